@@ -40,7 +40,7 @@ class Metric:
     """One metric, as it is counted and as a scraper sees it. Histograms are in seconds."""
 
     key: str
-    """As a tracker counts it."""
+    """Name in a tracker."""
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     meaning: str
@@ -48,7 +48,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """As Prometheus writes it; a histogram adds `_bucket`, `_count` and `_sum` to it."""
+        """Name in Prometheus; a histogram adds `_bucket`, `_count` and `_sum` to it."""
         return prometheus_name(self.key)
 
     def register(self, tracker: MetricsBackend) -> None:

@@ -14,7 +14,7 @@ _PAGE = 100
 
 
 class Readable(Protocol):
-    """What is asked of a store, to read all of it."""
+    """The operations of a store that reading all its spans needs."""
 
     async def query_rollouts(self, *, sort_by: str | None = None, limit: int = -1) -> PaginatedResult[Any]: ...
 

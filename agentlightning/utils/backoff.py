@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 JITTER = 0.25
-"""The part of a delay by which it is shortened or lengthened at random, so that those who failed together do not
+"""The fraction by which a delay is randomly shortened or lengthened, so that callers that failed together do not
 retry together."""
 
 OUTAGE_SECONDS: Final = 60.0
-"""How long a store may be away before it is given up, unless the user says otherwise (`store_unreachable_timeout` of a
-runner, `deadline` of a client). The one default of runners, algorithm, gateway and database."""
+"""Seconds that a store may be unreachable before it is given up, unless the user sets `store_unreachable_timeout` of a
+runner or `deadline` of a client. The one default of runners, algorithm, gateway and database."""
 JUMP_SECONDS: Final = 5.0
-"""When a wait ends so much later than it should, this process stood still: Ctrl+Z, a frozen container or machine."""
+"""A wait that ends more than these seconds late means a paused process: Ctrl+Z, a frozen container or machine."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
 _TRIES = 6
 """The first try gets this part of the time, each further one twice as long as the one before."""
@@ -56,10 +56,10 @@ def backoff_delays(first: float, longest: float = math.inf) -> Iterator[float]:
 
 
 class Outage:
-    """Tells when something that does not answer has been away for too long: several failed tries over `seconds`.
+    """Detects that a server has been unreachable for too long: several failed tries over `seconds`.
 
-    A jump of this process's own clock between two of the times that it is told of begins the outage anew, since what
-    did not answer meanwhile may have stood still as well. `clock` gives monotonic seconds. Used by one thread.
+    A jump of this process's own clock between two of its calls restarts the outage, since the server may have been
+    paused as well. `clock` gives monotonic seconds. Used by one thread.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,12 +78,12 @@ class Outage:
 
     @property
     def try_seconds(self) -> float:
-        """How long the next try may take: a part of the time, so that an answer that was lost does not take all."""
+        """Seconds for the next try: a part of the time, so that one lost answer does not use up all of it."""
         first = max(self.seconds / _TRIES, min(_SHORTEST_TRY, self.seconds / 2), 0.01)
         return max(first, min(doubled(self.tries + 1, first), self.seconds - self.away))
 
     def expect(self, seconds: float) -> bool:
-        """Note that this process tells of itself within `seconds`; True if its clock has jumped before."""
+        """Record that the next call comes within `seconds`; return True if the clock has jumped before."""
         now = self._clock()
         jumped = now - self._due > JUMP_SECONDS
         if jumped:

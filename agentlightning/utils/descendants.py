@@ -19,11 +19,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 TERMINATE_SECONDS = 0.5
-"""How long a process that was left behind may clean up after SIGTERM."""
+"""Seconds that a leftover process may clean up after SIGTERM."""
 KILL_SECONDS = 2.0
-"""How long SIGKILL may take: it is at once, but in a system call that cannot be broken off."""
+"""Seconds that SIGKILL may take: it acts at once except in a system call that cannot be interrupted."""
 LOOK_SECONDS = 0.02
-"""How often a process is looked at where nothing tells of its end."""
+"""Seconds between two looks at a process whose end is not signalled."""
 KILL: Final[int] = getattr(signal, "SIGKILL", signal.SIGTERM)
 """The signal that no process survives. Windows has no SIGKILL; there `os.kill` with SIGTERM ends a process at once."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -41,11 +41,11 @@ class PythonServerLauncherArgs:
     """Settings of a server. Times are in seconds."""
 
     port: int | None = None
-    """None or 0 takes a free port when the socket is bound; it then stays the same across restarts."""
+    """Port to bind; None or 0 takes a free one, which then stays the same across restarts."""
     host: str | None = None
     """Address to bind; None is 127.0.0.1."""
     access_host: str | None = None
-    """Address to tell others; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
+    """Address that others use; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
     launch_mode: LaunchMode = "asyncio"
     """`asyncio`: a task in the caller's loop. `thread`: a daemon thread with a loop of its own."""
     healthcheck_url: str | None = None
@@ -55,21 +55,21 @@ class PythonServerLauncherArgs:
     access_log: bool = False
     """Whether uvicorn writes a line for each request."""
     startup_timeout: float = 60.0
-    """How long `start` waits for the server, and then for its health check."""
+    """Time that `start` waits for the server, and then again for its health check."""
     kill_unhealthy_server: bool = True
     """False leaves a server that failed its health check running."""
     thread_join_timeout: float = 10.0
-    """How long `stop` waits beyond `shutdown_timeout` for a server that has not ended."""
+    """Time that `stop` waits beyond `shutdown_timeout` for a server that has not ended."""
     timeout_keep_alive: int = 30
-    """How long a connection may be idle."""
+    """Time that a connection may be idle."""
     shutdown_timeout: float = 2.0
-    """How long requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
+    """Time that requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
     bounds: HttpBounds = field(default_factory=HttpBounds)
-    """Of connections: sizes, times, how many at once."""
+    """Limits of connections: sizes, times, number at the same time."""
 
     @property
     def told_host(self) -> str:
-        """Host of the address that others are told."""
+        """Host of the address that others use."""
         host = self.host or "127.0.0.1"
         return self.access_host or (outbound_address() if host in ("0.0.0.0", "::") else host)
 

@@ -19,10 +19,10 @@ from agentlightning.store.rules.values import given
 from agentlightning.utils.id import derive_id, generate_id
 
 _TOGETHER_SECONDS = 0.05
-"""How long the answer to an idle worker may wait for those to others, with which it is remembered in one write."""
+"""Seconds that the answer to an idle worker may wait for those to others, so that one write records them all."""
 
 _MANY_BEATS, _BEATS_TOGETHER_SECONDS = 32, 0.25
-"""From so many heartbeats of idle workers a second on, the answers to them may wait for each other for so long."""
+"""Heartbeats of idle workers per second above which their answers are grouped, and seconds that an answer may wait."""
 
 
 def call_of(operation: str, **arguments: object) -> Call | None:
@@ -32,8 +32,8 @@ def call_of(operation: str, **arguments: object) -> Call | None:
 
 
 def call_ids(length: int, token: str | None) -> Ids:
-    """Return the identifiers of a call: made from its token, of one without from a random one, so that a script that is
-    run again makes the same."""
+    """Return the identifiers of a call, derived from its token or from a random one, so that a script that is run again
+    makes the same identifiers."""
     return partial(derive_id, generate_id(32) if token is None else token, length=length)
 
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _JUMP_SECONDS = 1.0
 _MOST_STRETCHES = 64
 _NOTED_SECONDS = 0.05
-"""How far the end of a stretch may lie behind the wall clock: most calls need not note it."""
+"""Seconds that the end of a stretch may lie behind the wall clock, so that most calls need not record it."""
 _WORTH_A_WARNING_SECONDS = 5.0
 
 
@@ -37,11 +37,11 @@ class SharedClock:
         self._warned = False
 
     def now(self) -> float:
-        """Return the server's time as far as it is known; this machine's before it was asked for."""
+        """Return the server's time, or this machine's time before the server was asked."""
         return time.time() if self._at_zero is None else time.monotonic() + self._at_zero
 
     def set(self, ask: Callable[[], float]) -> None:
-        """Ask the server for its time and note it (the answer is from half-way between)."""
+        """Ask the server for its time and record it (the answer counts as given half-way through the request)."""
         began = time.monotonic()
         theirs = ask()
         self._at_zero = theirs - (began + time.monotonic()) / 2

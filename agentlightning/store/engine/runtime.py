@@ -85,7 +85,7 @@ class StoreRuntime:
         self._leases_hold_until = monotonic() + lease_seconds if backend.persistent else 0.0
         """Lost workers are looked for from then on: one lease after a start on durable data, or after a sleep."""
         self._woke = -math.inf
-        """When this process last went on after it had stood still, as the timer noticed; -inf if it never did."""
+        """Time at which the timer last noticed that this process resumed after a pause; -inf if it never did."""
         self._watched_in = 0
         if policy is not None:
             self.watch()

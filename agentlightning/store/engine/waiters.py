@@ -29,7 +29,7 @@ ANY_CHANGE: Key = ("change", None)
 _MANY = 64
 """A waiter for more keys than this is checked at every event instead of being listed under each of its keys."""
 _KEEP_SECONDS = 5.0
-"""How long a wait that timed out stays parked."""
+"""Seconds that a wait stays parked after it has timed out."""
 
 
 class Waiter:
@@ -116,7 +116,7 @@ class Waiters:
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._wide: dict[Waiter, None] = {}
         self.parked = 0
-        """How many callers are entered."""
+        """Number of callers that have entered."""
 
     def for_keys(self, keys: Collection[Key]) -> Waiter:
         """Return a waiter for these events; nothing is parked until it is entered."""

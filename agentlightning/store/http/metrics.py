@@ -180,7 +180,7 @@ def _number(data: Mapping[str, Any], name: str) -> float | None:
 
 
 class _Page:
-    """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
+    """The scraped page: the registry, then the sizes of the store at the time of the request."""
 
     def __init__(self, sizes: Mapping[str, object], figures: _Figures) -> None:
         self._registry = get_prometheus_registry()

@@ -1,7 +1,7 @@
-"""What a store server serves beside its own interface: parts of layers above the store, named by text.
+"""Parts of layers above the store that a store server serves beside its own interface, named by text.
 
-A part is `module:function`. It is imported when a server is made, so the store imports nothing above it; a part that
-cannot be imported is left out with one line in the log, and the store is served all the same.
+A part is `module:function`. It is imported when a server is made, so the store imports nothing above it. A part that
+cannot be imported is skipped with one line in the log, and the store is still served.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ MOUNTS: Final[tuple[str, ...]] = ("agentlightning.dashboard.data:dashboard",)
 
 @dataclass(frozen=True)
 class Mount:
-    """What one part adds to a server."""
+    """The additions of one part to a server."""
 
     routes: Sequence[Route]
     """Its paths, none of which the store's interface has."""
     is_open: Callable[[str], bool] = lambda path: False
     """True for a path that needs no token: files of the page, never data."""
     describe: Callable[[], tuple[dict[str, Any], dict[str, Any]]] = lambda: ({}, {})
-    """What the description of the interface says of its paths: `paths` and `components.schemas` of OpenAPI. Asked for
-    once, by whoever asks for the description."""
+    """Return the OpenAPI `paths` and `components.schemas` of the part. Called once, when the description of the
+    interface is requested."""
 
 
 Part = Callable[[Callable[[], LightningStore]], Mount]

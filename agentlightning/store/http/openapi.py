@@ -19,7 +19,7 @@ from agentlightning.types import RolloutFilter
 from agentlightning.utils.version import VERSION
 
 HEALTH_PATHS = ("/health", f"{PREFIX}/health")
-"""What answers without a token."""
+"""Paths that need no token."""
 OPENAPI_PATH = "/openapi.json"
 Schema = dict[str, Any]
 """An object of the document, as JSON data."""

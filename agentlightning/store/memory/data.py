@@ -1,5 +1,5 @@
-"""What the memory store holds between two scripts: rollouts in slots, spans, rows, and what is derived from a record:
-its place in the queue, in the sorted views and among the changes, what workers hold, deadlines, sizes, what may go.
+"""The data of the memory store between two scripts: rollouts in slots, spans, rows, and values derived from records:
+places in the queue, the sorted views and the changes, claims of workers, deadlines, sizes, data that may be evicted.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class RunQueue:
 
 
 class Deadlines:
-    """Which rollouts are past their deadline: a heap whose entries may be too early, never too late."""
+    """The rollouts past their deadline, as a heap whose entries may be too early, never too late."""
 
     __slots__ = ("_at", "_heap")
 
@@ -139,7 +139,7 @@ class Slot:
         self.holder: str | None = None
         """The worker under which it stands in `Data.held`."""
         self.short: object = None
-        """What `summaries.py` has read out of the record; None before it was first asked for."""
+        """The short form of the record that `summaries.py` has made; None before its first use."""
 
 
 class Data:
@@ -148,7 +148,7 @@ class Data:
     def __init__(self, budget: SpanBudget, run_records: RunRecords, rows: Rows) -> None:
         self.slots: dict[str, Slot] = {}
         self.spans: dict[str, dict[str, StoredSpan]] = {}
-        """Of each rollout that has any, by `span_key`."""
+        """Spans of each rollout that has any, by `span_key`."""
         self.rows: dict[Kind, dict[str, Row]] = {}
         self.sizes: dict[str | None, Counts] = {}
         self.held: dict[str, dict[str, None]] = {}
@@ -158,7 +158,7 @@ class Data:
         self.rows_of_spans = rows
         self.last_change = 0
         self.shorts: object = None
-        """What `summaries.py` has made of all rollouts; None before it was first asked for."""
+        """The short forms of all rollouts that `summaries.py` has made; None before their first use."""
         self._runs_changed: dict[str, int] = {}
         """Number of the last change of each run, in this order."""
         self._last_number = 0

@@ -30,7 +30,7 @@ ORDERS: dict[str | None, Callable[[Record], float]] = {
     "start_time": lambda record: record.rollout.start_time,
     "end_time": lambda record: math.inf if record.rollout.end_time is None else record.rollout.end_time,
 }
-"""What a view may be sorted by; ties are in the order of insertion."""
+"""Sort keys of a view; ties are in the order of insertion."""
 
 
 class View:

@@ -15,7 +15,7 @@ from agentlightning.types import RolloutAggregate, SummaryPage
 
 
 class _Short(Input):
-    """What is known of a rollout in short, and the record that it was read out of."""
+    """A short form of a rollout, and the record that it was read from."""
 
     __slots__ = ("_input", "_text", "entry", "record")
 
@@ -41,7 +41,7 @@ class _Short(Input):
 
 
 class Shorts:
-    """What is known of all rollouts in short. The lock of the store is held by whoever uses it."""
+    """The short forms of all rollouts. The caller holds the lock of the store."""
 
     def __init__(self, data: Data) -> None:
         self._data = data

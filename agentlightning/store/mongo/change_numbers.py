@@ -29,7 +29,7 @@ FRESH_SECONDS = 0.5
 
 
 class Horizon:
-    """Which changes are there to be seen; pure, times (monotonic seconds) come in. Not thread-safe."""
+    """The visible changes. Pure: times (monotonic seconds) are arguments. Not thread-safe."""
 
     def __init__(self) -> None:
         self.top = 0
@@ -53,7 +53,7 @@ class Horizon:
             self.top = max(self.top, last)
 
     def finished(self, first: int, now: float, *, sure: bool) -> None:
-        """That flush is over; `sure` says that nothing of it can still reach the server."""
+        """Record that a flush is over; `sure` means that nothing of it can still reach the server."""
         last = self._own.pop(first, None)
         if last is not None and not sure:
             self._foreign.append((first, last, now))

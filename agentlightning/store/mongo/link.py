@@ -1,4 +1,4 @@
-"""Where a MongoDB store is: the client for its URI, and the callers' errors when the server fails. The
+"""The connection to a MongoDB store: the client for its URI, and the errors raised when the server fails. The
 password of the URI stays here: no repr, error or log text holds it."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DEFAULTS: dict[str, Any] = {
     "w": "majority",
     "appName": "agentlightning",
 }
-"""What neither the URI nor the caller says. The first limit is that of one try; `OUTAGE_SECONDS` that of an outage."""
+"""Options that neither the URI nor the caller sets. The first limits one try; `OUTAGE_SECONDS` limits an outage."""
 logging.getLogger("pymongo.command").setLevel(logging.INFO)  # its DEBUG lines show documents, which may hold keys
 _REFUSED = (13, 18, 8000)
 """Error codes: not authorized, wrong user or password."""
@@ -61,7 +61,7 @@ class Place:
         defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
         self._options = {**defaults, **(client_kwargs or {})}
         self.outage_seconds = 0.0 if "serverselectiontimeoutms" in given else OUTAGE_SECONDS
-        """How long a server may be away before a call fails; 0 is until the driver gives up, as the user has set it."""
+        """Seconds that a server may be unreachable before a call fails; 0 if the user has set the driver's limit."""
         self._text = "a MongoDB URI"
         self.client().close()
         scheme, address = uri.split("://", 1)

@@ -33,7 +33,7 @@ from agentlightning.store.rules.tx import Kind, Row, WorkerRow, row_type
 from agentlightning.types import Worker
 
 _MERGES = 5
-"""A worker's row that is replaced again and again meanwhile is left as the others have it."""
+"""Tries to merge a worker's row; if others keep replacing it, their version stays."""
 
 
 @dataclass
@@ -44,16 +44,16 @@ class Put:
     key: str
     body: str
     stored: StoredRow | None
-    """As the script read it."""
+    """The row as the script read it."""
     read: bool
     """The script looked for it."""
     version: int = 0
     change: int = 0
-    """Of a run: the number of this change."""
+    """Number of this change, for a run."""
 
     @property
     def change_fields(self) -> Document:
-        """What says where among the changes it stands."""
+        """Fields that hold the row's position among the changes."""
         before = self.stored.recent if self.stored is not None else ()
         return {"change": self.change, "recent": [*before, self.change][-RECENT:]} if self.change else {}
 

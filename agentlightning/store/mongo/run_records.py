@@ -1,8 +1,8 @@
-"""The records of runs in MongoDB: one document each, written as the script goes, before the run's row is.
+"""The records of runs in MongoDB: one document each, written while the script runs, before the run's row.
 
-The row is the commit. Dead between the two: the records are there, and who repeats the call is told that they are. A
-script that lost the race for the row is run again and counts what its earlier try wrote as its own (`Direct`); if the
-run was deleted meanwhile, that is taken back.
+The row is the commit. After a crash between the two the records exist, and a repeated call reports them as existing. A
+script that lost the race for the row is run again and counts the records of its earlier try as its own (`Direct`); if
+the run was deleted meanwhile, those records are removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Place = tuple[RecordKind, int, str]
 
 @dataclass
 class Direct:
-    """What the tries of one script have written by now."""
+    """The records that the tries of one script have written so far."""
 
     added: set[tuple[str, _Place]] = field(default_factory=set[tuple[str, _Place]])
     dropped: int = 0
@@ -39,7 +39,7 @@ class Direct:
 
 
 def add(partition: Partition, run_id: str, records: Sequence[NewRunRecord], direct: Direct) -> list[bool]:
-    """Store records that are not there yet; say for each if it was new."""
+    """Store the records that do not exist yet; return for each whether it was new."""
     first: dict[_Place, NewRunRecord] = {}
     fresh = [first.setdefault(record[:3], record) is record for record in records]
     if not first:

@@ -35,12 +35,12 @@ STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [
     (4, lambda database: None),
     (5, upgrade),
 ]
-"""What leads to each version from an earlier one: repeatable, and harmless where it is done already."""
+"""The upgrade step to each version: repeatable, and harmless where it is already done."""
 
 
 def prepare(database: Database[Document], counters: Collection[Document], counter: Document) -> None:
-    """Bring a database up to date and note its version in the counter of a partition, which is made if it is not there;
-    any number of processes may do so at once.
+    """Upgrade a database and record its version in the counter of a partition, which is created if it does not exist.
+    Any number of processes may do so at the same time.
 
     Raises:
         ConflictError: a newer version wrote the database.

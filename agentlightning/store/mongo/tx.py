@@ -37,7 +37,7 @@ from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
 
 SETTLE_SECONDS = 2.0
-"""What a flush left half done is taken for abandoned after this time; until then it is waited for."""
+"""Seconds after which a half-done flush counts as abandoned; until then it is waited for."""
 _TURN_SECONDS = 1.0
 _encode = Span.__pydantic_serializer__.to_json
 SpanKey = tuple[str, str, str]
@@ -45,14 +45,14 @@ SpanKey = tuple[str, str, str]
 
 
 class Turns:
-    """Lets those who write one rollout or run in this process go one after the other: at once, they would only lose
-    races to each other. A matter of speed alone, so nobody waits long, and a script has one turn at most."""
+    """Turns for the writers of one rollout or run in this process, which would otherwise lose races to each other.
+    They serve speed only, so nobody waits long, and a script has one turn at most."""
 
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(256)]
 
     def take(self, rollout_id: str) -> threading.Lock | None:
-        """Return the turn, to be released; None if it was not to be had."""
+        """Return the turn, which the caller releases; None if it was not free in time."""
         turn = self._locks[hash(rollout_id) % len(self._locks)]
         return turn if turn.acquire(timeout=_TURN_SECONDS) else None
 

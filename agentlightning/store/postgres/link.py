@@ -27,7 +27,7 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""What the URI does not say: a server that is gone without a word is noticed within half a minute."""
+"""Options that the URI does not set: a server that disappears silently is noticed within half a minute."""
 
 _SETTINGS = (
     "SET jit = off",
@@ -35,8 +35,8 @@ _SETTINGS = (
     "SET lock_timeout = '250ms'",
     "SET idle_in_transaction_session_timeout = '30s'",
 )
-"""Every statement has its index. A lock that is not had within the time is another transaction's; the script is then
-run again later. A process that is frozen in the middle of a transaction loses its locks."""
+"""Every statement has its index. If a lock is not free within its timeout, another transaction holds it, and the script
+is run again later. A process that is frozen in the middle of a transaction loses its locks."""
 
 _PLANS_KEPT_SECONDS = 1.0
 """A plan that was made while a table was empty must not be kept for long: any index is as good then."""
@@ -47,7 +47,7 @@ Database = psycopg.Connection[Columns]
 
 
 class Place:
-    """Where a store is: the URI for connecting, and its text without the password for people."""
+    """The address of a store: the URI for connecting, and its text without the password for messages."""
 
     def __init__(self, uri: str) -> None:
         if not uri.startswith(("postgresql://", "postgres://")):

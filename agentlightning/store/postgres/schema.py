@@ -155,7 +155,7 @@ STEPS: list[tuple[int, Callable[[Database], None]]] = [
     (4, _add_runs),
     (5, _add_summaries),
 ]
-"""What leads to each version from an earlier one."""
+"""The upgrade step to each version."""
 
 OTHER_VERSION = "SELECT version FROM agl_schema WHERE version <> %s"
 """Gives no row while the tables have this version. Asked after the writes of a transaction: they waited for an upgrade

@@ -31,7 +31,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 class LostRacesError(Exception):
-    """What these scripts read was changed by another transaction; nothing was committed."""
+    """Raised when another transaction changed data that these scripts read; nothing was committed."""
 
     def __init__(self, jobs: list[Job]) -> None:
         super().__init__(f"{len(jobs)} scripts")

@@ -1,4 +1,4 @@
-"""What callers read that watch or wait: changes since a cursor, and which rollouts have ended."""
+"""Reads for callers that watch or wait: changes since a cursor, and rollouts that have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FINISHED = sorted(FINISHED)
 
 
 def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> EventPage:
-    """Return what changed after a cursor and the cursor to go on from; None is this moment."""
+    """Return the changes after a cursor, and the next cursor; None is this moment."""
     if after is None:
         return EventPage(events=[], cursor=tx.last_change())
     changed, cursor = tx.changes(after, limit)
@@ -58,7 +58,7 @@ def _event(record: Record) -> RolloutEvent:
 
 
 def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return the rollouts with these ids, in their order; unknown ones are left out. For reading scripts."""
+    """Return the rollouts with these ids, in their order, without unknown ones. For reading scripts."""
     if len(rollout_ids) == 1:
         record = tx.load(rollout_ids[0])
         return [] if record is None else [record.rollout]
@@ -70,9 +70,9 @@ def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
 
 
 def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], list[str]]:
-    """Return those of the rollouts that have ended, in their order, and the ids of those that have not.
+    """Return the rollouts that have ended, in their order, and the ids of those that have not.
 
-    Unknown ones are in neither. For reading scripts. What has not ended is only counted.
+    Unknown ones are in neither. For reading scripts. Rollouts that have not ended are only counted.
     """
     if len(rollout_ids) == 1:
         known = load_rollouts(tx, rollout_ids)

@@ -1,6 +1,6 @@
 """The final reward of an attempt, kept up to date as spans arrive: that of the span with the greatest number.
 
-Of spans with one number the one stored last counts, as where spans are listed. A stale span does not count.
+Among spans with the same number, the one stored last counts, as in lists of spans. A stale span does not count.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from agentlightning.utils.rewards import MARKS, may_hold_reward, reward_of_span
 
 
 class Rewarded(NamedTuple):
-    """What one span says the reward is."""
+    """The reward that one span sets."""
 
     number: int
-    """Of the span."""
+    """Number of the span."""
     reward: float | None
     rewards: dict[str, float] | None
 
 
 def may_reward(span: Span | UnreadSpan) -> bool:
-    """False for a span that surely says no reward, after a look that costs little."""
+    """Return False for a span that certainly sets no reward, by a cheap check."""
     if isinstance(span, UnreadSpan):
         return any(mark in span.body for mark in MARKS)
     return may_hold_reward(span)
 
 
 def rewarded_by(span: Span | UnreadSpan) -> Rewarded | None:
-    """Return what a span says the reward is; None if it says none, or is stale."""
+    """Return the reward that a span sets; None if it sets none or is stale."""
     read = span.read() if isinstance(span, UnreadSpan) else span
     if read.attributes.get(STALE) is True or (found := reward_of_span(read)) is None:
         return None
@@ -54,13 +54,13 @@ def with_reward(record: Record, attempt: Attempt, found: Iterable[Rewarded]) -> 
 
 
 def set_by_hand(record: Record, attempt: Attempt) -> None:
-    """Note that the reward of an attempt was given by a call: only spans with later numbers change it."""
+    """Record that a call set the reward of an attempt: only spans with later numbers change it."""
     record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: record.spans_issued + 1}
 
 
 def read_again(record: Record, spans: Iterable[Span]) -> bool:
     """Set the rewards of a record of an earlier version from all its spans, in the order in which they were stored;
-    True if there was one."""
+    return True if there was one."""
     found: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
@@ -72,7 +72,7 @@ def read_again(record: Record, spans: Iterable[Span]) -> bool:
 
 
 def problems_of_rewards(record: Record, spans: Iterable[Span]) -> Iterator[str]:
-    """Yield what the rewards in a record and its spans contradict in each other."""
+    """Yield the contradictions between the rewards in a record and its spans."""
     found = record.copy()
     found.reward_numbers = {}
     found.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]

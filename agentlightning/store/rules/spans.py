@@ -33,13 +33,13 @@ _NO_REWARDS: Mapping[str, Sequence[Rewarded]] = {}
 
 
 AnySpan = Span | UnreadSpan
-"""A span on its way into a store; one that was not read, only if the backend keeps such ones."""
+"""A span to be stored; an unread one only if the backend keeps unread spans."""
 
 
 def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
-    """Store spans; each answer is the span as stored, or None if it was there already.
+    """Store spans; return for each the stored span, or None if it existed already.
 
-    One without a number is given the next, one whose attempt is over or no longer the latest is marked stale.
+    A span without a number gets the next one. A span whose attempt is over or no longer the latest is marked stale.
     """
     records: dict[str, Record] = {}
     issued: dict[str, int] = {}
@@ -84,7 +84,7 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
 
 
 def _rewards(spans: Sequence[AnySpan]) -> dict[str, list[Rewarded]]:
-    """Return what spans say the rewards are, by attempt."""
+    """Return the rewards that spans set, by attempt."""
     found: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
@@ -100,7 +100,7 @@ def _count(
     sizes: Sequence[int],
     stored: list[AnySpan | None],
 ) -> None:
-    """Count spans of several attempts, some of which perhaps were there already."""
+    """Count spans of several attempts, some of which may have existed already."""
     for place, (span, size) in enumerate(zip(ready, sizes, strict=True)):
         if size:
             record = records[span.rollout_id]
@@ -152,7 +152,7 @@ def _record_heartbeats(
 
 
 def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
-    """Give out one number per pair; attempts of a rollout share the counter."""
+    """Return one number per pair; attempts of a rollout share the counter."""
     records: dict[str, Record] = {}
     numbers: list[int] = []
     for rollout_id, _attempt_id in pairs:
@@ -190,10 +190,10 @@ def read_spans(
 
 
 def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
-    """Return every span, in the order given.
+    """Return every span, in the given order.
 
     Raises:
-        DamagedRecordError: one of them cannot be read; without it the rollout's trace would be another.
+        DamagedRecordError: one of them cannot be read; without it the rollout's trace would be wrong.
     """
     spans: list[Span] = []
     for body in bodies:
@@ -216,7 +216,7 @@ def readable_spans(bodies: Iterable[bytes | str]) -> Iterator[Span]:
 def read_page(
     tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None, descending: bool, limit: int, offset: int
 ) -> tuple[Sequence[SpanBody], int]:
-    """Return one page of these spans in the order of their numbers, and how many there are; ties keep their order.
+    """Return one page of these spans in the order of their numbers, and the number of spans; ties keep their order.
     `limit` -1 is all.
 
     Raises:
@@ -242,7 +242,7 @@ def read_page(
 
 
 class _NoNumber(LookupError):
-    """A span has no number where it is looked for."""
+    """Raised when a span has no number at the expected place."""
 
 
 def _number_of(body: SpanBody) -> int:

@@ -136,7 +136,7 @@ def problems(link: Link, record: Record) -> Iterator[str]:
 
 _SORTED = {"duration": "(s.end_time - s.start_time)", "spans": "r.span_count"}
 _ALWAYS_THERE = {"start_time", "status", "attempts", "spans"}
-"""What no rollout is without: in its order a database may read along an index."""
+"""Values that every rollout has: a database may read an index in their order."""
 
 
 def find(link: Link, plan: SummaryPlan) -> SummaryPage:

@@ -1,7 +1,7 @@
-"""What a writing transaction has read, and what a script wrote: kept aside until it has succeeded, then sent in one go.
+"""The reads of a writing transaction, and the writes of a script, which are buffered until it succeeds.
 
-A write that rests on something read without a lock says so in its condition: it then changes no row if another
-transaction was faster, and the number of rows tells. In SQLite there is no other transaction.
+A write that depends on data read without a lock has that data in its condition: it changes no row if another
+transaction was faster, which the number of changed rows shows. In SQLite there is no other transaction.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _DROP = f"DELETE FROM @rows {_ROW_AT}"
 
 @dataclass(slots=True)
 class Seen:
-    """What the scripts of one writing transaction have read and written so far, None being "not there".
+    """The data that the scripts of one writing transaction have read and written so far; None means "does not exist".
 
-    What is there is locked, or checked when it is written. It is no older than any script of the transaction: all of
-    them were handed in before any of it was read.
+    Existing rows are locked, or checked when they are written. They are no older than any script of the transaction:
+    all scripts were submitted before the first read.
     """
 
     records: dict[str, Record | None] = field(default_factory=dict[str, "Record | None"])

@@ -22,7 +22,7 @@ class Job:
     script: Callable[[Tx], object]
     future: concurrent.futures.Future[Any] | asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop | None
-    """Where the future lives; None for one that any thread may set."""
+    """Event loop of the future; None for a future that any thread may set."""
     result: object = None
     error: BaseException | None = None
 

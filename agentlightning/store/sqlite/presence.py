@@ -33,14 +33,14 @@ class Presence:
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
         self._real = os.path.realpath(path)
-        """Where SQLite keeps the other two; a link is followed."""
+        """Path beside which SQLite keeps its other two files; links are resolved."""
         self.log = f"{self._real}-wal"
         found = _stat(self._path)
         self.database = None if found is None else (found.st_dev, found.st_ino)
         self._others: dict[str, tuple[int, int]] = {}
         self._size = self._log_size = 0
         self._damage = ""
-        """What was found wrong with the contents; nothing that happens later mends it."""
+        """Damage of the contents, as text; it stays set."""
 
     def check_database(self) -> None:
         """Check that the name still leads to the database that was opened.

@@ -121,7 +121,7 @@ STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [
     (4, lambda db: _run(db, _FOURTH)),
     (5, _add_summaries),
 ]
-"""What leads to each version from the one before."""
+"""The upgrade step to each version from the one before."""
 
 
 def prepare(db: sqlite3.Connection, path: str) -> None:

@@ -31,7 +31,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """Which rollouts are asked for, how they are grouped, and of what the figures are."""
+    """The filter and grouping of rollouts, and the value that the figures describe."""
 
     by: AggregateBy = "step"
     chosen: RolloutFilter = field(default_factory=RolloutFilter)
@@ -60,14 +60,14 @@ class AggregatePlan:
 
 @dataclass(slots=True)
 class Tally:
-    """What a store counts of one group."""
+    """The counts of one group."""
 
     key: tuple[Any, ...]
     """The values of its `COLUMNS`."""
     count: int = 0
     outcomes: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
-    """Of those that have ended, together."""
+    """Total of the rollouts that have ended."""
     ended: int = 0
     first: float = math.inf
     last: float = -math.inf

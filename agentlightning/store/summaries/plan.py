@@ -51,8 +51,8 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SummaryPlan:
-    """Which summaries are asked for, in what order, which page. Those without the value that is sorted by are last, in
-    both directions; equal ones are in the order of their places, in the direction of the page."""
+    """The filter, order and page of a query for summaries. Summaries without the sort value are last, in both
+    directions; equal ones are in the order of their places, in the direction of the page."""
 
     chosen: RolloutFilter = field(default_factory=RolloutFilter)
     sort_by: str = "start_time"

@@ -14,9 +14,9 @@ from typing import Any, Self
 from agentlightning.exit_codes import ExitCode
 
 REACTION_SECONDS = 1.0
-"""How long a loop may ignore Ctrl+C before the call that blocks it is broken off."""
+"""Seconds that a loop may ignore Ctrl+C before the call that blocks it is interrupted."""
 LAST_SECONDS = 3.0
-"""How long a loop beside the main thread may go on ignoring it; then the process ends."""
+"""Seconds that a loop beside the main thread may go on ignoring Ctrl+C; then the process ends."""
 
 
 class Interrupts:
@@ -39,7 +39,7 @@ class Interrupts:
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._count = 0
-        """How often Ctrl+C came, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
+        """Number of Ctrl+C presses, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
         self._watchdog: _Watchdog | None = None
         self._previous: Any = None
         self._previous_term: Any = None
@@ -90,7 +90,7 @@ class Interrupts:
 
     @property
     def count(self) -> int:
-        """How often Ctrl+C was pressed."""
+        """Number of times that Ctrl+C was pressed."""
         return self._count
 
     def __exit__(self, *_: object) -> None:

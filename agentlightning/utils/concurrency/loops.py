@@ -29,7 +29,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LEFTOVERS_SECONDS = 1.0
-"""How long tasks that outlive the main coroutine may take to end when they are cancelled."""
+"""Seconds that tasks that outlive the main coroutine may take to end when they are cancelled."""
 
 TERMINATED = ExitCode.TERMINATED
 """Exit code of a program that SIGTERM has ended in good order, as shells count."""

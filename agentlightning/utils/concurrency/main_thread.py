@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 AGAIN_SECONDS = 1.0
-"""How often a call that goes on is interrupted again."""
+"""Seconds before a call that goes on is interrupted again."""
 RESEND_SECONDS = 0.1
 """A signal whose handler has not run after this time is sent again."""
 SIGNAL_SECONDS = 0.5

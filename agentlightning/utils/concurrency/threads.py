@@ -81,12 +81,12 @@ _Jobs = SimpleQueue[_Job | None]
 
 
 class Threads:
-    """As many daemon threads as calls run at the same time. A pool would not do: its threads keep the process alive,
-    and one that never returns would be missed by the others.
+    """Daemon threads, one for each call in progress. A pool does not fit: its threads keep the process alive, and a
+    thread that never returns would be missing for later calls.
 
-    With `on_main` the main thread comes first, where the event loop runs beside it and no other call has it, or where
-    the loop has it and stands still meanwhile (`may_hold_loop`). `call` belongs to an event loop; `close` ends the
-    threads that have nothing to do, and may be called twice.
+    With `on_main` the main thread is used first, if the event loop runs beside it and no other call occupies it, or if
+    the loop runs on it and may stand still meanwhile (`may_hold_loop`). `call` belongs to an event loop; `close` ends
+    the idle threads, and may be called twice.
     """
 
     def __init__(self, *, on_main: bool = False) -> None:

@@ -22,11 +22,11 @@ from agentlightning.errors import BadRequestError, BusyError, TooLargeError
 from agentlightning.utils.http.auth import Message, Receive, Scope
 
 PROCESS_BYTES = 512 * 1024 * 1024
-"""Of a process: sixteen bodies of the largest size."""
+"""Limit of a process: sixteen bodies of the largest size."""
 CLIENT_BYTES = 256 * 1024 * 1024
-"""Of one address that asks a store, an engine or another server than the gateway."""
+"""Limit of one address that calls a store, an engine or another server than the gateway."""
 ATTEMPT_BYTES = 128 * 1024 * 1024
-"""Of one attempt at the gateway: four bodies of the largest size."""
+"""Limit of one attempt at the gateway: four bodies of the largest size."""
 UNCOUNTED_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
 

@@ -55,7 +55,7 @@ class Answer:
 
     status: int
     headers: dict[bytes, bytes]
-    """By name, in lower case; of equal ones the last."""
+    """Values by lower-case name; the last one if a name repeats."""
     content: bytes
 
     def header(self, name: str) -> str | None:

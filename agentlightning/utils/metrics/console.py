@@ -19,7 +19,7 @@ _DEFAULT_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _SLOTS = 12
 """Parts of a window, each with one sum; the oldest is dropped as a whole."""
 _MOST_VALUES = 4096
-"""Of a window, the newest ones: its percentiles are those of them."""
+"""Number of newest values of a window from which its percentiles are computed."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 

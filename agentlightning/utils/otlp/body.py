@@ -20,7 +20,7 @@ Form = Literal["application/x-protobuf", "application/json"]
 M = TypeVar("M", bound=Message)
 _STEP_BYTES = 1024 * 1024
 _MEMBERS = 1024
-"""Of one gzip body, which as a rule has one."""
+"""Largest number of members of a gzip body, which usually has one."""
 
 
 class UnsupportedMediaError(BadRequestError):

@@ -24,22 +24,22 @@ from agentlightning.terminal import cut
 MAX_RECORDS = 65_536
 """Spans, metrics or log records of one request (413); exporters send 512."""
 MAX_MESSAGES = 1_000_000
-"""Of all kinds: records, their attributes, events, links (413). In JSON: objects and lists."""
+"""Messages of all kinds in one request: records, their attributes, events, links (413). In JSON: objects and lists."""
 MAX_PARTS = 8_192
 """Attributes, events and links of one span; beyond it the span is rejected."""
 MAX_SHARED_BYTES = 64 * 1024 * 1024
 """Resource and scope, times the spans that have them; beyond it these spans are rejected."""
 MAX_REASONS = 5
 MAX_REASON_CHARS = 300
-"""Told in the answer of one request, and characters of each."""
+"""Characters of each reason in the answer to a request; `MAX_REASONS` is their number."""
 _DEEP_BYTES = 1024 * 1024
-"""Below it what is inside records is not counted: it is bounded by the size."""
+"""Body size below which the contents of records are not counted: the size bounds them."""
 _RECORDS = frozenset((Span.DESCRIPTOR, Metric.DESCRIPTOR, LogRecord.DESCRIPTOR))
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 
 def check_protobuf(kind: type[Message], body: bytes) -> None:
-    """Let the body pass or raise; what is malformed is left for the parser to say.
+    """Check the counts of a body; the parser reports malformed data.
 
     Raises:
         TooLargeError: it holds too many records or messages.

@@ -21,30 +21,30 @@ ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
 ATTEMPT_ID = LightningResourceAttributes.ATTEMPT_ID.value
 SEQUENCE_ID = LightningResourceAttributes.SPAN_SEQUENCE_ID.value
 KINDS = (None, "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
-"""By OTLP's number."""
+"""Span kinds, indexed by OTLP's number."""
 STATUS_CODES = ("UNSET", "OK", "ERROR")
 IS_REMOTE = 0x300
-"""Bits of `flags` that say: it is known whether the other span is remote, and it is."""
+"""Bits of `flags` that mean: it is known whether the other span is remote, and it is."""
 _OWN_IDS = b"agentlightning."
 _OWN_NAMES = frozenset((ROLLOUT_ID, ATTEMPT_ID, SEQUENCE_ID))
-"""Attributes by which a span has ids or a number of its own, and what their names begin with."""
+"""Attributes that give a span its own ids or number; `_OWN_IDS` is the prefix of their names."""
 _NANOS = 10**9
 _TRACE_ID_BYTES, _SPAN_ID_BYTES = 16, 8
 _STEP_WORK = 8192
 _SPAN_WORK = _STEP_WORK // 128
-"""Of a step: 128 spans, or fewer that have more than so many attributes, events and links."""
+"""Least work of one span, so that a step has 128 spans, or fewer if they have more attributes, events and links."""
 _SEQUENCE_DIGITS = 15
-"""Numbers of more digits are no position in a rollout and would wear out its counter."""
+"""Largest number of digits; a longer number is no position in a rollout and would exhaust its counter."""
 B = TypeVar("B", bound=BaseModel)
 BulkIssuer = Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]
-"""Gives one sequence id per (rollout id, attempt id)."""
+"""Returns one sequence id per (rollout id, attempt id)."""
 
 
 def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[Span]:
-    """Yield the spans of a request in order; `sequence_id` is -1 where the store shall give it.
+    """Yield the spans of a request in order; `sequence_id` is -1 if the store is to assign it.
 
-    Rollout, attempt and sequence id are attributes of the span, else of its resource, and are kept there. A span that
-    lacks one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
+    Rollout, attempt and sequence id are attributes of the span, else of its resource, and stay there. A span that lacks
+    one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
     """
     for step in unread_steps_of(request, rejections, read_all=True):
         yield from cast("list[Span]", step)

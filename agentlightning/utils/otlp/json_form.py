@@ -146,7 +146,7 @@ _SCALARS: Mapping[int, Callable[[object], object]] = {
     FieldDescriptor.TYPE_DOUBLE: _float,
     FieldDescriptor.TYPE_FLOAT: _float,
 }
-"""By the type of the field; any other one is an integer."""
+"""Readers by the type of the field; a field of any other type is an integer."""
 _EXPECTED: Mapping[Callable[[Any], Any], str] = {
     _text: "a string",
     _bool: "true or false",
