@@ -1,4 +1,4 @@
-"""`store.traces`: the spans of every rollout at once, for algorithms that look at all there is."""
+"""`store.traces`: the spans of every rollout at once, for algorithms that need all of them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Readable(Protocol):
 
 
 class Traces:
-    """The spans of a store. A store is asked rollout by rollout; for one rollout ask `store.query_spans` itself."""
+    """The spans of a store, read rollout by rollout. For one rollout, use `store.query_spans`."""
 
     def __init__(self, store: Readable) -> None:
         self._store = store
 
     async def get_all(self, *, most: int = MOST_SPANS) -> list[Span]:
-        """Return the spans of all rollouts, the oldest rollout first, those of one by their number.
+        """Return the spans of all rollouts, the oldest rollout first, the spans of a rollout by their number.
 
         Raises:
             TooLargeError: there are more than `most`.

@@ -1,4 +1,4 @@
-"""Rules of the contract as functions, for whoever writes a store of their own. What they say is in `lifecycle.py`."""
+"""Rules of the contract as functions, for authors of other stores. They are described in `lifecycle.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def rollout_status_from_attempt(attempt: Attempt, config: RolloutConfig) -
 
 
 async def scan_unhealthy_rollouts(rollouts: Sequence[AttemptedRollout]) -> dict[tuple[str, str], AttemptStatus]:
-    """Return the attempts that are past a limit, by (rollout id, attempt id), with what they become."""
+    """Return the attempts that are past a limit, by (rollout id, attempt id), with their new status."""
     now, found = time.time(), dict[tuple[str, str], AttemptStatus]()
     for rollout in rollouts:
         attempt: Attempt | None = getattr(rollout, "attempt", None)

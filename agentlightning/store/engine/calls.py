@@ -1,4 +1,4 @@
-"""The call under way: its token and its ids; copies of it that come while the first one runs, and claims that are
+"""The call in progress: its token and its ids; copies of it that arrive while the first one runs, and claims that are
 answered without a look at the queue."""
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class Repeats:
 
 
 class IdleBeats:
-    """Lets the heartbeats of idle workers be written together where many come: each transaction costs a durable store
-    five times what a heartbeat in it does. Usable from any event loop."""
+    """Groups the heartbeats of idle workers if there are many: in a durable store, a transaction takes five times as
+    long as a heartbeat in it. Usable from any event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = deque[float](maxlen=_MANY_BEATS)
 
     async def gather(self) -> None:
-        """Return at once if few have come in the last second, else at the same moment as the others that wait."""
+        """Return at once if few heartbeats came in the last second, else at the same time as the others that wait."""
         now = self._clock()
         many = len(self._last) == _MANY_BEATS and now - self._last[0] < 1.0
         self._last.append(now)
@@ -80,8 +80,8 @@ class IdleBeats:
 
 
 class EmptyClaims:
-    """Remembers the claims that were answered with nothing and without a look at the queue: those of idle workers,
-    many at a time, before they are answered. Usable from any event loop."""
+    """Records the empty claims of idle workers that were decided without a look at the queue, many in one write, before
+    they are answered. Usable from any event loop."""
 
     def __init__(self, write: Callable[[Callable[[Tx], None]], Awaitable[None]], now: Callable[[], float]) -> None:
         self._write = write
@@ -90,7 +90,7 @@ class EmptyClaims:
         self._waiting: dict[asyncio.AbstractEventLoop, tuple[list[Call], asyncio.Task[None]]] = {}
 
     async def note(self, token: str, run_id: str | None, worker_id: str | None, limit: int) -> None:
-        """Return when the claim is remembered."""
+        """Return when the claim is recorded."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._waiting:

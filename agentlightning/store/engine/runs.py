@@ -1,5 +1,5 @@
-"""RunEngine: the operations of runs on every backend, and the one that takes in a history: arguments checked and
-converted, one script each, copies returned."""
+"""RunEngine: the operations of runs on every backend, and the import of a history. Each checks and converts its
+arguments, runs one script and returns copies."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -64,7 +64,7 @@ _ATTEMPTS, _SPANS = TypeAdapter(list[Attempt]), TypeAdapter(list[Span])
 
 @refuse_broken_texts
 class RunEngine(LightningStore):
-    """The part of a store over a backend that keeps runs and takes in histories."""
+    """The part of a store over a backend that stores runs and imports histories."""
 
     _runtime: StoreRuntime
 
@@ -180,7 +180,7 @@ class RunEngine(LightningStore):
 
 
 def _fields(run_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what changes of a run, as it is stored."""
+    """Return the changed fields of a run in their stored form."""
     for name in ("config", "metadata"):
         if name in arguments:
             arguments[name] = to_json(arguments[name], name)
@@ -201,7 +201,7 @@ def _record(run_id: str, body: bytes | str) -> RunRecord:
 
 
 def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list[ResourcesUpdate], list[History]]:
-    """Return the values of a call, checked and made the store's own."""
+    """Return checked copies of the values of a call."""
     updates = [_resources(update) for update in _valid(_RESOURCES, "resources", resources)]
     history = History(
         [_rollout(rollout) for rollout in _valid(_ROLLOUTS, "rollouts", rollouts)],

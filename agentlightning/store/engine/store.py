@@ -1,6 +1,6 @@
-"""EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
-once per call, runs the script of `store/rules/` and returns copies. What only reads is in `reading.py`, what runs keep
-and histories of other stores in `runs.py`, waiting and the timer in `runtime.py`."""
+"""EngineStore: the store class of every backend. It checks and converts the arguments of an operation, takes time and
+ids once per call, runs the script of `store/rules/` and returns copies. Reading operations are in `reading.py`, runs
+and the import of histories in `runs.py`, waiting and the timer in `runtime.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -273,8 +273,8 @@ class EngineStore(RunEngine, ReadingEngine):
 
     @property
     def add_unread_spans(self) -> Callable[[Sequence[AnySpan]], Awaitable[object]] | None:
-        """Stores spans that were not read; None if this store wants to see them: a subclass of it, a counter of its
-        operations, or what it keeps them in."""
+        """The operation that stores unread spans; None if this store must read them: a subclass, a store that counts
+        its operations, or a backend that does not keep unread spans."""
         replaced = "add_many_spans" in vars(self) or type(self).add_many_spans is not EngineStore.add_many_spans
         return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add
 
@@ -323,7 +323,7 @@ class EngineStore(RunEngine, ReadingEngine):
         return public_rollout(await self._change(now, rollout_id, call, change))
 
     async def _change(self, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R:
-        """Run a change of a rollout, whose refusal is remembered with its token."""
+        """Run a change of a rollout; its refusal is recorded with its token."""
         return _accepted(await self._runtime.write(lambda tx: refusable(tx, now, rollout_id, call, change)))
 
     @override
@@ -427,13 +427,13 @@ class EngineStore(RunEngine, ReadingEngine):
 
 
 class _AnsweredBefore(Exception):
-    """This is a copy of a claim that was given nothing; if work woke it, another one is to be woken instead."""
+    """Raised for a copy of an empty claim; if work woke it, another claim must be woken instead."""
 
 
 def _request(
     input: object, config: RolloutConfig | None, metadata: Mapping[str, object] | None, **others: Any
 ) -> EnqueueRolloutRequest:
-    """Return the request with values of its own."""
+    """Return a request with copies of the values."""
     if isinstance(config, RolloutConfig):
         config = own_config(config)
     own = None if metadata is None else to_json(metadata, "metadata")
@@ -444,14 +444,14 @@ def _request(
 
 
 def _json_resource(name: str, resource: ResourceUnion) -> ResourceUnion:
-    """Return a copy of a resource; what programs may put into it has become JSON."""
+    """Return a copy of a resource, with free-form values converted to JSON."""
     if isinstance(resource, CustomResource):
         return resource.model_copy(update={"values": to_json(resource.values, f"resources[{name!r}]")})
     return resource.model_copy(deep=True)
 
 
 def _accepted(answer: R | Exception) -> R:
-    """Return an answer; raises one that is a refusal."""
+    """Return an answer, or raise it if it is a refusal."""
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -27,7 +27,7 @@ class Mount:
     """The additions of one part to a server."""
 
     routes: Sequence[Route]
-    """Its paths, none of which the store's interface has."""
+    """Its paths, none of which belongs to the store's interface."""
     is_open: Callable[[str], bool] = lambda path: False
     """True for a path that needs no token: files of the page, never data."""
     describe: Callable[[], tuple[dict[str, Any], dict[str, Any]]] = lambda: ({}, {})
@@ -36,7 +36,7 @@ class Mount:
 
 
 Part = Callable[[Callable[[], LightningStore]], Mount]
-"""Makes the mount of a server; gets the function that gives its store, which is asked for once per request."""
+"""Makes the mount of a server; its argument is a function that returns the store, called once per request."""
 
 
 def mounts_of(store: Callable[[], LightningStore], names: Sequence[str] = MOUNTS) -> list[Mount]:

@@ -58,7 +58,7 @@ _PAGING: dict[str, Schema] = {
 
 @lru_cache(maxsize=1)
 def openapi_document() -> Schema:
-    """Return the document as JSON data, with what the mounted parts say of their paths."""
+    """Return the document as JSON data, including the paths of the mounted parts."""
     parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
     for name, operation in OPERATIONS.items():
         parts.append(((name, "body"), "validation", operation.body_type))
@@ -90,8 +90,7 @@ def openapi_document() -> Schema:
 
 
 def _without_output(made: Any) -> Any:
-    """Return schemas in which the form that is written of a model has the plain name, whether or not there is one that
-    is read."""
+    """Return schemas in which the output form of a model has the plain name, whether or not there is an input form."""
     if isinstance(made, dict):
         named = cast("dict[Any, Any]", made)
         return {_plain_name(key): _without_output(value) for key, value in named.items()}
@@ -111,8 +110,8 @@ def _no_store() -> LightningStore:
 
 
 def _schema(operation: str, schema: Schema, models: Schema) -> Schema:
-    """Return the schema of one part of an operation, with what is checked beside the types: pages, and fields that are
-    never null. Arguments stand in place of the reference to them: they have one user and no name of their own."""
+    """Return the schema of one part of an operation, with the checks beyond types: pages, and fields that are never
+    null. Arguments replace the reference to them, since they have one user and no public name."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     found = models[name] if name.endswith("_arguments") else schema
     schema = {key: value for key, value in found.items() if key != "title"}
@@ -163,7 +162,7 @@ def _entry(operation: WireOperation, method: str, path: str, schemas: _Schemas, 
 
 
 def responses(status: int, description: str, content: Schema) -> Schema:
-    """Return the answers of one operation: the good one and every error."""
+    """Return the answers of one operation: success and every error."""
     good = {"description": description, "headers": VERSION_HEADER, "content": content}
     return {str(status): good, **{code: {"$ref": f"#/components/responses/{code}"} for code in _ERRORS}}
 

@@ -1,8 +1,8 @@
-"""The answer to spans that were sent, without sending them back: which were stored, and what the store changed of them.
+"""The answer to sent spans, without the spans themselves: the stored ones, and the store's changes of them.
 
-A client of ours that stores spans has them already. It asks for this answer by `X-AGL-Answer: changes`, and a server
-that does not know the header answers with the spans. Where the store changed a span in other ways than by its number
-and by marking it (a store of a user's own may), or made copies, the span itself stands in the answer.
+The client of this package has the spans that it stores. It requests this answer by `X-AGL-Answer: changes`; a server
+that does not know the header returns the spans. If the store changed more of a span than its number and its mark (as a
+user's store may), or made copies, the answer holds the span itself.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _read = Span.__pydantic_validator__.validate_python
 
 @dataclass(frozen=True, slots=True)
 class StoredSpans:
-    """Spans as they were given to a store, and those that it answered, in the same order."""
+    """Spans that were passed to a store, and those that it returned, in the same order."""
 
     given: Sequence[Span]
     stored: Sequence[Span]
 
     def to_json(self) -> bytes:
-        """Return a list with an entry for each stored span: the place of the given one that it is, with what changed
-        of it; or the whole span."""
+        """Return a list with an entry for each stored span: the index of the given span, with its changes; or the whole
+        span."""
         entries: list[bytes] = []
         place = 0
         for span in self.stored:
@@ -50,8 +50,8 @@ class StoredSpans:
 
 
 def spans_of_answer(given: Sequence[Span], content: bytes) -> list[Span] | None:
-    """Return the spans that were stored, those that did not change being the given ones; None if the answer has another
-    form: a server that does not know this one sent the spans."""
+    """Return the stored spans, using the given objects for unchanged ones; None if the answer has another form, because
+    a server that does not know this one sent the spans."""
     if not content.startswith(b'{"stored":'):
         return None
     spans: list[Span] = []

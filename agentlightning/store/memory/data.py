@@ -19,18 +19,18 @@ from agentlightning.store.memory.spans import KeptSpan, Rows
 from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
 
 StoredSpan = bytes | KeptSpan
-"""A span that has more in it than most is stored as its JSON."""
+"""A stored span; one with more content than most is stored as JSON."""
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
 
 
 class RunQueue:
-    """The queue of one run: what may be claimed next, and what may be claimed later.
+    """The queue of one run: entries that may be claimed now, and entries that may be claimed later.
 
-    Entries mostly come in the order in which they are claimed: those stand in line, which costs the same however long
-    it is. Two heaps hold what comes out of order, and what may be claimed later only. The owner puts an entry in once,
-    knows which entries are valid, and says so when one stops being so; one that is not valid is dropped when it comes
-    to the front.
+    Entries mostly arrive in the order in which they are claimed: those form a line, whose cost does not depend on its
+    length. Two heaps hold entries that arrive out of order, and entries that may only be claimed later. The owner adds
+    an entry once, knows which entries are valid, and reports when one becomes invalid; an invalid entry is dropped when
+    it comes to the front.
     """
 
     __slots__ = ("_delayed", "_is_valid", "_left", "_line", "_ready")
@@ -43,7 +43,7 @@ class RunQueue:
         self._left = 0
 
     def put(self, entry: Entry, *, ready: bool) -> None:
-        """Add an entry; one that is not `ready` may be claimed from the moment on that it names."""
+        """Add an entry; one that is not `ready` may be claimed from the time in it."""
         if not ready:
             heapq.heappush(self._delayed, (entry[1], entry))
         elif not self._line or self._line[-1] < entry:
@@ -52,7 +52,7 @@ class RunQueue:
             heapq.heappush(self._ready, entry)
 
     def left(self) -> None:
-        """An entry is no longer valid. Those that are not are dropped before they are more than half."""
+        """Record that an entry is no longer valid. Invalid entries are dropped before they are more than half."""
         self._left += 1
         if 2 * self._left > len(self._line) + len(self._ready) + len(self._delayed) + 64:
             self._left = 0
@@ -63,7 +63,7 @@ class RunQueue:
             heapq.heapify(self._delayed)
 
     def take(self, now: float) -> Entry | None:
-        """Take out and return the entry to be claimed next; `put` gives it back."""
+        """Remove and return the next entry to claim; `put` adds it again."""
         while self._delayed and self._delayed[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._delayed)[1])
         while self._line or self._ready:
@@ -74,7 +74,7 @@ class RunQueue:
         return None
 
     def earliest(self) -> float | None:
-        """Return a moment at which something is available: past if anything is, else the first one; None if empty."""
+        """Return a time at which an entry is available: a past one if any is now, else the first; None if empty."""
         while self._line and not self._is_valid(self._line[0]):
             self._line.popleft()
         while self._ready and not self._is_valid(self._ready[0]):
@@ -107,7 +107,7 @@ class Deadlines:
             heapq.heappush(self._heap, (deadline, rollout_id))
 
     def due(self, now: float, limit: int) -> list[str]:
-        """Return rollouts whose deadline is past, the longest past first; they stay listed."""
+        """Return rollouts whose deadline is past, the earliest deadline first; they stay listed."""
         late: dict[str, float] = {}
         while self._heap and self._heap[0][0] < now and len(late) < limit:
             _, rollout_id = heapq.heappop(self._heap)
@@ -124,26 +124,26 @@ class Deadlines:
 
 
 class Slot:
-    """One rollout. Slots stand in the order of their last change."""
+    """One rollout. Slots are in the order of their last change."""
 
     __slots__ = ("change", "entry", "holder", "number", "record", "short")
 
     def __init__(self, record: Record, number: int) -> None:
         self.record = record
         self.number = number
-        """The how manieth to be inserted."""
+        """Position in the order of insertion."""
         self.change = 0
         """Number of its last change."""
         self.entry: Entry | None = None
         """Its place in the queue; None while it is in none, and while a script that claimed it runs."""
         self.holder: str | None = None
-        """The worker under which it stands in `Data.held`."""
+        """The worker whose entry in `Data.held` has it."""
         self.short: object = None
         """The short form of the record that `summaries.py` has made; None before its first use."""
 
 
 class Data:
-    """The contents of one store. Its backend's lock is held by whoever uses it."""
+    """The contents of one store. The caller holds the lock of its backend."""
 
     def __init__(self, budget: SpanBudget, run_records: RunRecords, rows: Rows) -> None:
         self.slots: dict[str, Slot] = {}
@@ -168,7 +168,7 @@ class Data:
     # --- the queue -------------------------------------------------------------------------------------------------
 
     def take(self, run_id: str | None, now: float) -> Entry | None:
-        """Take the entry to be claimed next out of the queue of a run."""
+        """Remove the next entry to claim from the queue of a run."""
         queue = self._queues.get(run_id)
         entry = None if queue is None else queue.take(now)
         if entry is not None:
@@ -176,13 +176,13 @@ class Data:
         return entry
 
     def give_back(self, entry: Entry) -> None:
-        """Put an entry that was taken back, if its rollout is still there, queued, and in no other place."""
+        """Put a taken entry back, if its rollout still exists, is queued, and has no other place."""
         slot = self.slots.get(entry[3])
         if slot is not None and slot.entry is None and slot.record.queued_at is not None:
             self._enter(slot, entry, ready=True)
 
     def next_available(self, run_id: str | None) -> float | None:
-        """Return a moment at which something in the queue of a run may be claimed; None if it is empty."""
+        """Return a time at which an entry in the queue of a run may be claimed; None if it is empty."""
         queue = self._queues.get(run_id)
         return None if queue is None else queue.earliest()
 
@@ -206,7 +206,7 @@ class Data:
     # --- records ---------------------------------------------------------------------------------------------------
 
     def view(self, order: str | None) -> View:
-        """Return the view in this order, made at its first use."""
+        """Return the view in this order, which is made at its first use."""
         view = self._views.get(order)
         if view is None:
             view = self._views[order] = View(order, ((slot.record, slot.number) for slot in self.slots.values()))
@@ -280,7 +280,7 @@ class Data:
                 self._runs_changed[key] = self.last_change
 
     def changed_after(self, change: int) -> list[tuple[int, Record | RunRow]]:
-        """Return the records and runs changed after this number, with theirs, the one changed first coming first."""
+        """Return the records and runs changed after this number, each with its number, in the order of changes."""
         slots = itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values()))
         found: list[tuple[int, Record | RunRow]] = [(slot.change, slot.record) for slot in slots]
         runs = itertools.takewhile(lambda item: item[1] > change, reversed(self._runs_changed.items()))
@@ -322,7 +322,7 @@ class Data:
     # --- spans -----------------------------------------------------------------------------------------------------
 
     def add_spans(self, added: dict[str, dict[str, StoredSpan]], size: int) -> None:
-        """Store spans, by rollout; `size` is about how many bytes they are as JSON."""
+        """Store spans, by rollout; `size` is their approximate size as JSON in bytes."""
         for rollout_id, bodies in added.items():
             if rollout_id in self.spans:
                 self.spans[rollout_id].update(bodies)
@@ -331,12 +331,12 @@ class Data:
         self.budget.bytes += size
 
     def drop_spans(self, rollout_id: str, size: int) -> None:
-        """Free the spans of a rollout, which are so many bytes."""
+        """Free the spans of a rollout, which take `size` bytes."""
         self.spans.pop(rollout_id, None)
         self.budget.bytes -= size
 
     def evict(self) -> None:
-        """Bring the spans back within their bound."""
+        """Evict spans until they are within their bound."""
         for rollout_id in self.budget.surplus():
             record = self.slots[rollout_id].record.copy()
             self.drop_spans(rollout_id, record.span_bytes)
@@ -345,5 +345,5 @@ class Data:
 
 
 def span_key(attempt_id: str, span_id: str) -> str:
-    """Return the key of a span within its rollout: one string, for there are very many. No attempt id has a newline."""
+    """Return the key of a span within its rollout: one string, to save memory. No attempt id has a newline."""
     return f"{attempt_id}\n{span_id}"

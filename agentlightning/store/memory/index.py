@@ -1,6 +1,6 @@
-"""Sorted views over the records in memory, so that a page of rollouts by run and status costs its own size.
+"""Sorted views over the records in memory, so that the cost of a page by run and status depends on its size only.
 
-A view is made when a query first asks for its order, and kept from then on.
+A view is made when a query first needs its order, and is kept from then on.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class View:
         self._groups = {group: _sorted_list(keys) for group, keys in groups.items()}
 
     def put(self, known: Record | None, record: Record, number: int) -> None:
-        """Put a rollout in, or move it from where it was `known` to be."""
+        """Add a rollout, or move it from the place of the `known` record."""
         group, key = self._place(record, number)
         if known is not None:
             before, old = self._place(known, number)
@@ -58,7 +58,7 @@ class View:
         found.add(key)
 
     def remove(self, known: Record, number: int) -> None:
-        """Take a rollout out."""
+        """Remove a rollout."""
         self._take_out(*self._place(known, number))
 
     def _place(self, record: Record, number: int) -> tuple[Group, Key]:
@@ -75,12 +75,12 @@ class View:
             del self._groups[group]
 
     def count(self, plan: Plan) -> int:
-        """Return the number of matches. The plan asks for runs, statuses and ends only."""
+        """Return the number of matches. The plan filters by runs, statuses and ends only."""
         bound = None if plan.ended_before is None else (plan.ended_before, -1, "")
         return sum(len(found) if bound is None else found.bisect_left(bound) for found in self._chosen(plan))
 
     def behind(self, plan: Plan) -> Iterator[Key]:
-        """Yield the keys behind the place where the page begins, in the order of the plan; those of other ids, too."""
+        """Yield the keys after the place where the page begins, in the order of the plan; the ids are not filtered."""
         chosen, descending = self._chosen(plan), plan.descending and plan.sort_by is not None
         begin, end = (-math.inf,), (math.inf, math.inf) if plan.ended_before is None else (plan.ended_before, -1)
         ties: list[Iterator[Key]] = []
@@ -107,7 +107,7 @@ class View:
 
 
 def suits(plan: Plan) -> bool:
-    """True if a view has the order of the plan."""
+    """Return True if a view has the order of the plan."""
     if plan.sort_by not in ORDERS or (plan.ids is not None and not plan.any_of):
         return False
     return plan.ended_before is None or plan.sort_by == "end_time"

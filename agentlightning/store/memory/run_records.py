@@ -1,6 +1,6 @@
-"""The records of runs in memory, in the order of their steps, and how they are kept within a bound.
+"""The records of runs in memory, in the order of their steps, and their bound.
 
-Beyond the bound the oldest ledger records give up their per-token part, then the rest of their data; each says so.
+Beyond the bound, the oldest ledger records lose their per-token part, then the rest of their data, and are marked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.types import RecordKind
 DEFAULT_BYTES = 256 << 20
 _SAFE_PART = 0.8
 _LEFT = 160
-"""Bytes that are left of a ledger record that gave up its data, at most, beside its name."""
+"""Largest size in bytes of a ledger record without its data, excluding its name."""
 _PLACE = attrgetter("place")
 _STEP = attrgetter("step")
 
@@ -52,7 +52,7 @@ class _Run:
 
 
 class RunRecords:
-    """The records of every run of one store. The lock of the store is held by whoever uses it."""
+    """The records of every run of one store. The caller holds the lock of the store."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -62,14 +62,14 @@ class RunRecords:
         self._whole: deque[_Stored] = deque()
         """Ledger records that have all their data, the oldest first."""
         self._partial: deque[_Stored] = deque()
-        """Those that have given up their per-token part."""
+        """Ledger records without their per-token part."""
         self._evictable = 0
 
     def add(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        """Store records that are not there yet; say for each if it was new.
+        """Store the records that do not exist yet; return for each whether it was new.
 
         Raises:
-            BusyError: they do not fit, whatever is evicted; nothing was stored.
+            BusyError: they do not fit even after eviction; nothing was stored.
         """
         known = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
         new: dict[tuple[str, int, str], NewRunRecord] = {}
@@ -130,7 +130,7 @@ class RunRecords:
         return FoundRecords([entries[index].body for index in islice(page, taken)], total, last)
 
     def drop(self, run_id: str, after_step: int) -> int:
-        """Remove the records of a run with a greater step; returns how many."""
+        """Remove the records of a run with a greater step; return the number removed."""
         run = self._runs.get(run_id)
         if run is None:
             return 0
@@ -152,12 +152,12 @@ class RunRecords:
         return len(gone)
 
     def counts(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        """Return for each kind of record of a run how many there are, and the greatest step."""
+        """Return the number of records and the greatest step of each kind of record of a run."""
         run = self._runs.get(run_id)
         return {} if run is None else {kind: (len(e), e[-1].step) for kind, e in run.kinds.items() if e}
 
     def _evict(self) -> None:
-        """Bring the records within the bound, and somewhat below it."""
+        """Evict data until the records are somewhat below the bound."""
         safe = int(self.limit * _SAFE_PART)
         while self.bytes > safe and self._whole:
             stored = self._whole.popleft()
@@ -180,7 +180,7 @@ class RunRecords:
 
 
 def _evictable(kind: str, name: str, size: int) -> int:
-    """Return how many bytes of a record are sure to be won when there is no other room."""
+    """Return the number of bytes of a record that eviction certainly frees."""
     if kind != "ledger" or size <= _LEFT:
         return 0
     return max(0, size - _LEFT - len(json.dumps(name, ensure_ascii=False).encode()))

@@ -1,4 +1,4 @@
-"""The records of runs, but for how they are added."""
+"""The records of runs, except their insertion."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def find(link: Link, plan: RecordPlan) -> FoundRecords:
 
 
 def drop(link: Link, run_id: str, after_step: int) -> int:
-    """Remove the records of a run with a greater step; returns how many."""
+    """Remove the records of a run with a greater step; return the number removed."""
     sent = link.send(f"DELETE {_OF_RUN} AND step > ?", (run_id, after_step))
     link.sync()
     return sent.rowcount
 
 
 def counts(link: Link, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-    """Return for each kind of record of a run how many there are, and the greatest step."""
+    """Return the number of records and the greatest step of each kind of record of a run."""
     rows = link.fetch(f"SELECT kind, count(*), max(step) {_OF_RUN} GROUP BY kind", (run_id,))
     return {kind: (count, step) for kind, count, step in rows}

@@ -1,7 +1,7 @@
 """The primitives of a script as SQL over one connection, inside a transaction that the caller opened.
 
-A script's writes are sent together when it has succeeded, so that a script that raises has nothing to undo. Only one
-that asks for a list after it has written has its writes sent early, behind a savepoint.
+The writes of a script are sent together after it has succeeded, so that a script that raises has nothing to undo. Only
+a script that reads a list after it has written sends its writes early, after a savepoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, SummaryPage
 
 _MOST = 2**62
-"""The largest limit and offset that a database takes."""
+"""The largest limit and offset that a database accepts."""
 LOAD = "SELECT body FROM @rollouts WHERE @here AND rollout_id = ?"
 GET = "SELECT @seen_version, body FROM @rows WHERE @here AND kind = ? AND key = ?"
 DUE = (
@@ -48,7 +48,7 @@ _SET_ASIDE = (
 
 
 def claim_query(run_id: str | None) -> Condition:
-    """Return the query of the record to be claimed next and its values before the moment and what is passed over."""
+    """Return the query for the next record to claim, and its values that precede the moment and the skipped ids."""
     run, values = of_run(run_id)
     return (
         f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
@@ -57,8 +57,8 @@ def claim_query(run_id: str | None) -> Condition:
 
 
 class SqlTx:
-    """One script's view of a store. `seen`: the writing transaction of which the script is a part; None for one that
-    reads, on a snapshot."""
+    """One script's view of a store. `seen` is the writing transaction that the script belongs to; None for a script
+    that reads, on a snapshot."""
 
     def __init__(self, link: Link, seen: Seen | None = None) -> None:
         self.notes = Notes()
@@ -198,12 +198,12 @@ class SqlTx:
         return Counts(*(number or 0 for number in rows[0]))
 
     def _readable(self, rows: Iterable[Columns]) -> list[Record]:
-        """Return the records that can be read out of (body, rollout id); others are set aside, by the next writing
-        script if this one reads."""
+        """Return the readable records in rows of (body, rollout id). The others are set aside, by the next writing
+        script if this one only reads."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
 
     def _own(self, rows: Sequence[Columns]) -> list[Record]:
-        """Return the records that can be read, which no other transaction changes."""
+        """Return the readable records, which no other transaction changes."""
         records = self._readable(rows)
         if self._writing and records:
             self._seen.locked = True
@@ -211,7 +211,7 @@ class SqlTx:
         return records
 
     def _changed(self, rows: Iterable[Columns]) -> list[Record | RunRow]:
-        """Return what can be read of changed rows: (id of the run, None, body) or (None, id of the rollout, body)."""
+        """Return the readable values of changed rows: (run id, None, body) or (None, rollout id, body)."""
         changed: list[Record | RunRow] = []
         for run_id, rollout_id, body in rows:
             if rollout_id is None:
@@ -287,7 +287,7 @@ class SqlTx:
         return self._link.fetch("SELECT count(*) FROM @rows WHERE @here AND kind = ?", (kind,))[0][0]
 
     def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[Columns]:
-        """Fetch at most one row, to be kept from others in a writing script if it is to be locked."""
+        """Fetch at most one row; with `lock`, a writing script keeps it from others."""
         return self._link.fetch(query, values)
 
     # --- the end of the script ---------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class SqlTx:
         self._send()
 
     def undo(self) -> None:
-        """Leave no trace of a script that raised."""
+        """Undo the writes of a script that raised."""
         if self._savepoint:
             self._link.send_rollback("ROLLBACK TO SAVEPOINT script")
             self._link.send("RELEASE SAVEPOINT script")

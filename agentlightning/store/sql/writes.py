@@ -32,16 +32,16 @@ class Seen:
 
     records: dict[str, Record | None] = field(default_factory=dict[str, "Record | None"])
     rows: dict[RowKey, tuple[int, Row] | None] = field(default_factory=dict[RowKey, "tuple[int, Row] | None"])
-    """With their versions."""
+    """Rows with their versions."""
     locked: bool = False
     """The transaction holds locks."""
 
     def change(self) -> tuple[int, ...]:
-        """Return the value of the word `@change` for one more change, if it takes one."""
+        """Return the value of the word `@change` for one more change, if the word has one."""
         return ()
 
     def forget(self) -> None:
-        """Forget what was read and locked: locks were given up, writes undone."""
+        """Discard the reads and locks: the locks were released and the writes undone."""
         self.records.clear()
         self.rows.clear()
 
@@ -61,19 +61,19 @@ class Writes:
 
     @property
     def lost_a_race(self) -> bool:
-        """True if another transaction changed what these rest on: the transaction must not be committed. Known after
-        the link's next `sync`."""
+        """True if another transaction changed data that these writes depend on, so that the transaction must not be
+        committed. Known after the link's next `sync`."""
         return any(sent.rowcount != expected for sent, expected in self._sent)
 
     def send(self) -> None:
-        """Send everything without waiting; nothing is left."""
+        """Send all writes without waiting, and clear them."""
         self.send_records()
         for (kind, key), row in self.rows.items():
             self._send_row(kind, key, row)
         self.rows = {}
 
     def send_records(self) -> None:
-        """Send the records, without waiting; none is left."""
+        """Send the records without waiting, and clear them."""
         self._seen.locked = self._seen.locked or bool(self)
         for rollout_id, record in self.records.items():
             if record is None:
@@ -131,12 +131,12 @@ class Writes:
         self._seen.rows[kind, key] = None if row is None else (version + 1, row)
 
     def checked(self, statement: str, values: Sequence[object], expected: int = 1) -> None:
-        """Send a statement which changes so many rows unless another transaction was faster."""
+        """Send a statement that changes `expected` rows unless another transaction was faster."""
         self._sent.append((self._link.send(statement, values), expected))
 
 
 def columns_of(record: Record) -> Columns:
-    """Return what a rollout's row repeats of its record: the values of the longest list of `Dialect.columns`."""
+    """Return the fields of a record that its row repeats: the values of the longest list of `Dialect.columns`."""
     return (*indexed(record), record.attempts[-1].attempt_id if record.attempts else None)
 
 

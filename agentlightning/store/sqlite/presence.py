@@ -1,10 +1,10 @@
 """Detects that the files of an open SQLite store were deleted or replaced.
 
-A deleted file can still be written by who has it open, and what is written goes with the process. So the store looks
-before it acknowledges: database, write-ahead log and shared memory must be the files that they were (device and inode),
-and neither shorter than they were nor gone; and the log must begin as a log does, since one that is cut short while a
-transaction runs grows again as that is written. What the look cannot see: other bytes that somebody writes into the
-files in place.
+A process can still write a deleted file that it has open, and that data is lost when the process ends. So the store
+checks before it acknowledges: database, write-ahead log and shared memory must be the same files (device and inode),
+and neither missing nor shorter than before; and the log must begin with the bytes of a log, since a log that is cut
+short while a transaction runs grows again as the transaction is written. The check does not detect other bytes that
+somebody writes into the files in place.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from pathlib import Path
 from agentlightning.errors import StoreWriteError
 
 _SMALLEST = 512
-"""Bytes of a page, at least."""
+"""Smallest size of a page in bytes."""
 _LOG_BEGINS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 """The first bytes of every write-ahead log that is not empty (SQLite's file format, section 4.1)."""
 _PARTS = {"": "the database", "-wal": "its write-ahead log", "-shm": "the shared memory of its log"}
 
 
 class Presence:
-    """The files of a store as one process opened them, with a transaction behind it, so that all three are there.
+    """The files of a store as one process opened them, after a transaction, so that all three exist.
 
-    `database` is the database's file as this process's parent knows it, if it does: a process that comes later must
-    not take another file for it.
+    `database` is the database's file as this process's parent knows it, if it does: a later process must not use
+    another file instead.
     """
 
     def __init__(self, path: str) -> None:
@@ -43,18 +43,18 @@ class Presence:
         """Damage of the contents, as text; it stays set."""
 
     def check_database(self) -> None:
-        """Check that the name still leads to the database that was opened.
+        """Check that the name still refers to the database that was opened.
 
         Raises:
-            StoreWriteError: it does not; nothing of the call was stored.
+            StoreWriteError: it does not; the call stored nothing.
         """
         self._check("", self.database, _stat(self._path))
 
     def begin(self, db: sqlite3.Connection) -> None:
-        """Check all files before a transaction, and take those that are not known yet for the right ones.
+        """Check all files before a transaction, and accept those that are not known yet.
 
         Raises:
-            StoreWriteError: one of them is not there, another one, or cut short.
+            StoreWriteError: one of them is missing, replaced, or cut short.
         """
         self.check()
         if self._damage:
@@ -71,8 +71,8 @@ class Presence:
         """Check all files, after a transaction and before it is acknowledged.
 
         Raises:
-            StoreWriteError: one of them is not there, another one, or the log was cut short. What the transaction
-                wrote is lost with it.
+            StoreWriteError: one of them is missing or replaced, or the log was cut short. The data of the transaction
+                is lost.
         """
         self.check_database()
         for suffix in ("-wal", "-shm"):
@@ -98,8 +98,8 @@ class Presence:
         raise self._lost(f"{_PARTS[suffix]} {what}")
 
     def _damage_of(self, db: sqlite3.Connection, size: int) -> str:
-        """A file has become shorter: VACUUM and checkpoints of other programs do that and leave it whole, which gives
-        an empty text."""
+        """Return the damage of a file that has become shorter; empty if it is intact, as after VACUUM or a checkpoint
+        of another program."""
         if size < _SMALLEST:  # SQLite would take it for a new one and delete the log
             return "the database was emptied"
         try:

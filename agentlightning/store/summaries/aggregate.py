@@ -1,4 +1,4 @@
-"""Figures of many rollouts in groups: what is asked for, what a store counts of each, and what follows from it."""
+"""Figures of many rollouts in groups: the plan of a call, the counts of each group, and the answer made of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "worker": ("worker_id",),
     "none": (),
 }
-"""The facts that a group has in common."""
+"""The facts that the rollouts of a group share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Tally:
     first: float = math.inf
     last: float = -math.inf
     rewards: Sequence[float] = ()
-    """In ascending order."""
+    """Rewards in ascending order."""
 
     def add(self, outcome: str | None, count: int, seconds: float, ended: int, first: float, last: float) -> None:
         """Add so many rollouts of the group with this outcome."""
@@ -123,13 +123,13 @@ def _tallied(key: tuple[Any, ...], found: list[Facts], dimension: str | None) ->
 
 
 def dimension_values(texts: Iterable[str | None], dimension: str) -> list[float]:
-    """Return the values of a dimension in those of the rewards (as JSON) that have it."""
+    """Return the values of a dimension in the rewards (as JSON) that have it."""
     found = [json.loads(text).get(dimension) for text in texts if text is not None]
     return [value for value in found if value is not None]
 
 
 def aggregate_of(plan: AggregatePlan, tallies: Iterable[Tally]) -> RolloutAggregate:
-    """Return the answer to a plan out of what was counted."""
+    """Return the answer to a plan, made of the counts of its groups."""
     found = [tally for tally in tallies if tally.count]
     edges = _edges([tally.rewards for tally in found if tally.rewards], plan.buckets)
     groups = [_group(plan.by, tally, edges) for tally in found]
@@ -193,7 +193,7 @@ def _buckets(rewards: Sequence[float], edges: list[float]) -> list[int]:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the value that this part of them does not exceed, interpolated between the two that are nearest."""
+    """Return the quantile `part` of ordered values, interpolated between the two nearest."""
     place = part * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""SummaryPlan: which rollouts are asked for, in what order, which page; and how a page is made of facts in Python."""
+"""SummaryPlan, the filter, order and page of a query for summaries, and the making of a page from facts in Python."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class Input:
         self._preview, self._searched = preview, searched
 
     def searched(self) -> str:
-        """Return the part that is searched, in the form in which case does not matter."""
+        """Return the searched part, in a form without regard to case."""
         return self._searched
 
     def preview(self) -> str:
-        """Return what a summary shows."""
+        """Return the part that a summary shows."""
         return self._preview
 
 
 class Entry(NamedTuple):
-    """One rollout as a page in Python is made of it."""
+    """One rollout, as input for a page in Python."""
 
     facts: Facts
     place: int | str
-    """Among rollouts that are equal in what they are sorted by; no two have the same."""
+    """Place among rollouts with an equal sort value; no two are the same."""
     spans: int
     input: Input
 
@@ -60,14 +60,14 @@ class SummaryPlan:
     limit: int = 100
     offset: int = 0
     after: Place | None = None
-    """The page begins behind this one."""
+    """The place after which the page begins."""
 
     @classmethod
     def of(
         cls, chosen: RolloutFilter | None, sort_by: str, sort_order: str, limit: int, offset: int, cursor: str | None,
         places: type[int] | type[str] = int,
     ) -> SummaryPlan:  # fmt: skip
-        """Return the plan of a call. `places` says what the places of the store are.
+        """Return the plan of a call. `places` is the kind of places in the store.
 
         Raises:
             BadRequestError: an argument is wrong, or the cursor is of another order.
@@ -88,11 +88,11 @@ class SummaryPlan:
         return cls(filter_of(chosen), sort_by, sort_order == "desc", limit, offset, after)
 
     def cursor(self, place: Place) -> str:
-        """Return the cursor behind a rollout."""
+        """Return the cursor after a rollout."""
         return cursor_behind(self.sort_by, self.descending, place)
 
     def page(self, found: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
-        """Return the page with what was found for it, one more than its limit if there are more."""
+        """Return the page made of these matches, which are one more than the limit if another page follows."""
         more, found = len(found) > self.limit, found[: self.limit]
         return SummaryPage.model_construct(
             items=[summary for summary, _ in found],
@@ -127,7 +127,7 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
 
 
 def _values(found: list[Entry], sort_by: str) -> list[Any]:
-    """Return what each entry is sorted by."""
+    """Return the sort value of each entry."""
     if sort_by == "spans":
         return [entry[2] for entry in found]
     if sort_by != "duration":
@@ -150,7 +150,7 @@ def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
 
 
 def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
-    """Return a filter as tests of facts, but for that of the input."""
+    """Return a filter as tests of facts, without the test of the input."""
     tests: list[Callable[[Facts], bool]] = []
     given = chosen.model_fields_set
     if "run_id" in given:
@@ -189,7 +189,7 @@ def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
 
 
 def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
-    """Return the page of a plan out of all rollouts."""
+    """Return the page of a plan from all rollouts."""
     found = matching(entries, plan.chosen)
     total = len(found)
     values = _values(found, plan.sort_by)
@@ -207,11 +207,11 @@ def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
 
 
 _Ranked = tuple[Any, int | str, Entry]
-"""Value, place, entry. No two have one place, so that entries are never compared."""
+"""Value, place, entry. Places are unique, so that entries are never compared."""
 
 
 def _behind(plan: SummaryPlan, found: list[_Ranked]) -> list[_Ranked]:
-    """Return those behind the place where the page begins. All of them have a value, or none has."""
+    """Return the entries after the place where the page begins. All of them have a value, or none has."""
     after: Any = plan.after
     if not found or (found[0][0] is None) != (after[0] is None):
         return found if found and found[0][0] is None else []
@@ -222,7 +222,7 @@ def _behind(plan: SummaryPlan, found: list[_Ranked]) -> list[_Ranked]:
 
 
 def _first(found: list[_Ranked], count: int, descending: bool) -> list[_Ranked]:
-    """Return the first of them in order."""
+    """Return the first `count` entries in order."""
     if 8 * count < len(found):
         return (heapq.nlargest if descending else heapq.nsmallest)(count, found)
     return sorted(found, reverse=descending)[:count]
