@@ -1,8 +1,8 @@
-"""Operations: what each one declares beside its signature, and the classes that send all of them one way.
+"""Operations: the declaration of each one beside its signature, and classes that forward all of them.
 
 A method of `LightningStore` (`base.py`) is the one place of an operation: its name, arguments, answer and meaning are
-those of the method, and `@Operation` says how it travels over HTTP and where it may run. Server, client, OpenAPI
-document (`http/`), threads, runs and the completion of users' stores (`threading.py`, `wrappers.py`) are read from it.
+those of the method, and `@Operation` declares its form over HTTP and where it may run. Server, client, OpenAPI document
+(`http/`), threads, runs and the completion of users' stores (`threading.py`, `wrappers.py`) are made from it.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def _direct_forwarder(name: str) -> Callable[..., Awaitable[object]]:
 
 
 def _take_annotations(cls: type[object]) -> None:
-    """Give the operations that `cls` defines the annotations of the contract, where alone they are written.
+    """Give the operations that `cls` defines the annotations of the contract, which are only written there.
 
-    Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
+    Its module gets the names in them, so that `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
     for name, each in OPERATIONS.items():
@@ -166,7 +166,7 @@ def _take_annotations(cls: type[object]) -> None:
 _FREE = frozenset(
     ("input", "metadata", "heartbeat_stats", "spans", "span", "readable_span", "records", "tokens", "config")
 )
-"""Values in which such texts are noticed where they become JSON."""
+"""Arguments whose broken texts are detected in their conversion to JSON."""
 _LISTS = (list, tuple, set, frozenset)
 _WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))
 
@@ -174,7 +174,7 @@ _WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))
 def refuse_broken_texts(cls: C) -> C:
     """Check that no operation of `cls` is called with half a surrogate pair in an id, a name or a value.
 
-    No file, database or wire takes one, so that each backend would fail in its own words, or take it in and fail later.
+    No file, database or wire accepts one; without the check, each backend would fail in its own way, or fail later.
     """
     _take_annotations(cls)
     for name in names_of():

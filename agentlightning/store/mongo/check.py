@@ -1,4 +1,4 @@
-"""The check of a partition in MongoDB: every record can be read, and what is kept of it in short is what it says."""
+"""The check of a partition in MongoDB: every record can be read, and its summary agrees with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITH_SUMMARIES = 5
 
 
 def check_partition(uri: str, name: str) -> FileReport:
-    """Decode every record that the partition holds.
+    """Decode every record of the partition.
 
     Raises:
         ConflictError: there is no store, or one of a newer program.
@@ -71,7 +71,7 @@ def _problems(partition: Partition, *, with_short: bool) -> Iterator[str]:
 def _unreadable(
     partition: Partition, collection: Collection[Document], read: Callable[[Document], Any]
 ) -> Iterator[tuple[Document, str]]:
-    """Yield the documents that cannot be read, with the reason and how to remove them."""
+    """Yield the documents that cannot be read, with the reason and the way to remove them."""
     for each in collection.find({"partition": partition.name}):
         try:
             read({"body": "", **each})

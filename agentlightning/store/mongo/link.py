@@ -47,7 +47,7 @@ _REASON_LENGTH = 300
 
 
 class Place:
-    """A server and how to reach it."""
+    """The address of a server."""
 
     def __init__(self, uri: str, client_kwargs: Mapping[str, Any] | None = None) -> None:
         if not uri.startswith(("mongodb://", "mongodb+srv://")):

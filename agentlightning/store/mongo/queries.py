@@ -1,4 +1,4 @@
-"""Questions about many rollouts of a partition, each answered by an index that begins with the partition."""
+"""Queries over many rollouts of a partition, each with an index that begins with the partition."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from agentlightning.store.rules.tx import Counts, Found, Notes, Record, RunRow
 
 _BODY = {"body": 1, "rollout_id": 1}
 _LOOK_BACK = 1000
-"""Changes before the last one that are looked at to tell where the present is."""
+"""Number of latest changes that are read to find the present cursor."""
 _LARGEST = 2**62
 _LOOK_AT = 100
-"""Rollouts that are looked at to tell when the next one may be claimed."""
+"""Number of rollouts that are read to find when the next one may be claimed."""
 
 
 class Queries:
-    """The questions of one script; each is answered by an index that begins with the partition."""
+    """The queries of one script, each with an index that begins with the partition."""
 
     def __init__(self, partition: Partition, numbers: ChangeNumbers) -> None:
         self.notes = Notes()
@@ -77,7 +77,7 @@ class Queries:
         return self._records(found)
 
     def next_available(self, run_id: str | None) -> float | None:
-        """Return the earliest moment at which something may be claimed: a leased rollout when its lease has run out."""
+        """Return the earliest time at which a rollout may be claimed: a leased one when its lease has expired."""
         queued = {"partition": self.partition.name, "run_id": run_id, "available_at": {"$gte": 0}}
         fields, order = {"available_at": 1, "claimed_until": 1}, [("available_at", ASCENDING)]
         moments: list[float] = []
@@ -91,7 +91,7 @@ class Queries:
         return self.partition.rollouts.find_one(query, {"_id": 1}) is not None
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
-        """Return rollouts and runs changed after a cursor, as far as none can come between them any more.
+        """Return rollouts and runs changed after a cursor, up to the first change that may still be missing.
 
         Raises:
             BadRequestError: not a cursor of this store.
@@ -119,7 +119,7 @@ class Queries:
         return changed, str(visible)
 
     def last_change(self) -> str:
-        """Return the cursor behind everything that is there, or a moment before it while others write."""
+        """Return the cursor after all present changes, or a slightly earlier one while others write."""
         top = self.numbers.look()
         if not self.numbers.unsure():
             return str(self.numbers.visible(top, ()))
@@ -135,13 +135,13 @@ class Queries:
         return sorted(found, key=itemgetter("change"))[:limit]
 
     def _records(self, documents: Iterable[Document]) -> list[Record]:
-        """Return the records that can be read, and note the others."""
+        """Return the readable records, and note the others."""
         rows = ((document.get("body", ""), document["rollout_id"]) for document in documents)
         return readable_records(rows, self.notes.damaged.append)
 
 
 def filter_of(plan: Plan, partition: Partition) -> Document:
-    """Return the query for what a plan asks for."""
+    """Return the query of a plan."""
     tests: list[Document] = []
     if plan.status_in is not None:
         tests.append({"status": {"$in": list(plan.status_in)}})
@@ -164,10 +164,10 @@ def filter_of(plan: Plan, partition: Partition) -> Document:
 
 
 def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
-    """Return the further filter and the order of each part of a plan's answer, one part after the other.
+    """Return the additional filter and the order of each part of a plan's answer, one part after the other.
 
-    A null time comes last, another null first (both the other way round, when descending). Only the latter is the
-    database's own order. What is equal to the place behind which the page begins is a part of its own, too.
+    A null time comes last, another null first (both reversed if descending). Only the latter is the database's own
+    order. Items equal to the place after which the page begins are also a separate part.
     """
     name, in_order = plan.sort_by, list[tuple[str, int]]([("number", ASCENDING)])
     if name is None:
@@ -189,12 +189,12 @@ def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
 
 
 def count(collection: Collection[Document], query: Document) -> int:
-    """Return how many documents match."""
+    """Return the number of matching documents."""
     return _sums(collection, query, {"n": 1}).get("n", 0)
 
 
 def _sums(collection: Collection[Document], query: Document, sums: dict[str, Any]) -> Document:
-    """Return sums over the documents that match; nothing at all if none does."""
+    """Return sums over the matching documents; an empty document if none matches."""
     group = {"_id": None, **{name: {"$sum": what} for name, what in sums.items()}}
     for document in collection.aggregate([{"$match": query}, {"$group": group}]):
         return document

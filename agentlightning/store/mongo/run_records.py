@@ -31,7 +31,7 @@ class Direct:
     dropped: int = 0
 
     def take_back(self, partition: Partition) -> None:
-        """Remove the records that were added: the script was refused after all."""
+        """Remove the added records, because the script was refused."""
         for run_id, (kind, step, name) in self.added:
             here = {**_of_run(partition, run_id), "kind": kind, "step": step, "name": name}
             partition.run_records.delete_one(here)
@@ -104,14 +104,14 @@ def find(partition: Partition, plan: RecordPlan) -> FoundRecords:
 
 
 def drop(partition: Partition, run_id: str, after_step: int, direct: Direct) -> int:
-    """Remove the records of a run with a greater step; returns how many."""
+    """Remove the records of a run with a greater step; return the number removed."""
     after = {**_of_run(partition, run_id), "step": {"$gt": after_step}}
     direct.dropped += partition.run_records.delete_many(after).deleted_count
     return direct.dropped
 
 
 def counts(partition: Partition, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-    """Return for each kind of record of a run how many there are, and the greatest step."""
+    """Return the number of records and the greatest step of each kind of record of a run."""
     query, found = _of_run(partition, run_id), dict[RecordKind, tuple[int, int]]()
     for group in partition.run_records.aggregate([{"$match": query}, {"$group": {"_id": "$kind", "n": {"$sum": 1}}}]):
         last = partition.run_records.find_one({**query, "kind": group["_id"]}, {"step": 1}, sort=[("step", -1)])

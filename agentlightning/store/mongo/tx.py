@@ -1,7 +1,7 @@
-"""The primitives of a script over one partition in MongoDB: reads go to the server, writes are kept for the flush.
+"""The primitives of a script over one partition in MongoDB: reads go to the server, writes are buffered for the flush.
 
-Nothing here waits for another flush: a rollout that one has locked, or spans that one may still be counting, raise
-`LostRace`, and the script is run again a little later.
+Nothing here waits for another flush: a rollout that another flush has locked, or spans that it may still be counting,
+raise `LostRace`, and the script is run again a little later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTLE_SECONDS = 2.0
 _TURN_SECONDS = 1.0
 _encode = Span.__pydantic_serializer__.to_json
 SpanKey = tuple[str, str, str]
-"""Rollout, attempt, span."""
+"""(rollout id, attempt id, span id)."""
 
 
 class Turns:
@@ -58,9 +58,9 @@ class Turns:
 
 
 class MongoTx(Queries):
-    """One run of a script, reading only if it has no `turns`. `careful` looks spans up before they are added.
+    """One run of a script, which only reads if it has no `turns`. `careful` looks up spans before they are added.
 
-    The public fields tell the flush what the script read and what it wants written.
+    The public fields are the reads and the writes of the script, for the flush.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class MongoTx(Queries):
         self.stored: dict[str, Stored | None] = {}
         """Rollouts as they were read."""
         self.records: dict[str, Record | None] = {}
-        """Rollouts as they shall be; None: removed."""
+        """Rollouts to write; None: to remove."""
         self.new_spans: dict[SpanKey, str] = {}
         self.abandoned: dict[str, set[int]] = {}
-        """Numbers of a rollout's spans that a flush left behind; they go before new ones are written."""
+        """Numbers of a rollout's spans that a dead flush left; they are removed before new ones are written."""
         self.fenced: set[str] = set()
-        """Rollouts that an abandoned flush must find changed, should it live after all."""
+        """Rollouts that get a new number, so that an abandoned flush fails if it is still running."""
         self.flushing = False
         """Something may have been written."""
         self._turns = turns
@@ -92,7 +92,7 @@ class MongoTx(Queries):
         self._leases = Leases(partition)
 
     def end(self, *, flushed: bool, reachable: bool = True) -> None:
-        """Give back the turn and what was claimed and not written."""
+        """Release the turn, and the claims that were not written."""
         if self._turn is not None:
             self._turn.release()
         if reachable:
@@ -109,7 +109,7 @@ class MongoTx(Queries):
         return None if record is None else record.copy()
 
     def fetch(self, rollout_id: str) -> Stored | None:
-        """Return a rollout as the script first read it, reading it now if it did not."""
+        """Return a rollout as the script first read it; read it now if it did not."""
         if rollout_id not in self.stored:
             if self._turns is not None and self._turn is None:
                 self._turn = self._turns.take(rollout_id)
@@ -203,7 +203,7 @@ class MongoTx(Queries):
         return sizes
 
     def _known(self, spans: Sequence[Span]) -> set[SpanKey]:
-        """Return which of the spans are there for good, and note those that a dead flush left behind."""
+        """Return the spans that are stored for good, and note those that a dead flush left."""
         asked: dict[str, list[str]] = {}
         for span in spans:
             asked.setdefault(span.rollout_id, []).append(span.span_id)
@@ -262,8 +262,8 @@ class MongoTx(Queries):
         return row
 
     def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
-        """Return what of a claim was really given: its flush may have ended half-way, or be under way. None if nothing
-        was, and it may be made afresh."""
+        """Return the rollouts that a claim really got: its flush may have ended half-way, or be in progress. None if it
+        got none and may be made again."""
         missing = [
             (rollout_id, attempt_id)
             for rollout_id, attempt_id in row.claims
@@ -291,5 +291,5 @@ class MongoTx(Queries):
 
 
 def _settling(written: float) -> bool:
-    """True while the flush that wrote this may still be under way."""
+    """Return True while the flush that wrote this may still be in progress."""
     return -CLOCKS_DIFFER_SECONDS < time.time() - written < SETTLE_SECONDS

@@ -57,7 +57,7 @@ def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None
 
 
 def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float) -> bool:
-    """Return True if the lease of a claim is over: it counts from the claim and from the worker's last mention of it."""
+    """Return True if the lease of a claim is over: it counts from the claim or the last mention of it."""
     if age(attempt.start_time) <= lease_seconds:
         return False
     if _is_lost(row.worker, age, lease_seconds):
