@@ -1,8 +1,8 @@
-"""Backoff: how long to wait before something is tried again, the retry of calls that may be made twice, and when
-something that does not answer is given up.
+"""Backoff: the delay before a retry, the retry of calls that may be made twice, and the time after which a server that
+does not answer is given up.
 
-`Retry-After` is how long a server asks its clients to wait; every client of ours reads it here. Source: RFC 9110,
-section 10.2.3: a whole number of seconds, or a date. Fractions of a second are read too, since model servers send them.
+`Retry-After` is the time that a server asks its clients to wait; every client of this package reads it here. Source:
+RFC 9110, section 10.2.3: whole seconds or a date. Fractions are accepted, since model servers send them.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ JUMP_SECONDS: Final = 5.0
 """A wait that ends more than these seconds late means a paused process: Ctrl+Z, a frozen container or machine."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
 _TRIES = 6
-"""The first try gets this part of the time, each further one twice as long as the one before."""
+"""The first try gets the time divided by this, each further one twice as long as the one before."""
 _SHORTEST_TRY = 1.0
 LONGEST_RETRY_AFTER: Final = 86_400.0
-"""Seconds; a longer time is cut to this."""
+"""Longest accepted time in seconds; a longer one is cut to this."""
 
 
 def doubled(failures: int, first: float, longest: float = math.inf) -> float:
@@ -93,7 +93,7 @@ class Outage:
         return jumped
 
     def failed(self, began: float, pause: float = 0.0) -> bool:
-        """Note that a try has failed; True if it was the last one, since the next, after `pause`, comes too late."""
+        """Record a failed try; return True if it was the last one, since the next, after `pause`, comes too late."""
         self.expect(pause)
         now = self._clock()
         self.tries += 1
@@ -102,16 +102,16 @@ class Outage:
         return self.tries > 1 and now + pause - self._since >= self.seconds
 
     def answered(self) -> None:
-        """Note an answer."""
+        """Record an answer."""
         self.tries, self._since, self._due = 0, None, math.inf
 
 
 async def retry_for(seconds: float | Outage, call: Callable[[], Coroutine[object, object, T]], what: str) -> T:
-    """Return what `call` gives; made again with backoff while it is not answered, until the outage is over.
+    """Return the result of `call`, which is retried with backoff while it is not answered, until the outage is over.
 
     Raises:
-        TimeoutError, OSError, BusyError: that of the last try.
-        Exception: whatever else the call raises, at once.
+        TimeoutError, OSError, BusyError: the error of the last try.
+        Exception: any other error of the call, at once.
     """
     outage = seconds if isinstance(seconds, Outage) else Outage(seconds)
     delays = backoff_delays(_FIRST_DELAY, _LONGEST_DELAY)
@@ -132,7 +132,7 @@ async def retry_for(seconds: float | Outage, call: Callable[[], Coroutine[object
 
 
 def retry_after_seconds(value: str | None) -> float | None:
-    """Return the seconds to wait, finite, from 0 to `LONGEST_RETRY_AFTER`; None without a header that can be read."""
+    """Return the seconds to wait, from 0 to `LONGEST_RETRY_AFTER`; None without a readable header."""
     if value is None:
         return None
     try:

@@ -35,7 +35,7 @@ def task_stack(task: asyncio.Task[object]) -> list[str]:
 
 
 def thread_stack(name: str) -> list[str]:
-    """Return the lines at which the thread of that name is, from the outside in; nothing if there is none."""
+    """Return the lines at which the thread of this name is, from the outside in; empty if there is none."""
     thread = next((thread for thread in threading.enumerate() if thread.name == name), None)
     frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
     frames: list[FrameType] = []

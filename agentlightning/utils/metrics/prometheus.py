@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the backend, and the registry that is scraped, of one process or of several."""
+"""Metrics for Prometheus: the backend, and the registry to scrape, of one process or of several."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class PrometheusMetricsBackend(RegisteringBackend):
 
 
 def prometheus_name(name: str) -> str:
-    """Return the name under which Prometheus sees a metric."""
+    """Return the name of a metric in Prometheus."""
     return name.replace(".", "_")
 
 
@@ -107,7 +107,7 @@ def setup_multiprocess_prometheus() -> None:
     A directory made here lives as long as this process. Call it before anything imports `prometheus_client`.
 
     Raises:
-        RuntimeError: `prometheus_client` is imported already, so that it would not look at the variable.
+        RuntimeError: `prometheus_client` is imported already, so that it would not read the variable.
     """
     global _own_directory
     named = os.environ.get(MULTIPROCESS_VARIABLE)
@@ -131,7 +131,7 @@ def _remove(directory: str, owner_pid: int) -> None:
 
 
 def get_prometheus_registry() -> CollectorRegistry:
-    """Return what is to be scraped: the sum over all processes where they share metrics, else this process's."""
+    """Return the registry to scrape: the sum over all processes if they share metrics, else that of this process."""
     import prometheus_client
     from prometheus_client import multiprocess
 
@@ -143,9 +143,9 @@ def get_prometheus_registry() -> CollectorRegistry:
 
 
 def shutdown_metrics(server: object = None, worker: object = None, *args: object, **kwargs: object) -> None:
-    """Mark a worker process (by default this one) as gone, if `setup_multiprocess_prometheus` made the directory.
+    """Mark a worker process (by default this one) as ended, if `setup_multiprocess_prometheus` made the directory.
 
-    The arguments are those of gunicorn's `child_exit`: `server` and `worker`, of which the first is not used.
+    The arguments are those of gunicorn's `child_exit`: `server`, which is not used, and `worker`.
     """
     if _own_directory is None or os.environ.get(MULTIPROCESS_VARIABLE) != _own_directory:
         return

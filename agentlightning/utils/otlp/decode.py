@@ -1,4 +1,4 @@
-"""Spans out of an OTLP trace request, in one pass. The server's hot path: values are built without validating again."""
+"""Spans from an OTLP trace request, in one pass. On the server's hot path: values are built without validation."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
 def unread_steps_of(
     request: ExportTraceServiceRequest, rejections: Rejections, *, read_all: bool = False
 ) -> Iterator[list[Span | UnreadSpan]]:
-    """Yield the same spans in steps of about equal work, some of which give none: between two steps others get their
-    turn. Those that have no ids of their own are not read, unless `read_all`."""
+    """Yield the same spans in steps of about equal work, some of which are empty, so that others can run between two
+    steps. Spans without ids of their own are not read, unless `read_all`."""
     step, work = list[Span | UnreadSpan](), 0
     for group in request.resource_spans:
         fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
@@ -92,7 +92,7 @@ def unread_steps_of(
 async def spans_from_proto(request: ExportTraceServiceRequest, bulk_issuer: BulkIssuer) -> list[Span]:
     """Return the spans of a request, all numbered: missing sequence ids come from one call of `bulk_issuer`.
 
-    Spans without rollout or attempt id are left out.
+    Spans without rollout or attempt id are skipped.
     """
     spans = list(spans_of(request, Rejections()))
     missing = [span for span in spans if span.sequence_id < 0]
@@ -110,7 +110,7 @@ def span_of(body: bytes, group: SpanGroup) -> Span:
 
 
 def _unread(message: SpanMessage, group: SpanGroup) -> UnreadSpan | None:
-    """Return the span in its bytes; None if its ids are not right, which is to be said."""
+    """Return the span as bytes; None if its ids are invalid, which the caller must report."""
     body, identity, ours = message.SerializeToString(), message.span_id, group.resource.attributes
     own: Attributes = {}
     if _OWN_IDS in body:
@@ -234,14 +234,14 @@ def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) 
 
 
 def seconds(nanos: int) -> float | None:
-    """Return seconds since the epoch; 0 is no time. Dividing integers rounds once, so the way back is exact."""
+    """Return seconds since the epoch; 0 means no time. Dividing integers rounds once, so that `nanos` is exact."""
     return nanos / _NANOS if nanos else None
 
 
 def made(cls: type[B], fields: dict[str, Any]) -> B:
-    """Return a span, or a part of one, with these fields, all of them and in their order, not validated.
+    """Return a span, or a part of one, made of all its fields in order, not validated.
 
-    Models of a class share the set that names their fields; one for each would be work for the collector only.
+    Models of a class share the set of their field names, which saves work for the garbage collector.
     """
     names, extra = _SHAPES[cls]
     new = cls.__new__(cls)
