@@ -140,8 +140,8 @@ def kind_of(name: str, attributes: Mapping[str, Any]) -> SpanKind:
     if (kind := _NAMES.get(name)) is not None:
         return kind
     for key in _SAID_BY:
-        said = attributes.get(key)
-        if isinstance(said, str) and (kind := _SAID.get(said.lower())) is not None:
+        value = attributes.get(key)
+        if isinstance(value, str) and (kind := _SAID.get(value.lower())) is not None:
             return kind
     return "other"
 

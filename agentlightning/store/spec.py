@@ -89,8 +89,8 @@ def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningSto
 
 def spec_of(text: str) -> str:
     """Return the spec for a command line value: the value itself, or the SQLite file of that name."""
-    known = re.match(r"(\w+):", text)
-    meant = known and closest_name(known[1].lower(), _KINDS)
+    match = re.match(r"(\w+):", text)
+    meant = match and closest_name(match[1].lower(), _KINDS)
     return text if "://" in text or meant or text.partition("?")[0] == "memory" else f"sqlite:///{text}"
 
 
@@ -111,25 +111,25 @@ def public_form(spec: str) -> str:
 
 def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
     """Return the settings in a query string as keyword arguments, and the rest of it for the driver."""
-    found: _Settings = {}
+    settings: _Settings = {}
     foreign: list[str] = []
     for piece in filter(None, query.split("&")):
         name, _, text = piece.partition("=")
         name = unquote_plus(name)
         if name in kind.settings:
-            if name in found:
+            if name in settings:
                 raise BadRequestError(f"{name} is given twice in the settings of a store of the form {kind.example}")
-            found[name] = _read(name, kind.settings[name], unquote_plus(text))
+            settings[name] = _read(name, kind.settings[name], unquote_plus(text))
         else:
             near = closest_name(name, kind.settings, cutoff=0.75)
             if near or not kind.has_driver:
-                known = f"did you mean {near!r}?" if near else f"it has: {', '.join(kind.settings)}"
-                raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {known}")
+                hint = f"did you mean {near!r}?" if near else f"it has: {', '.join(kind.settings)}"
+                raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {hint}")
             foreign.append(piece)
-    bounds = {name: found.pop(name) for name in _RETENTION if name in found}
+    bounds = {name: settings.pop(name) for name in _RETENTION if name in settings}
     if bounds:
-        found["retention"] = retention_policy(**bounds)
-    return found, "&".join(foreign)
+        settings["retention"] = retention_policy(**bounds)
+    return settings, "&".join(foreign)
 
 
 def _read(name: str, expected: _Value, text: str) -> str | float:

@@ -36,13 +36,13 @@ class Traces:
             TooLargeError: there are more than `most`.
             GoneError: the spans of a rollout were evicted from memory.
         """
-        found: list[Span] = []
+        spans: list[Span] = []
         async for page in pages_of(self._store.query_rollouts, sort_by="start_time", limit=_PAGE):
             for rollout in page:
-                found += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(found))
-                if len(found) > most:
+                spans += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(spans))
+                if len(spans) > most:
                     raise TooLargeError(
                         f"The store has more than {most} spans. Read them rollout by rollout, "
                         "await store.query_spans(rollout_id), or allow more: get_all(most=...)"
                     )
-        return found
+        return spans

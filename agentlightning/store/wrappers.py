@@ -114,9 +114,9 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
     without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in _OF_RUNS)
     left_out = {*(_OF_RUNS if without_runs else ()), *(_DEFAULTED if isinstance(store, LightningStore) else ())}
     needed = [name for name in _ALL if accepted[name] or name not in left_out]
-    known = all(accepted[name].issuperset(OPERATIONS[name].parameters) for name in needed)
+    has_all = all(accepted[name].issuperset(OPERATIONS[name].parameters) for name in needed)
     own_lists = any(accepted[name] and not _is_ours(store, name) for name in _LISTED)  # which may be plain lists
-    used_as_is = known and not own_lists and not any(_preferred(store).values())
+    used_as_is = has_all and not own_lists and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
 
@@ -310,17 +310,17 @@ class CompletedStore(StoreWrapper):
             return await self._claim(way, limit, worker_id, run_id, timeout)
         end, delays = time.monotonic() + timeout, backoff_delays(SHORTEST_PAUSE, LONGEST_PAUSE)
         while True:
-            asked = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
+            request = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
             try:
-                claims = await asyncio.shield(asked)
+                claims = await asyncio.shield(request)
             except asyncio.CancelledError:  # the claim that nobody wants is let finish, and goes back to the queue
-                for claim in await asked:
+                for claim in await request:
                     await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
                 raise
-            left = end - time.monotonic()
-            if claims or not left > 0:
+            remaining = end - time.monotonic()
+            if claims or not remaining > 0:
                 return claims
-            await asyncio.sleep(min(left, next(delays)))
+            await asyncio.sleep(min(remaining, next(delays)))
 
     async def _claim(
         self, way: str, limit: int, worker_id: str | None, run_id: str | None, timeout: float = 0.0
@@ -394,20 +394,20 @@ class CompletedStore(StoreWrapper):
             metadata = arguments.get("metadata", UNSET)
             if isinstance(metadata, Unset):
                 attempts: list[Attempt] = list(await self._call_store("query_attempts", arguments["rollout_id"]))
-                wanted = [a for a in attempts if arguments["attempt_id"] in (a.attempt_id, "latest")]
-                metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
+                matches = [a for a in attempts if arguments["attempt_id"] in (a.attempt_id, "latest")]
+                metadata = max(matches, key=lambda attempt: attempt.sequence_id).metadata if matches else None
             if isinstance(ending.get("error"), AttemptError):
                 ending["error"] = ending["error"].model_dump()
-            known: dict[str, Any] = dict(metadata or {})
-            arguments["metadata"] = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **ending}}
+            previous: dict[str, Any] = dict(metadata or {})
+            arguments["metadata"] = {**previous, _OUTCOME_KEY: {**previous.get(_OUTCOME_KEY, {}), **ending}}
         return await self._call_store("update_attempt", **arguments)
 
 
 def _with_outcomes(answer: object) -> Any:
     """Return the result of a store, with outcomes read from the metadata of its attempts."""
     if isinstance(answer, Attempt):
-        kept = (answer.metadata or {}).get(_OUTCOME_KEY)
-        return Attempt.model_validate({**answer.model_dump(), **kept}) if kept else answer
+        outcome = (answer.metadata or {}).get(_OUTCOME_KEY)
+        return Attempt.model_validate({**answer.model_dump(), **outcome}) if outcome else answer
     if isinstance(answer, AttemptedRollout):
         attempt = _with_outcomes(answer.attempt)
         return answer if attempt is answer.attempt else answer.model_copy(update={"attempt": attempt})

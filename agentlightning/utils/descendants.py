@@ -119,8 +119,8 @@ def helpers_of_python() -> set[int]:
     """Return the ids of the helper processes of `multiprocessing`, which clean up and end with this process."""
     tracker: Any = resource_tracker._resource_tracker
     server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    known = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)
-    return {pid for pid in known if pid is not None}
+    pids = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)
+    return {pid for pid in pids if pid is not None}
 
 
 def reap_children() -> dict[int, int]:

@@ -108,16 +108,16 @@ def make_link_attributes(
         ValueError: a value is not a string, or there are no links.
         RuntimeError: it is used as a context manager and no span is open.
     """
-    given: dict[str, object] = dict(links or {})
+    pairs: dict[str, object] = dict(links or {})
     for key, value in zip(_OWN, (linked_rollout_id, linked_attempt_id), strict=True):
         if value is not None:
-            given[key] = value
-    if links is None and not given:
+            pairs[key] = value
+    if links is None and not pairs:
         raise ValueError("No link is given; write make_link_attributes({'gen_ai.response.id': '...'})")
-    for key, value in given.items():
+    for key, value in pairs.items():
         if not isinstance(value, str):
             raise ValueError(f"Link value must be a string, got: {type(value).__name__} for key '{key}'")
-    return LinkedBlock(_attributes_of(cast("dict[str, str]", given)))
+    return LinkedBlock(_attributes_of(cast("dict[str, str]", pairs)))
 
 
 def _attributes_of(links: Mapping[str, str]) -> dict[str, str]:

@@ -67,23 +67,23 @@ def masked_text(text: str) -> str:
     return cast(str, masked({"text": text})["text"])
 
 
-def _masked(value: object, known: tuple[str, ...]) -> Any:
+def _masked(value: object, secrets: tuple[str, ...]) -> Any:
     named = without_secrets({"": value})
-    return _hide_values(value if named is None else named[""], known)
+    return _hide_values(value if named is None else named[""], secrets)
 
 
-def _hide_values(value: object, known: tuple[str, ...]) -> Any:
+def _hide_values(value: object, secrets: tuple[str, ...]) -> Any:
     if isinstance(value, str):
         text = without_keys(mended(value))
-        for secret in known:
+        for secret in secrets:
             if secret in text:
                 text = text.replace(secret, HIDDEN)
         return text
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value)
-        return {_hide_values(str(key), known): _hide_values(item, known) for key, item in entries.items()}
+        return {_hide_values(str(key), secrets): _hide_values(item, secrets) for key, item in entries.items()}
     if isinstance(value, (list, tuple)):
-        return [_hide_values(item, known) for item in cast("list[object]", value)]
+        return [_hide_values(item, secrets) for item in cast("list[object]", value)]
     return value
 
 

@@ -1,6 +1,6 @@
 """OpenTelemetry helpers: the provider in use, and the attributes of exceptions.
 
-Tags and links are in `utils/links.py`, the encoding of attributes in `utils/attributes.py`; both are exported here, too.
+Tags and links are in `utils/links.py`, the encoding of attributes in `utils/attributes.py`; both are exported here.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, obj
 
     So `AGL_EMITTER_DEBUG=1` is enough, however the program configures its logging.
     """
-    heard = _is_heard(source)
-    if not resolve_bool_env_var(_VARIABLE, fallback=heard and logger.isEnabledFor(logging.DEBUG)):
+    has_handler = _is_heard(source)
+    if not resolve_bool_env_var(_VARIABLE, fallback=has_handler and logger.isEnabledFor(logging.DEBUG)):
         return
     text = str(masked(attributes))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
-    if heard:
+    if has_handler:
         source.debug(_EMITTED, name, shown)
         return
     handler = logging.StreamHandler()

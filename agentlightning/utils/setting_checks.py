@@ -72,9 +72,9 @@ def check_number(name: str, value: Any, kind: type[int] | type[float], bounds: B
     high = numeric and ((most is not None and value > most) or (below is not None and value >= below))
     if not numeric or not math.isfinite(value) or low or high:
         words = {"of at least": least, "above": above, "and at most": most, "and below": below}
-        wanted = [f"{text} {bound}" for text, bound in words.items() if bound is not None]
+        requirements = [f"{text} {bound}" for text, bound in words.items() if bound is not None]
         article = "a whole number" if kind is int else "a number"
-        raise BadRequestError(f"{' '.join([name, 'must be', article, *wanted])}; got {value!r}")
+        raise BadRequestError(f"{' '.join([name, 'must be', article, *requirements])}; got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

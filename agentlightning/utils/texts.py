@@ -69,13 +69,13 @@ def fitting(text: str) -> str:
 def fitting_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
     """Return attributes with fitting keys and texts, and the keys of changed ones; None if nothing changed."""
     changed: list[str] = []
-    kept: dict[str, object] = {}
+    fitting_values: dict[str, object] = {}
     for key, value in attributes.items():
         name, fit = fitting(key), with_texts(value, fitting)
         if fit is not value or name is not key:
             changed.append(name)
-        kept[name] = fit
-    return (kept, changed) if changed else None
+        fitting_values[name] = fit
+    return (fitting_values, changed) if changed else None
 
 
 def with_texts(value: object, change: Callable[[str], str]) -> Any:
@@ -130,8 +130,8 @@ def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str,
     together = "\n".join(_texts_in(attributes.values()))
     if _BEGIN not in together and not any(begin in together for begin, _ in _SHAPES):
         return None  # as nearly always: one search in all texts is a fifth of the time of one in each
-    kept = {name: with_texts(value, without_keys) for name, value in attributes.items()}
-    changed = {name: value for name, value in kept.items() if value is not attributes[name]}
+    cleaned = {name: with_texts(value, without_keys) for name, value in attributes.items()}
+    changed = {name: value for name, value in cleaned.items() if value is not attributes[name]}
     return ({**attributes, **changed}, list(changed)) if changed else None
 
 

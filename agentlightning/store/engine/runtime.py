@@ -175,10 +175,10 @@ class StoreRuntime:
         end = None if timeout is None else time.monotonic() + timeout
         keeping = None if again is None else self._kept[again[0]]
         look_again = _LOOK_FOR_WORK_SECONDS if again is not None and again[0] == "work" else self._look_again
-        kept = None if keeping is None else keeping.take(again, look_again)
+        parked = None if keeping is None else keeping.take(again, look_again)
         while True:
-            with self._waiters.for_keys(keys) if kept is None else kept.waiter as waiter:
-                if kept is None:
+            with self._waiters.for_keys(keys) if parked is None else parked.waiter as waiter:
+                if parked is None:
                     looked = time.monotonic()
                     if self._follower is not None:
                         await self._follower.follow()
@@ -193,14 +193,14 @@ class StoreRuntime:
                     waiter.arm(still)
                     all_missing = len(still) == len(keys)
                 else:
-                    looked, result, all_missing = kept.looked, kept.result, True
-                    before = kept.result
-                    kept = None
+                    looked, result, all_missing = parked.looked, parked.result, True
+                    before = parked.result
+                    parked = None
                     if waiter.touched:
                         continue
-                left = None if end is None else end - time.monotonic()
+                remaining = None if end is None else end - time.monotonic()
                 due = due_in(result) if due_in is not None else None
-                await waiter.wait(min((t for t in (left, due, look_again) if t is not None), default=None))
+                await waiter.wait(min((t for t in (remaining, due, look_again) if t is not None), default=None))
                 time_is_up = end is not None and time.monotonic() >= end
                 if time_is_up and all_missing and not waiter.touched and due is None:
                     if keeping is not None and keeping.has_room(again):

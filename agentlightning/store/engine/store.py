@@ -139,7 +139,9 @@ class EngineStore(RunEngine, ReadingEngine):
             lambda tx: (tx.counts(), tx.count_rows("resources"), tx.scan("worker"))
         )
         policy = self._runtime.policy
-        kept: LightningStoreStatistics = {} if policy is None else {"retention": policy.model_dump(exclude_none=True)}
+        retention: LightningStoreStatistics = (
+            {} if policy is None else {"retention": policy.model_dump(exclude_none=True)}
+        )
         return {
             "name": type(self).__name__,
             "total_rollouts": counts.rollouts,
@@ -150,7 +152,7 @@ class EngineStore(RunEngine, ReadingEngine):
             "total_workers": sum(not worker_id.startswith(CONTROL_PREFIX) for worker_id, _ in workers),
             "uptime": time.monotonic() - self._runtime.started,
             "lease_seconds": self._runtime.lease_seconds,
-            **kept,
+            **retention,
         }
 
     # --- work comes in ---------------------------------------------------------------------------------------------
@@ -222,13 +224,13 @@ class EngineStore(RunEngine, ReadingEngine):
                 looks_again=looks > 1,
             )  # fmt: skip
 
-        def missing(found: Claimed) -> list[Key]:
-            if found.answered and not found.claims:
+        def missing(result: Claimed) -> list[Key]:
+            if result.answered and not result.claims:
                 raise _AnsweredBefore
-            return [] if found.claims else [work]
+            return [] if result.claims else [work]
 
-        def due_in(found: Claimed) -> float | None:
-            return None if found.due is None else max(0.001, found.due - now)
+        def due_in(result: Claimed) -> float | None:
+            return None if result.due is None else max(0.001, result.due - now)
 
         def until() -> Awaitable[Claimed]:
             again = None if worker_id is None else ("work", (worker_id, run_id))
@@ -237,12 +239,12 @@ class EngineStore(RunEngine, ReadingEngine):
         async def in_turn(token: str) -> Claimed:
             async with self._repeats.turn(token):
                 try:
-                    found = await until()
+                    result = await until()
                 except _AnsweredBefore:
                     return Claimed([], True)
                 if not looks:  # a kept wait was gone on with
                     await self._empty_claims.note(token, run_id, worker_id, limit)
-                return found
+                return result
 
         return until() if token is None else in_turn(token)
 
@@ -281,10 +283,11 @@ class EngineStore(RunEngine, ReadingEngine):
     async def _add(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
         now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
-        known = [span for span, new in zip(spans, stored, strict=True) if new is None]
-        if known:
+        duplicates = [span for span, new in zip(spans, stored, strict=True) if new is None]
+        if duplicates:
             text = "Duplicated span added: %a of attempt %s, rollout %s (%d of %d spans of the call were there already)"
-            logger.error(text, known[0].span_id, known[0].attempt_id, known[0].rollout_id, len(known), len(spans))
+            first = duplicates[0]
+            logger.error(text, first.span_id, first.attempt_id, first.rollout_id, len(duplicates), len(spans))
         return stored
 
     @override
@@ -309,8 +312,8 @@ class EngineStore(RunEngine, ReadingEngine):
             changes["metadata"] = to_json(metadata, "metadata")
         if not isinstance(config, Unset):
             own = own_config(config)
-            asked, changes["config"] = with_mode_of_config(changes.get("mode"), own)
-            changes |= {} if asked is None else {"mode": asked}
+            call_mode, changes["config"] = with_mode_of_config(changes.get("mode"), own)
+            changes |= {} if call_mode is None else {"mode": call_mode}
         changes = checked(Rollout, changes)
         if "status" in changes:
             changes["status"] = check_rollout_status(changes["status"])

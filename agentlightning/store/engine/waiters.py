@@ -216,14 +216,14 @@ class KeptWaits:
     def take(self, what: Hashable, look_again: float | None) -> KeptWait | None:
         """Return the kept wait for `what` if no event has touched it; the caller then owns it."""
         with self._lock:
-            kept = self._waits.pop((what, asyncio.get_running_loop()), None)
-        if kept is None:
+            wait = self._waits.pop((what, asyncio.get_running_loop()), None)
+        if wait is None:
             return None
-        old = look_again is not None and time.monotonic() - kept.looked > look_again
-        if kept.waiter.touched or old:
-            kept.waiter.leave()
+        old = look_again is not None and time.monotonic() - wait.looked > look_again
+        if wait.waiter.touched or old:
+            wait.waiter.leave()
             return None
-        return kept
+        return wait
 
     def has_room(self, what: Hashable) -> bool:
         """Return False if there is a wait for `what` already, or there are too many."""

@@ -113,9 +113,9 @@ class _OpenClaims:
         """Keep requests whose answer is unknown, and claims beyond those requested."""
         with self._lock:
             if questions or claims:
-                known = self._open.setdefault(asker, ([], []))
-                known[0].extend(questions)
-                known[1].extend(claims)
+                entry = self._open.setdefault(asker, ([], []))
+                entry[0].extend(questions)
+                entry[1].extend(claims)
             if len(self._open) > _MOST_ASKERS:  # of workers that have not come back
                 del self._open[next(iter(self._open))]
 
@@ -147,12 +147,14 @@ class LightningStoreClient(LightningStore):
         endpoint: str | None = None,
         base_url: str | None = None,
     ) -> None:
-        given = [address for address in (server_address, endpoint, base_url) if address is not None]
-        if len(given) != 1:
+        addresses = [address for address in (server_address, endpoint, base_url) if address is not None]
+        if len(addresses) != 1:
             raise TypeError("Give the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
-        if not given[0].startswith(("http://", "https://")):
-            raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
-        self.server_address_root = given[0].rstrip("/")
+        if not addresses[0].startswith(("http://", "https://")):
+            raise BadRequestError(
+                f"The address of a store server begins with http:// or https://; got {addresses[0]!r}"
+            )
+        self.server_address_root = addresses[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
         self._shown_address = without_password(self.server_address_root)
         self._settings: dict[str, Any] = {
@@ -253,8 +255,8 @@ class LightningStoreClient(LightningStore):
             sort_by = check_page(Rollout, sort_by, -1, offset)
             rest = {name: value for name, value in rest.items() if name not in ("sort_by", "sort_order")}
 
-        async def ask(**asked: Any) -> PaginatedResult[Any]:
-            return await self._request(row, asked)
+        async def ask(**arguments: Any) -> PaginatedResult[Any]:
+            return await self._request(row, arguments)
 
         pages = [page async for page in pages_of(ask, limit=CHUNK, **rest)]
         items = [item for page in pages for item in page]
@@ -267,8 +269,8 @@ class LightningStoreClient(LightningStore):
         places = [at for at, each in enumerate(items) if HIDDEN in str((each.input, each.metadata))]
         for first in range(0, len(places), _BY_ID):
             some = places[first : first + _BY_ID]
-            found = await asyncio.gather(*(self.get_rollout_by_id(items[at].rollout_id) for at in some))
-            for at, whole in zip(some, found, strict=True):
+            complete = await asyncio.gather(*(self.get_rollout_by_id(items[at].rollout_id) for at in some))
+            for at, whole in zip(some, complete, strict=True):
                 if whole is not None:
                     items[at] = evolve(items[at], input=whole.input, metadata=whole.metadata)
         return items
@@ -280,17 +282,17 @@ class LightningStoreClient(LightningStore):
         end = None if timeout is None else time.monotonic() + timeout
         callers = call_token(row.name)
         for chunk in itertools.count():
-            left = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
+            wait = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
             began = time.monotonic()
             if row.name == "dequeue_many_rollouts" and callers is None:
-                result: Any = await self._claim(row, arguments, left)
+                result: Any = await self._claim(row, arguments, wait)
             else:  # each chunk is a call of its own: a copy of one that found nothing finds nothing
                 token = f"{callers}#{chunk}" if callers and chunk else callers
-                result = await self._request(row, {**arguments, "timeout": left}, left, token)
+                result = await self._request(row, {**arguments, "timeout": wait}, wait, token)
             if isinstance(result, EventPage):  # go on from where the last page ended, or what came between is lost
                 arguments, complete = {**arguments, "after": result.cursor}, bool(result.events or result.runs)
             elif waits:
-                complete = time.monotonic() - began < left
+                complete = time.monotonic() - began < wait
             else:  # a copy of a question that found nothing is answered at once, and asks no further
                 complete = bool(result) or (callers is not None and timeout is not None and timeout <= POLL_SECONDS)
             if complete or (end is not None and time.monotonic() >= end):
@@ -300,15 +302,15 @@ class LightningStoreClient(LightningStore):
         """Request claims once; an earlier request of this worker without an answer goes first."""
         asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
         limit: int = arguments.get("limit", 1)
-        kept, question = self._claims.take(asker, limit)
-        if kept:
-            return kept
-        asked = {name: value for name, value in arguments.items() if name != "timeout"}
-        token, asked = question or (generate_id(32), asked)
+        pending, question = self._claims.take(asker, limit)
+        if pending:
+            return pending
+        request = {name: value for name, value in arguments.items() if name != "timeout"}
+        token, request = question or (generate_id(32), request)
         try:
-            claims = await self._request(row, {**asked, "timeout": wait}, wait, token)
+            claims = await self._request(row, {**request, "timeout": wait}, wait, token)
         except (StoreUnreachableError, asyncio.CancelledError):
-            self._claims.put(asker, [(token, asked)])
+            self._claims.put(asker, [(token, request)])
             raise
         self._claims.put(asker, claims=claims[limit:])
         return claims[:limit]
@@ -402,8 +404,8 @@ class LightningStoreClient(LightningStore):
                 f"HTTP {answer.status}", retry_after_seconds(answer.headers.get(b"retry-after", b"").decode("latin-1"))
             )
         try:
-            told: Any = json.loads(content)
-            detail, name = told["detail"], told.get("error_type", "")
+            reply: Any = json.loads(content)
+            detail, name = reply["detail"], reply.get("error_type", "")
         except (ValueError, KeyError, TypeError, AttributeError):
             detail, name = content[:500].decode("utf-8", "replace"), ""
         if version is not None and version != VERSION and name in ("NotFound", "MethodNotAllowed"):

@@ -69,8 +69,8 @@ def _endpoint(store: Callable[[], LightningStore], operation: WireOperation, met
             arguments["limit"] = _MOST_RECORDS  # so that the page ends where its bytes do
         _check(arguments, request.token)
         if waits:
-            asked = arguments.get("timeout", wait)
-            arguments["timeout"] = POLL_SECONDS if asked is None else max(0.0, min(POLL_SECONDS, asked))
+            timeout = arguments.get("timeout", wait)
+            arguments["timeout"] = POLL_SECONDS if timeout is None else max(0.0, min(POLL_SECONDS, timeout))
         return arguments
 
     def call(request: Request, arguments: Arguments) -> Awaitable[Any]:

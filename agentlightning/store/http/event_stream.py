@@ -127,13 +127,13 @@ class _Stream:
     async def _tell_lists(self, lists: asyncio.Queue[Told]) -> None:
         """Send the changes of workers and resources, those that are ready in one piece."""
         while True:
-            told = [await lists.get()]
+            events = [await lists.get()]
             while not lists.empty():
-                told.append(lists.get_nowait())
+                events.append(lists.get_nowait())
             if "run_id" in self._filters:
-                told = [one for one in told if one[1]["run_id"] == self._filters["run_id"]]
-            if told:
-                await self._write(b"".join(_message(self._cursor, kind, _json(data)) for kind, data in told))
+                events = [one for one in events if one[1]["run_id"] == self._filters["run_id"]]
+            if events:
+                await self._write(b"".join(_message(self._cursor, kind, _json(data)) for kind, data in events))
 
     async def _tell_changes(self, page: EventPage, keep_alive: float) -> None:
         try:
@@ -156,13 +156,13 @@ class _Stream:
     async def _tell(self, page: EventPage) -> None:
         """Send a page in one piece. Only its last message has its cursor, so a client that got a part asks for all."""
         page = hidden(page)
-        told = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
-        messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in told[:-1]]
-        lags, self._lags = self._lags, len(told) >= _PAGE
+        events = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
+        messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in events[:-1]]
+        lags, self._lags = self._lags, len(events) >= _PAGE
         if self._lags and not lags:
-            messages.insert(0, _message(self._cursor, "lag", _json({"behind": len(told)})))
-        if told:
-            kind, event = told[-1]
+            messages.insert(0, _message(self._cursor, "lag", _json({"behind": len(events)})))
+        if events:
+            kind, event = events[-1]
             messages.append(_message(page.cursor, kind, event.model_dump_json()))
         elif page.cursor != self._cursor:
             messages.append(_message(page.cursor, "cursor", _json({"cursor": page.cursor})))
@@ -245,8 +245,8 @@ class ListWatch:
         """Yield a queue of the changes from now on. It begins with the present state of each worker and resource."""
         queue = asyncio.Queue[Told](_MOST_TOLD)
         self._followers.add(queue)
-        for told in self._known.items():
-            _offer(queue, (told[0][0], told[1]))
+        for item in self._known.items():
+            _offer(queue, (item[0][0], item[1]))
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
         try:
@@ -272,22 +272,22 @@ class ListWatch:
 
     async def _lists(self) -> dict[tuple[str, str], dict[str, Any]]:
         store = self._store()
-        found = {("worker", worker.worker_id): _of_worker(worker) for worker in await store.query_workers()}
-        return found | {
+        workers = {("worker", worker.worker_id): _of_worker(worker) for worker in await store.query_workers()}
+        return workers | {
             ("resources", update.resources_id): _of_resources(update) for update in await store.query_resources()
         }
 
-    def _compare(self, found: Mapping[tuple[str, str], dict[str, Any]]) -> None:
-        for place, data in found.items():
+    def _compare(self, entries: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+        for place, data in entries.items():
             if self._known.get(place) != data:
                 for queue in self._followers:
                     _offer(queue, (place[0], data))
-        self._known = dict(found)
+        self._known = dict(entries)
 
 
-def _offer(queue: asyncio.Queue[Told], told: Told) -> None:
+def _offer(queue: asyncio.Queue[Told], event: Told) -> None:
     with contextlib.suppress(asyncio.QueueFull):
-        queue.put_nowait(told)
+        queue.put_nowait(event)
 
 
 def _of_worker(worker: Worker) -> dict[str, Any]:

@@ -41,12 +41,12 @@ Part = Callable[[Callable[[], LightningStore]], Mount]
 
 def mounts_of(store: Callable[[], LightningStore], names: Sequence[str] = MOUNTS) -> list[Mount]:
     """Return the parts of a server, those that can be imported."""
-    found: list[Mount] = []
+    mounts: list[Mount] = []
     for name in names:
         module, _, function = name.partition(":")
         try:
             part: Part = getattr(importlib.import_module(module), function)
-            found.append(part(store))
+            mounts.append(part(store))
         except Exception:  # the boundary: the store must be served also where a part of it is broken
             logger.exception("the store is served without %s, which cannot be imported", name)
-    return found
+    return mounts

@@ -113,15 +113,15 @@ def _schema(operation: str, schema: Schema, models: Schema) -> Schema:
     """Return the schema of one part of an operation, with the checks beyond types: pages, and fields that are never
     null. Arguments replace the reference to them, since they have one user and no public name."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    found = models[name] if name.endswith("_arguments") else schema
-    schema = {key: value for key, value in found.items() if key != "title"}
+    source = models[name] if name.endswith("_arguments") else schema
+    schema = {key: value for key, value in source.items() if key != "title"}
     fields: Schema = dict(schema.get("properties", {}))
     if OPERATIONS[operation].is_page:
         fields.update({name: paging for name, paging in _PAGING.items() if name in fields})
     for name in OPERATIONS[operation].declared.never_null:
         if name in fields:
-            left = [choice for choice in fields[name].get("anyOf", []) if choice != {"type": "null"}]
-            fields[name] = left[0] if len(left) == 1 else {**fields[name], "anyOf": left}
+            choices = [choice for choice in fields[name].get("anyOf", []) if choice != {"type": "null"}]
+            fields[name] = choices[0] if len(choices) == 1 else {**fields[name], "anyOf": choices}
     return {**schema, "properties": fields} if fields else schema
 
 
@@ -219,7 +219,7 @@ def components(schemas: Schema) -> Schema:
 
 def other_paths() -> Schema:
     """Return the paths that are no operations."""
-    found: Schema = {EVENTS_PATH: {"get": _EVENTS}}
+    paths: Schema = {EVENTS_PATH: {"get": _EVENTS}}
     protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
     content = {**protobuf, **json_content({"type": "object"})}
     # of an error in OTLP's own form, `google.rpc.Status`
@@ -230,7 +230,7 @@ def other_paths() -> Schema:
     }
     for path, signal in ((TRACES_PATH, "traces"), (METRICS_PATH, "metrics"), (LOGS_PATH, "logs")):
         stored = "spans become spans of their attempts" if signal == "traces" else "accepted and not stored"
-        found[path] = {
+        paths[path] = {
             "post": {
                 "operationId": f"otlp_{signal}",
                 "summary": f"OTLP/HTTP {signal}: {stored}",
@@ -239,13 +239,13 @@ def other_paths() -> Schema:
             }
         }
     for number, path in enumerate((PROMETHEUS_PATH, PROMETHEUS_PATH + "/")):
-        found[path] = {"get": _page("prometheus", number, "Metrics as Prometheus reads them", "text/plain")}
+        paths[path] = {"get": _page("prometheus", number, "Metrics as Prometheus reads them", "text/plain")}
     for number, path in enumerate(HEALTH_PATHS):
         entry = _page("health", number, "The server answers; needs no token", "application/json", _HEALTH)
-        found[path] = {"get": {**entry, "security": []}}
+        paths[path] = {"get": {**entry, "security": []}}
     described = {"type": "object"}
-    found[OPENAPI_PATH] = {"get": _page("openapi", 0, "This document", "application/json", described)}
-    return found
+    paths[OPENAPI_PATH] = {"get": _page("openapi", 0, "This document", "application/json", described)}
+    return paths
 
 
 _TEXT = {"type": "string"}

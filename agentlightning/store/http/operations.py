@@ -80,8 +80,8 @@ class WireOperation:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
             kind: Any = hints[name]
             if Unset in get_args(kind):  # taken out; a null that is refused must reach that check
-                left = tuple(part for part in get_args(kind) if part is not Unset)
-                kind = Any if Any in left else typing.Union[(*left, None)]
+                parts = tuple(part for part in get_args(kind) if part is not Unset)
+                kind = Any if Any in parts else typing.Union[(*parts, None)]
             fields[name] = Required[kind] if required else NotRequired[kind]
         made = TypedDict(f"{self.name}_arguments", fields)  # type: ignore[misc]  # pyright: ignore -- made from the signature
         return with_config({"extra": "ignore"})(cast("Any", made))
@@ -163,8 +163,8 @@ class WireOperation:
             arguments["resources"] = stored_forms(arguments["resources"])
         if self.name == "enqueue_many_rollouts":  # as the store itself takes them, or refuses them
             with valid("rollouts"):
-                given = cast("Iterable[object]", arguments["rollouts"])
-                requests = [EnqueueRolloutRequest.model_validate(each) for each in given]
+                rollouts = cast("Iterable[object]", arguments["rollouts"])
+                requests = [EnqueueRolloutRequest.model_validate(each) for each in rollouts]
             arguments["rollouts"] = [
                 evolve(each, input=to_json(each.input), metadata=each.metadata and to_json(each.metadata, "metadata"))
                 for each in requests

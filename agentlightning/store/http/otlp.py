@@ -48,11 +48,11 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
         return await answer_export(request, ExportTraceServiceRequest, take, "traces")
 
     routes = [Route(TRACES_PATH, traces, methods=["POST"])]
-    for path, signal, asked, answer in (
+    for path, signal, request_cls, response_cls in (
         (METRICS_PATH, "metrics", ExportMetricsServiceRequest, ExportMetricsServiceResponse),
         (LOGS_PATH, "logs", ExportLogsServiceRequest, ExportLogsServiceResponse),
     ):
-        kinds = {"request_cls": asked, "response_cls": answer, "callback": None, "signal_name": signal}
+        kinds = {"request_cls": request_cls, "response_cls": response_cls, "callback": None, "signal_name": signal}
         routes.append(Route(path, partial(handle_otlp_export, **kinds), methods=["POST"]))
     return routes
 

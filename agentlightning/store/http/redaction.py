@@ -31,8 +31,8 @@ def hidden(value: object) -> Any:
         return _hidden_model(value)
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseModel):
         items = cast("list[BaseModel]", value)
-        found = [_hidden_model(item) for item in items]
-        return found if any(new is not old for new, old in zip(found, items, strict=True)) else items
+        results = [_hidden_model(item) for item in items]
+        return results if any(new is not old for new, old in zip(results, items, strict=True)) else items
     if isinstance(value, Mapping):
         values = cast("Mapping[str, object]", value)
         if isinstance(next(iter(values.values()), None), BaseModel):
@@ -59,9 +59,9 @@ def _hidden_model(value: BaseModel) -> BaseModel:
 @cache
 def _texts_of(kind: type[BaseModel]) -> tuple[str, ...]:
     """Return the fields of a model that may hold a secret."""
-    kept = _KEPT.get(kind.__name__, ())
+    exceptions = _KEPT.get(kind.__name__, ())
     return tuple(
         name
         for name in kind.model_fields
-        if not (name in kept or name == "id" or name == "cursor" or name.endswith(("_id", "_ids")))
+        if not (name in exceptions or name == "id" or name == "cursor" or name.endswith(("_id", "_ids")))
     )

@@ -38,10 +38,10 @@ class StoredSpans:
         for span in self.stored:
             while place < len(self.given) and not _is_same(self.given[place], span):
                 place += 1
-            given = self.given[place] if place < len(self.given) else None
-            if given is span:
+            original = self.given[place] if place < len(self.given) else None
+            if original is span:
                 entries.append(b"%d" % place)
-            elif given is None or not (changes := _changes(given, span)).keys() <= _CHANGED_BY_US:
+            elif original is None or not (changes := _changes(original, span)).keys() <= _CHANGED_BY_US:
                 entries.append(_write(span))
             else:
                 entries.append(to_json({"place": place, **changes}, inf_nan_mode="constants"))
@@ -55,8 +55,8 @@ def spans_of_answer(given: Sequence[Span], content: bytes) -> list[Span] | None:
     if not content.startswith(b'{"stored":'):
         return None
     spans: list[Span] = []
-    told: list[int | dict[str, Any]] = from_json(content)["stored"]
-    for entry in told:
+    entries: list[int | dict[str, Any]] = from_json(content)["stored"]
+    for entry in entries:
         if isinstance(entry, int):
             spans.append(given[entry])
         elif "place" in entry:
@@ -67,18 +67,18 @@ def spans_of_answer(given: Sequence[Span], content: bytes) -> list[Span] | None:
     return spans
 
 
-def _is_same(given: Span, stored: Span) -> bool:
-    return given is stored or (
-        given.span_id == stored.span_id
-        and given.attempt_id == stored.attempt_id
-        and given.rollout_id == stored.rollout_id
+def _is_same(original: Span, stored: Span) -> bool:
+    return original is stored or (
+        original.span_id == stored.span_id
+        and original.attempt_id == stored.attempt_id
+        and original.rollout_id == stored.rollout_id
     )
 
 
-def _changes(given: Span, stored: Span) -> dict[str, Any]:
+def _changes(original: Span, stored: Span) -> dict[str, Any]:
     """Return the fields that are not the same objects; all fields of a copy."""
-    before = given.__dict__
+    before = original.__dict__
     changed = {name: value for name, value in stored.__dict__.items() if value is not before.get(name)}
-    if stored.__pydantic_extra__ is not given.__pydantic_extra__:
+    if stored.__pydantic_extra__ is not original.__pydantic_extra__:
         changed["__pydantic_extra__"] = None
     return changed

@@ -218,20 +218,24 @@ class Data:
         rollout_id = rollout.rollout_id
         slot = self.slots.pop(rollout_id, None)
         if slot is None:
-            known = None
+            previous = None
             self._last_number += 1
             slot = Slot(record, self._last_number)
         else:
-            known = slot.record
+            previous = slot.record
             slot.record = record
         self.last_change += 1
         slot.change = self.last_change
         self.slots[rollout_id] = slot
-        if known is None or len(known.attempts) != len(record.attempts) or known.span_bytes != record.span_bytes:
-            self._count(known, record)
-        if known is None or known.rollout is not rollout or known.queued_at != record.queued_at:
+        if (
+            previous is None
+            or len(previous.attempts) != len(record.attempts)
+            or previous.span_bytes != record.span_bytes
+        ):
+            self._count(previous, record)
+        if previous is None or previous.rollout is not rollout or previous.queued_at != record.queued_at:
             for view in self._views.values():
-                view.put(known, record, slot.number)
+                view.put(previous, record, slot.number)
             available = record.queued_at
             if available is not None and rollout.not_before is not None:
                 available = max(available, rollout.not_before)
@@ -243,28 +247,28 @@ class Data:
         holder = record.holder
         if holder != slot.holder:
             self._hold(slot, rollout_id, holder)
-        if record.deadline is not None or (known is not None and known.deadline is not None):
+        if record.deadline is not None or (previous is not None and previous.deadline is not None):
             self.deadlines.put(rollout_id, record.deadline)
         if rollout.status in FINISHED:
             self.budget.ended(rollout_id, record.span_bytes)
-        elif known is not None and known.rollout.status in FINISHED:
+        elif previous is not None and previous.rollout.status in FINISHED:
             self.budget.active(rollout_id)
 
     def remove(self, rollout_id: str) -> None:
         """Forget a record and its spans."""
         slot = self.slots.pop(rollout_id)
         self.shorts = None
-        known = slot.record
+        record = slot.record
         for view in self._views.values():
-            view.remove(known, slot.number)
+            view.remove(record, slot.number)
         self._leave(slot)
-        self._count(known, None)
+        self._count(record, None)
         self._hold(slot, rollout_id, None)
         self.deadlines.put(rollout_id, None)
         self.budget.active(rollout_id)
-        self.drop_spans(rollout_id, known.span_bytes)
-        if known.rollout.run_id not in self.sizes:
-            self._queues.pop(known.rollout.run_id, None)
+        self.drop_spans(rollout_id, record.span_bytes)
+        if record.rollout.run_id not in self.sizes:
+            self._queues.pop(record.rollout.run_id, None)
 
     def put_row(self, kind: Kind, key: str, row: Row | None) -> None:
         """Insert, replace or (None) remove a row."""
@@ -282,16 +286,16 @@ class Data:
     def changed_after(self, change: int) -> list[tuple[int, Record | RunRow]]:
         """Return the records and runs changed after this number, each with its number, in the order of changes."""
         slots = itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values()))
-        found: list[tuple[int, Record | RunRow]] = [(slot.change, slot.record) for slot in slots]
+        changes: list[tuple[int, Record | RunRow]] = [(slot.change, slot.record) for slot in slots]
         runs = itertools.takewhile(lambda item: item[1] > change, reversed(self._runs_changed.items()))
         of_runs = [(number, cast("RunRow", self.rows["run"][run_id])) for run_id, number in runs]
         if of_runs:
-            return sorted([*found, *of_runs], key=itemgetter(0))
-        return found[::-1]
+            return sorted([*changes, *of_runs], key=itemgetter(0))
+        return changes[::-1]
 
-    def _count(self, known: Record | None, record: Record | None) -> None:
-        if known is None or record is None:  # one that changes stays in its run
-            counted, sign = (known, -1) if record is None else (record, 1)
+    def _count(self, previous: Record | None, record: Record | None) -> None:
+        if previous is None or record is None:  # one that changes stays in its run
+            counted, sign = (previous, -1) if record is None else (record, 1)
             assert counted is not None
             run_id = counted.rollout.run_id
             counts = self.sizes.get(run_id)
@@ -305,9 +309,9 @@ class Data:
                 del self.sizes[run_id]
         else:
             counts = self.sizes[record.rollout.run_id]
-            counts.attempts += len(record.attempts) - len(known.attempts)
-            counts.spans += record.span_count - known.span_count
-            counts.span_bytes += record.span_bytes - known.span_bytes
+            counts.attempts += len(record.attempts) - len(previous.attempts)
+            counts.spans += record.span_count - previous.span_count
+            counts.span_bytes += record.span_bytes - previous.span_bytes
 
     def _hold(self, slot: Slot, rollout_id: str, holder: str | None) -> None:
         before, slot.holder = slot.holder, holder

@@ -31,9 +31,9 @@ class SpanBudget:
         if not size:
             self.active(rollout_id)
             return
-        known = self._read if rollout_id in self._read else self._ended
-        self._evictable += size - known.get(rollout_id, 0)
-        known[rollout_id] = size
+        sizes = self._read if rollout_id in self._read else self._ended
+        self._evictable += size - sizes.get(rollout_id, 0)
+        sizes[rollout_id] = size
 
     def active(self, rollout_id: str) -> None:
         """Record that a rollout runs (again) or was removed: its spans are not evicted."""
@@ -50,13 +50,13 @@ class SpanBudget:
         if self.bytes <= self.limit:
             return []
         chosen: list[str] = []
-        left = self.bytes
+        remaining = self.bytes
         for sizes in (self._read, self._ended):
             for rollout_id, size in sizes.items():
-                if left <= self.safe:
+                if remaining <= self.safe:
                     return chosen
                 chosen.append(rollout_id)
-                left -= size
+                remaining -= size
         return chosen
 
 
@@ -70,16 +70,16 @@ def span_budget(
     """
     if max_span_bytes is not None and threshold is not None:
         raise BadRequestError("Give max_span_bytes or eviction_memory_threshold, not both; they are the same bound")
-    given: object = threshold if max_span_bytes is None else max_span_bytes
-    limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if given is None else given)
+    bound: object = threshold if max_span_bytes is None else max_span_bytes
+    limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if bound is None else bound)
     if limit < 1:
-        raise BadRequestError(f"eviction_memory_threshold must be at least 1 bytes; got {given!r}")
-    kept = int(limit * _SAFE_PART) if safe is None else _bytes("safe_memory_threshold", safe)
-    if kept >= limit:
+        raise BadRequestError(f"eviction_memory_threshold must be at least 1 bytes; got {bound!r}")
+    safe_bytes = int(limit * _SAFE_PART) if safe is None else _bytes("safe_memory_threshold", safe)
+    if safe_bytes >= limit:
         raise BadRequestError(
-            f"safe_memory_threshold must be smaller than eviction_memory_threshold; got {kept} and {limit} bytes"
+            f"safe_memory_threshold must be smaller than eviction_memory_threshold; got {safe_bytes} and {limit} bytes"
         )
-    return SpanBudget(limit, kept)
+    return SpanBudget(limit, safe_bytes)
 
 
 def _bytes(name: str, value: float) -> int:

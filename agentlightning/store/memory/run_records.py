@@ -71,9 +71,9 @@ class RunRecords:
         Raises:
             BusyError: they do not fit even after eviction; nothing was stored.
         """
-        known = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
+        present = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
         new: dict[tuple[str, int, str], NewRunRecord] = {}
-        fresh = [record[:3] not in known and new.setdefault(record[:3], record) is record for record in records]
+        fresh = [record[:3] not in present and new.setdefault(record[:3], record) is record for record in records]
         size = sum(len(record.body) for record in new.values())
         evictable = self._evictable + sum(
             _evictable(record.kind, record.name, len(record.body)) for record in new.values()
@@ -125,31 +125,31 @@ class RunRecords:
             first = max(first, bisect_right(entries, plan.after, key=_PLACE))
         chosen = range(first, max(first, end))
         page = (chosen[::-1] if plan.descending else chosen)[plan.offset :]
-        taken = plan.cut(len(entries[index].body) for index in page)
-        last = entries[page[taken - 1]].place if taken and taken < len(page) and plan.limit != -1 else None
-        return FoundRecords([entries[index].body for index in islice(page, taken)], total, last)
+        count = plan.cut(len(entries[index].body) for index in page)
+        last = entries[page[count - 1]].place if count and count < len(page) and plan.limit != -1 else None
+        return FoundRecords([entries[index].body for index in islice(page, count)], total, last)
 
     def drop(self, run_id: str, after_step: int) -> int:
         """Remove the records of a run with a greater step; return the number removed."""
         run = self._runs.get(run_id)
         if run is None:
             return 0
-        gone = run.all[bisect_right(run.all, after_step, key=_STEP) :]
-        for stored in gone:
+        removed = run.all[bisect_right(run.all, after_step, key=_STEP) :]
+        for stored in removed:
             stored.gone = True
             self.bytes -= len(stored.body)
             self._evictable -= _evictable(stored.kind, stored.name, len(stored.body))
             del run.by_key[stored.kind, stored.step, stored.name]
         if not run.by_key:
             del self._runs[run_id]
-        elif gone:
+        elif removed:
             for entries in (run.all, *run.kinds.values(), *run.names.values()):
                 del entries[bisect_right(entries, after_step, key=_STEP) :]
             run.names = {name: entries for name, entries in run.names.items() if entries}
-        if gone:
+        if removed:
             self._whole = deque(stored for stored in self._whole if not stored.gone)
             self._partial = deque(stored for stored in self._partial if not stored.gone)
-        return len(gone)
+        return len(removed)
 
     def counts(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
         """Return the number of records and the greatest step of each kind of record of a run."""

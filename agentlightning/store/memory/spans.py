@@ -47,9 +47,9 @@ class KeptSpan:
         if type(form) is bytes:
             return _span(marshal.loads(form), False)  # pyright: ignore[reportArgumentType] -- the same
         span = cast(UnreadSpan, form).read()
-        found = row_of(span)
-        if found is not None:
-            self.form = marshal.dumps(found[0])
+        row = row_of(span)
+        if row is not None:
+            self.form = marshal.dumps(row[0])
         return span
 
     def pack(self) -> None:

@@ -134,8 +134,8 @@ class MemoryTx:
         slots = self._data.slots
         if not suits(plan):
             by_id = plan.ids is not None and not plan.any_of
-            found = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
-            chosen = sorted(found, key=lambda slot: slot.number)
+            candidates = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
+            chosen = sorted(candidates, key=lambda slot: slot.number)
             matches = [slot.record for slot in chosen if plan.matches(slot.record.rollout)]
             if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset and plan.after is None:
                 return Found([] if plan.limit == 0 else matches, len(matches))
@@ -210,13 +210,13 @@ class MemoryTx:
                 continue
             if isinstance(span, UnreadSpan):
                 added[key], size = KeptSpan(span, span.sequence_id), len(span)
-            elif is_bulk or (found := row_of(span)) is None:
+            elif is_bulk or (encoded := row_of(span)) is None:
                 body = added[key] = _encode(span)
                 size = len(body)
             else:
-                row, size, row_size = found
-                kept = added[key] = KeptSpan(row, span.sequence_id)
-                self._new.append(kept)
+                row, size, row_size = encoded
+                kept_span = added[key] = KeptSpan(row, span.sequence_id)
+                self._new.append(kept_span)
                 self._new_size += row_size
             sizes.append(size)
         self._added += sum(sizes)
@@ -277,8 +277,8 @@ class MemoryTx:
             return list(itertools.islice(stored.items(), limit))
         rows = dict(stored)
         rows.update({key: row for (k, key), row in self._rows.items() if k == kind and row is not None})
-        left = ((key, row) for key, row in rows.items() if self._rows.get((kind, key), row) is not None)
-        return list(itertools.islice(left, limit))
+        pairs = ((key, row) for key, row in rows.items() if self._rows.get((kind, key), row) is not None)
+        return list(itertools.islice(pairs, limit))
 
     def count_rows(self, kind: Kind) -> int:
         return len(self.scan(kind)) if self._rows else len(self._data.rows.get(kind, {}))

@@ -246,14 +246,14 @@ class _Process:
             if self._stream is None:
                 changes = [{"$match": {"fullDocument.partition": self._partition.name}}, {"$project": {"_id": 1}}]
                 self._stream = self._partition.rollouts.watch(changes, max_await_time_ms=max(1, int(timeout * 1000)))
-            end, told = time.monotonic() + timeout, False
+            end, changed = time.monotonic() + timeout, False
             while self._stream.try_next() is not None:
-                told = True
+                changed = True
                 if time.monotonic() > end:
                     break
-            if not told:
+            if not changed:
                 self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
-            return told
+            return changed
         except OperationFailure as error:
             logger.warning("no change stream, the counter is looked at instead: error code %s", error.code)
             self._streams = False

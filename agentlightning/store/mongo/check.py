@@ -37,9 +37,9 @@ def check_partition(uri: str, name: str) -> FileReport:
         try:
             if partition.counters.find_one({"_id": "schema"}) is None:
                 raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")
-            known = check_version(partition.counters)
+            document = check_version(partition.counters)
             partition.spans = database[partition.recorded_spans()]
-            version = known.get("from", known["version"])
+            version = document.get("from", document["version"])
             here: dict[str, object] = {"partition": name}
             rollouts, spans = count(partition.rollouts, here), count(partition.spans, here)
             return FileReport.of(version, rollouts, spans, _problems(partition, with_short=version >= _WITH_SUMMARIES))

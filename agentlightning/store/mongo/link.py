@@ -57,10 +57,10 @@ class Place:
             )
         self._uri = uri
         named = [piece.partition("=")[0] for piece in uri.partition("?")[2].split("&")]
-        given = {name.lower() for name in (*named, *(client_kwargs or ()))}
-        defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+        options = {name.lower() for name in (*named, *(client_kwargs or ()))}
+        defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in options}
         self._options = {**defaults, **(client_kwargs or {})}
-        self.outage_seconds = 0.0 if "serverselectiontimeoutms" in given else OUTAGE_SECONDS
+        self.outage_seconds = 0.0 if "serverselectiontimeoutms" in options else OUTAGE_SECONDS
         """Seconds that a server may be unreachable before a call fails; 0 if the user has set the driver's limit."""
         self._text = "a MongoDB URI"
         self.client().close()
@@ -89,9 +89,9 @@ class Place:
                 warnings.simplefilter("error", UserWarning)  # an option that nobody knows is no option
                 client = MongoClient[Document](self._uri, connect=False, **self._options)
         except (PyMongoError, ValueError, TypeError, UserWarning) as error:
-            known = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may hold a password)"
+            reason = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may hold a password)"
             raise BadRequestError(
-                f"The URI of the MongoDB store or an option beside it cannot be used{known}; expected "
+                f"The URI of the MongoDB store or an option beside it cannot be used{reason}; expected "
                 "mongodb://user:password@host:27017/database?option=value with %-escapes for special characters"
             ) from None  # the cause quotes the URI
         if not client.write_concern.acknowledged:

@@ -35,29 +35,31 @@ class Queries:
         self.numbers = numbers
 
     def find(self, plan: Plan) -> Found:
-        wanted, parts = filter_of(plan, self.partition), parts_of(plan)
+        plan_query, parts = filter_of(plan, self.partition), parts_of(plan)
         if plan.limit == -1 and plan.sort_by is not None and plan.after is None:
             # in the order of what never changes, so that a rollout that changes meanwhile is there, and once
-            documents = list(self.partition.rollouts.find(wanted, {**_BODY, "number": 1}, sort=[("number", ASCENDING)]))
+            documents = list(
+                self.partition.rollouts.find(plan_query, {**_BODY, "number": 1}, sort=[("number", ASCENDING)])
+            )
             numbers = {document["rollout_id"]: document["number"] for document in documents}
             return page_of_records(self._records(documents), numbers, plan)
-        found: list[Document] = []
+        results: list[Document] = []
         fields, skip = {**_BODY, "number": 1, plan.sort_by or "number": 1}, plan.offset
         for further, order in parts if plan.limit else ():
-            left = plan.one_more - len(found)
+            left = plan.one_more - len(results)
             if plan.limit >= 0 and not left:
                 break
-            query = {"$and": [wanted, further]}
-            found += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(left, 0))
+            query = {"$and": [plan_query, further]}
+            results += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(left, 0))
             if skip and len(parts) > 1:
-                skip = 0 if found else max(0, skip - count(self.partition.rollouts, query))
-        page = found if plan.limit == -1 else found[: plan.limit]
+                skip = 0 if results else max(0, skip - count(self.partition.rollouts, query))
+        page = results if plan.limit == -1 else results[: plan.limit]
         records, after, total = self._records(page), None, plan.total
-        if len(page) < len(found):
+        if len(page) < len(results):
             after = (page[-1][plan.sort_by] if plan.sort_by else None, page[-1]["number"])
         if total is None and after is None and plan.limit and (page or not plan.offset):
             total = plan.offset + len(records)  # the end is on this page
-        return Found(records, count(self.partition.rollouts, wanted) if total is None else total, after)
+        return Found(records, count(self.partition.rollouts, plan_query) if total is None else total, after)
 
     def runs(self) -> list[str | None]:
         groups = [{"$match": {"partition": self.partition.name}}, {"$group": {"_id": "$run_id"}}]
@@ -68,13 +70,13 @@ class Queries:
         if run_id is not None:
             query["run_id"] = run_id[0]
         sums = {"rollouts": 1, "attempts": "$attempts", "spans": "$span_count", "span_bytes": "$span_bytes"}
-        found = _sums(self.partition.rollouts, query, sums)
-        return Counts(*(found.get(name, 0) for name in sums))
+        totals = _sums(self.partition.rollouts, query, sums)
+        return Counts(*(totals.get(name, 0) for name in sums))
 
     def due(self, now: float, limit: int) -> list[Record]:
         query = {"partition": self.partition.name, "deadline": {"$gte": 0, "$lt": now}}
-        found = self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit)
-        return self._records(found)
+        documents = self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit)
+        return self._records(documents)
 
     def next_available(self, run_id: str | None) -> float | None:
         """Return the earliest time at which a rollout may be claimed: a leased one when its lease has expired."""
@@ -104,11 +106,11 @@ class Queries:
             text = f"{after!r} is no cursor of this store; take it from an earlier page, or '0'"
             raise BadRequestError(text) from None
         top = self.numbers.look()
-        found = self._changed(cursor, top, limit, body=True)
-        last = found[-1]["change"] if len(found) == limit else top
-        visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(found))))
+        documents = self._changed(cursor, top, limit, body=True)
+        last = documents[-1]["change"] if len(documents) == limit else top
+        visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(documents))))
         changed: list[Record | RunRow] = []
-        for document in found:
+        for document in documents:
             if document["change"] > visible:
                 break
             if "key" in document:
@@ -129,10 +131,10 @@ class Queries:
     def _changed(self, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
         query = {"partition": self.partition.name, "status": {"$ne": DAMAGED}, "change": {"$gt": after, "$lte": last}}
         fields, order = {"change": 1, "recent": 1, **(_BODY if body else {})}, [("change", ASCENDING)]
-        found = list(self.partition.rollouts.find(query, fields, sort=order, limit=limit))
+        documents = list(self.partition.rollouts.find(query, fields, sort=order, limit=limit))
         runs = {name: test for name, test in query.items() if name != "status"}
-        found += self.partition.rows.find(runs, {**fields, "key": 1}, sort=order, limit=limit)
-        return sorted(found, key=itemgetter("change"))[:limit]
+        documents += self.partition.rows.find(runs, {**fields, "key": 1}, sort=order, limit=limit)
+        return sorted(documents, key=itemgetter("change"))[:limit]
 
     def _records(self, documents: Iterable[Document]) -> list[Record]:
         """Return the readable records, and note the others."""
@@ -148,19 +150,19 @@ def filter_of(plan: Plan, partition: Partition) -> Document:
     if plan.ids is not None:
         tests.append({"_id": {"$in": [partition.id(rollout_id) for rollout_id in dict.fromkeys(plan.ids)]}})
     if plan.id_contains is not None:
-        found: Document = {"$in": []} if "\0" in plan.id_contains else {"$regex": re.escape(plan.id_contains)}
-        tests.append({"rollout_id": found})  # no id holds a null byte, and a pattern cannot
-    wanted: Document = {"partition": partition.name, "status": {"$ne": DAMAGED}}
+        pattern: Document = {"$in": []} if "\0" in plan.id_contains else {"$regex": re.escape(plan.id_contains)}
+        tests.append({"rollout_id": pattern})  # no id holds a null byte, and a pattern cannot
+    query: Document = {"partition": partition.name, "status": {"$ne": DAMAGED}}
     if plan.run_id is not None:
-        wanted["run_id"] = {"$eq": plan.run_id[0]}
+        query["run_id"] = {"$eq": plan.run_id[0]}
     if plan.ended_before is not None:
-        wanted["end_time"] = {"$lt": plan.ended_before}
+        query["end_time"] = {"$lt": plan.ended_before}
     if tests and plan.any_of:
-        wanted["$or"] = tests
+        query["$or"] = tests
     else:
         for test in tests:
-            wanted.update(test)
-    return wanted
+            query.update(test)
+    return query
 
 
 def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
@@ -177,15 +179,15 @@ def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
     nulls_last = name.endswith("_time") != plan.descending
     if plan.after is None and (name != "end_time" or plan.ended_before is not None):
         return [({}, order)]
-    known: tuple[Document, Key] = ({name: {"$ne": None}}, order)
+    values: tuple[Document, Key] = ({name: {"$ne": None}}, order)
     if plan.after is None:
-        return [known, nulls] if nulls_last else [nulls, known]
+        return [values, nulls] if nulls_last else [nulls, values]
     value, number = plan.after
     parts: list[tuple[Document, Key]] = [({name: {"$eq": value}, "number": {"$gt": number}}, in_order)]
     if value is not None:
         parts.append(({name: {"$lt" if plan.descending else "$gt": value}}, order))
         return [*parts, nulls] if nulls_last else parts
-    return parts if nulls_last else [*parts, known]
+    return parts if nulls_last else [*parts, values]
 
 
 def count(collection: Collection[Document], query: Document) -> int:

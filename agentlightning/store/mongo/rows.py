@@ -204,7 +204,7 @@ def finish(partition: Partition, document: Document) -> None:
 
 def merge(partition: Partition, put: Put) -> None:
     """Write a worker's row: the whole row, or only the script's changes if another writer has changed it since."""
-    wanted, stored = put.body, put.stored
+    body, stored = put.body, put.stored
     base = row_type("worker").dump_json(WorkerRow(Worker(worker_id=put.key))) if stored is None else stored.body
     for _ in range(_MERGES):
         if stored is None:
@@ -216,7 +216,7 @@ def merge(partition: Partition, put: Put) -> None:
         document = partition.rows.find_one({"_id": partition.id(put.kind, put.key)})
         stored = None if document is None else stored_row(document)
         if stored is not None:
-            put.body = merged(base, wanted, stored.body)
+            put.body = merged(base, body, stored.body)
 
 
 def merged(base: str | bytes, wanted: str, there: str) -> str:

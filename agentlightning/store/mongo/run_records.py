@@ -60,14 +60,14 @@ def add(partition: Partition, run_id: str, records: Sequence[NewRunRecord], dire
         }
         for number, record in enumerate(first.values(), counted["number"] - len(first) + 1)
     ]
-    known: set[int] = set()
+    duplicates: set[int] = set()
     try:
         partition.run_records.insert_many(documents, ordered=False)
     except BulkWriteError as error:
         if not only_duplicates(error):
             raise
-        known = {failure["index"] for failure in error.details["writeErrors"]}
-    direct.added.update((run_id, place) for index, place in enumerate(first) if index not in known)
+        duplicates = {failure["index"] for failure in error.details["writeErrors"]}
+    direct.added.update((run_id, place) for index, place in enumerate(first) if index not in duplicates)
     return [new and (run_id, record[:3]) in direct.added for new, record in zip(fresh, records, strict=True)]
 
 
@@ -93,14 +93,14 @@ def find(partition: Partition, plan: RecordPlan) -> FoundRecords:
         return FoundRecords([], total, None)
     sign = -1 if plan.descending else 1  # never from the other end: the total may be another by now
     order, fields = [("step", sign), ("number", sign)], {"step": 1, "number": 1, "size": 1}
-    found = list(partition.run_records.find(query, fields, sort=order, skip=skip, limit=most))
-    places = [(document["step"], document["number"]) for document in found]
-    taken = plan.cut(document["size"] for document in found)
-    ids = [document["_id"] for document in found[:taken]]
+    rows = list(partition.run_records.find(query, fields, sort=order, skip=skip, limit=most))
+    places = [(document["step"], document["number"]) for document in rows]
+    length = plan.cut(document["size"] for document in rows)
+    ids = [document["_id"] for document in rows[:length]]
     chosen = partition.run_records.find({"_id": {"$in": ids}}, {"body": 1})
     bodies = {document["_id"]: document["body"] for document in chosen}
     there = [bodies[place] for place in ids if place in bodies]  # some may have been removed just now
-    return FoundRecords(there, total, plan.ends_at(places, taken, total))
+    return FoundRecords(there, total, plan.ends_at(places, length, total))
 
 
 def drop(partition: Partition, run_id: str, after_step: int, direct: Direct) -> int:
@@ -112,12 +112,12 @@ def drop(partition: Partition, run_id: str, after_step: int, direct: Direct) -> 
 
 def counts(partition: Partition, run_id: str) -> dict[RecordKind, tuple[int, int]]:
     """Return the number of records and the greatest step of each kind of record of a run."""
-    query, found = _of_run(partition, run_id), dict[RecordKind, tuple[int, int]]()
+    query, result = _of_run(partition, run_id), dict[RecordKind, tuple[int, int]]()
     for group in partition.run_records.aggregate([{"$match": query}, {"$group": {"_id": "$kind", "n": {"$sum": 1}}}]):
         last = partition.run_records.find_one({**query, "kind": group["_id"]}, {"step": 1}, sort=[("step", -1)])
         if last is not None:
-            found[group["_id"]] = (group["n"], last["step"])
-    return found
+            result[group["_id"]] = (group["n"], last["step"])
+    return result
 
 
 def _of_run(partition: Partition, run_id: str) -> Document:

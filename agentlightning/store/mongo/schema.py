@@ -55,14 +55,14 @@ def prepare(database: Database[Document], counters: Collection[Document], counte
     counters.update_one(mark, {"$set": {"schema": SCHEMA_VERSION}})
     end = time.monotonic() + 2 * LEASE_SECONDS
     while True:
-        known = check_version(counters)
-        if "from" not in known and known["version"] == SCHEMA_VERSION:
+        state = check_version(counters)
+        if "from" not in state and state["version"] == SCHEMA_VERSION:
             return
-        if known.get("lease", 0.0) <= time.time():
-            _upgrade(database, counters, known)
+        if state.get("lease", 0.0) <= time.time():
+            _upgrade(database, counters, state)
         elif time.monotonic() > end:
             raise BusyError(
-                f"The MongoDB database {database.name!r} is being upgraded to schema version {known['version']} by "
+                f"The MongoDB database {database.name!r} is being upgraded to schema version {state['version']} by "
                 "another process; try again later"
             )
         else:
@@ -75,16 +75,16 @@ def check_version(counters: Collection[Document]) -> Document:
     Raises:
         ConflictError: the version is newer.
     """
-    known = counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
-    check_not_newer(f"in the MongoDB database {counters.database.name!r}", known["version"])
-    return known
+    document = counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
+    check_not_newer(f"in the MongoDB database {counters.database.name!r}", document["version"])
+    return document
 
 
-def _upgrade(database: Database[Document], counters: Collection[Document], known: Document) -> None:
+def _upgrade(database: Database[Document], counters: Collection[Document], state: Document) -> None:
     """Take the lease, unless another process is faster, and do the remaining steps."""
-    begun, owner = known.get("from", known["version"]), uuid.uuid4().hex
+    begun, owner = state.get("from", state["version"]), uuid.uuid4().hex
     lease = {"version": SCHEMA_VERSION, "from": begun, "lease": time.time() + LEASE_SECONDS, "owner": owner}
-    if not counters.update_one(known, {"$set": lease}).matched_count:
+    if not counters.update_one(state, {"$set": lease}).matched_count:
         return
     older = {"_id": {"$ne": "schema"}, "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
     counters.update_many(older, {"$set": {"schema": SCHEMA_VERSION}})

@@ -50,8 +50,8 @@ def upgrade(database: Database[Document]) -> None:
         changes = {}
         if place[1] in rewarding:
             query = {"partition": place[0], "rollout_id": place[1], "body": marked}
-            found = spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
-            if read_again(record, readable_spans(each["body"] for each in found)):
+            rows = spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            if read_again(record, readable_spans(each["body"] for each in rows)):
                 changes["body"] = record_type().dump_json(record).decode()
         standing = {"_id": document["_id"], "change": document["change"]}
         rollouts.update_one(standing, {"$set": {**changes, **fields_of(record)}})

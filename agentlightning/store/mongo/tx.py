@@ -156,8 +156,8 @@ class MongoTx(Queries):
         return None
 
     def set_aside(self, rollout_id: str) -> None:
-        gone = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
-        self.partition.rollouts.update_one({"_id": self.partition.id(rollout_id)}, {"$set": gone})
+        fields = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
+        self.partition.rollouts.update_one({"_id": self.partition.id(rollout_id)}, {"$set": fields})
 
     # --- many rollouts ---------------------------------------------------------------------------------------------
 
@@ -173,28 +173,28 @@ class MongoTx(Queries):
         return summaries.aggregate(self.partition.rollouts, self.partition.name, plan)
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        found: list[tuple[float, tuple[str, str]]] = []
+        claims: list[tuple[float, tuple[str, str]]] = []
         for rollout_id, record in self.records.items():
             if record is not None and record.holder == worker_id:
                 stored = self.stored.get(rollout_id)
-                found.append(
+                claims.append(
                     (math.inf if stored is None else stored.number, (rollout_id, record.attempts[-1].attempt_id))
                 )
         query = {"partition": self.partition.name, "worker_id": worker_id}
         fields, most = {"number": 1, "rollout_id": 1, "attempt_id": 1}, limit + len(self.records)
         for document in self.partition.rollouts.find(query, fields, sort=[("number", -1)], limit=most):
             if document["rollout_id"] not in self.records:
-                found.append((document["number"], (document["rollout_id"], document["attempt_id"])))
-        return [pair for _, pair in sorted(found, reverse=True)[:limit]]
+                claims.append((document["number"], (document["rollout_id"], document["attempt_id"])))
+        return [pair for _, pair in sorted(claims, reverse=True)[:limit]]
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        known = self._known(spans) if self._careful else set[SpanKey]()
+        duplicates = self._known(spans) if self._careful else set[SpanKey]()
         sizes: list[int] = []
         for span in spans:
             key = (span.rollout_id, span.attempt_id, span.span_id)
-            if key in known or key in self.new_spans:
+            if key in duplicates or key in self.new_spans:
                 sizes.append(0)
             else:
                 body = _encode(span)
@@ -204,23 +204,23 @@ class MongoTx(Queries):
 
     def _known(self, spans: Sequence[Span]) -> set[SpanKey]:
         """Return the spans that are stored for good, and note those that a dead flush left."""
-        asked: dict[str, list[str]] = {}
+        requests: dict[str, list[str]] = {}
         for span in spans:
-            asked.setdefault(span.rollout_id, []).append(span.span_id)
-        known: set[SpanKey] = set()
+            requests.setdefault(span.rollout_id, []).append(span.span_id)
+        keys: set[SpanKey] = set()
         fields = {"attempt_id": 1, "span_id": 1, "change": 1, "written": 1}
-        for rollout_id, span_ids in asked.items():
+        for rollout_id, span_ids in requests.items():
             query = {"partition": self.partition.name, "rollout_id": rollout_id, "span_id": {"$in": span_ids}}
             for document in self.partition.spans.find(query, fields):
                 stored = self.fetch(rollout_id)
                 if stored is None or stored.counts(document["change"]):
-                    known.add((rollout_id, document["attempt_id"], document["span_id"]))
+                    keys.add((rollout_id, document["attempt_id"], document["span_id"]))
                 elif _settling(document["written"]):
                     raise LostRace(careful=True)
                 else:
                     self.abandoned.setdefault(rollout_id, set()).add(document["change"])
                     self.fenced.add(rollout_id)
-        return known
+        return keys
 
     def span_bodies(
         self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
@@ -232,8 +232,8 @@ class MongoTx(Queries):
             query["attempt_id"] = attempt_id
         bodies: list[str] = []
         if self.records.get(rollout_id, ...) is not None:
-            found = self.partition.spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
-            bodies.extend(document["body"] for document in found)
+            rows = self.partition.spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            bodies.extend(document["body"] for document in rows)
         for (rollout, attempt, span), body in self.new_spans.items():
             if rollout == rollout_id and attempt_id in (None, attempt) and span_id in (None, span):
                 bodies.append(body)

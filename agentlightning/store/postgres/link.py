@@ -56,7 +56,7 @@ class Place:
                 "postgresql://user:password@host:5432/database"
             )
         try:
-            known = conninfo.conninfo_to_dict(uri)
+            parts = conninfo.conninfo_to_dict(uri)
         except psycopg.Error:
             raise BadRequestError(
                 "The URI of the PostgreSQL store cannot be read (not shown: it may hold a password); expected "
@@ -66,12 +66,12 @@ class Place:
             uri,
             client_encoding="utf8",
             fallback_application_name="agentlightning",
-            **{name: value for name, value in _DEFAULTS.items() if name not in known},
+            **{name: value for name, value in _DEFAULTS.items() if name not in parts},
         )
-        user, port = known.get("user"), known.get("port")
-        host = known.get("host") or known.get("hostaddr") or ""
+        user, port = parts.get("user"), parts.get("port")
+        host = parts.get("host") or parts.get("hostaddr") or ""
         self._text = (
-            f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{known.get('dbname', '')}"
+            f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{parts.get('dbname', '')}"
         )
 
     def __repr__(self) -> str:

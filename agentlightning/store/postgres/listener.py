@@ -53,10 +53,10 @@ class Listener:
                 )
                 self._thread.start()
         held_back, self._held_back = self._held_back, False
-        heard = self._news.wait(min(timeout, _HELD_BACK_SECONDS) if held_back else timeout)
-        if heard:
+        news = self._news.wait(min(timeout, _HELD_BACK_SECONDS) if held_back else timeout)
+        if news:
             self._news.clear()
-        return heard or held_back
+        return news or held_back
 
     def look_again(self) -> None:
         """Make the next `await_change` return True: there are changes that could not be reported yet."""

@@ -76,10 +76,10 @@ class PostgresTx(SqlTx):
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         change, number = _read_cursor(after)
-        found = self._link.fetch(_CHANGES, (change, number, limit))
-        told = number >= _RUN_NUMBER
-        found += self._link.fetch(_RUN_CHANGES, (change, change, not told, limit))
-        rows = _first_of(found, limit)
+        changes = self._link.fetch(_CHANGES, (change, number, limit))
+        runs_done = number >= _RUN_NUMBER
+        changes += self._link.fetch(_RUN_CHANGES, (change, change, not runs_done, limit))
+        rows = _first_of(changes, limit)
         settled = [row for row in rows if row[0]]
         self.held_back = len(settled) < len(rows)
         if settled:
@@ -95,24 +95,24 @@ class PostgresTx(SqlTx):
         return self._link.fetch("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0][0] + ".0"
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        known: set[SpanKey] = set(self._spans)
+        present: set[SpanKey] = set(self._spans)
         if self._careful:
-            wanted: dict[str, tuple[set[str], set[str]]] = {}
+            lookups: dict[str, tuple[set[str], set[str]]] = {}
             for span in spans:
-                attempt_ids, span_ids = wanted.setdefault(span.rollout_id, (set(), set()))
+                attempt_ids, span_ids = lookups.setdefault(span.rollout_id, (set(), set()))
                 attempt_ids.add(span.attempt_id)
                 span_ids.add(span.span_id)
-            for rollout_id, (attempt_ids, span_ids) in wanted.items():  # finds those that are stored, perhaps others
+            for rollout_id, (attempt_ids, span_ids) in lookups.items():  # finds those that are stored, perhaps others
                 values = (rollout_id, list(attempt_ids), list(span_ids))
                 rows = self._link.fetch(_KNOWN_SPANS, values)
-                known.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
+                present.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
         sizes: list[int] = []
         for span in spans:
             key = (span.rollout_id, span.attempt_id, span.span_id)
-            if key in known:
+            if key in present:
                 sizes.append(0)
                 continue
-            known.add(key)
+            present.add(key)
             body = self._spans[key] = _encode(span)
             sizes.append(len(body))
         return sizes
@@ -199,10 +199,10 @@ def _read_cursor(text: str) -> tuple[str, int]:
     Raises:
         BadRequestError: not a cursor of this store.
     """
-    found = re.fullmatch(r"(\d{1,19})(?:\.(\d{1,18}))?", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,19})(?:\.(\d{1,18}))?", text, re.ASCII)
+    if match is None:
         raise _no_cursor(text)
-    return found[1], int(found[2] or 0)
+    return match[1], int(match[2] or 0)
 
 
 def _no_cursor(text: str) -> BadRequestError:

@@ -46,10 +46,10 @@ def claim(
     A copy of the call gets the result of the first one, even an empty one; a request with a new token gets new work.
     `looks_again`: this is still the first call, which has found nothing so far and waits.
     """
-    row, asked = None, ""
+    row, digests = None, ""
     if token is not None:
         call = claim_call(token, run_id, worker_id, limit)
-        row, asked = cast("ClaimRow | None", tx.get("claim", token)), call.asked
+        row, digests = cast("ClaimRow | None", tx.get("claim", token)), call.asked
         if row is not None:
             if row.asked:
                 call.check(row.asked, "dequeue_many_rollouts")
@@ -57,18 +57,18 @@ def claim(
                 return Claimed(
                     [claimed for pair in row.claims if (claimed := _open_claim(tx, *pair)) is not None], True
                 )
-    taken: list[Claim] = []
-    while len(taken) < limit:
+    claims: list[Claim] = []
+    while len(claims) < limit:
         record = tx.claim(run_id, now)
         if record is None:
             break
-        taken.append(begin_attempt(tx, record, now, "at-" + ids(len(taken)), worker_id, claimed=True))
-    if not taken and worker_id:
+        claims.append(begin_attempt(tx, record, now, "at-" + ids(len(claims)), worker_id, claimed=True))
+    if not claims and worker_id:
         mark_idle(tx, worker_id, now, run_id)
-    if token is not None and (taken or row is None):
-        pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in taken]
-        tx.put("claim", token, ClaimRow(pairs, now, asked=asked))
-    return Claimed(taken, bool(taken), None if taken else tx.next_available(run_id))
+    if token is not None and (claims or row is None):
+        pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in claims]
+        tx.put("claim", token, ClaimRow(pairs, now, asked=digests))
+    return Claimed(claims, bool(claims), None if claims else tx.next_available(run_id))
 
 
 def start_attempt(
@@ -77,9 +77,9 @@ def start_attempt(
     """Begin another attempt, whatever the rollout's status."""
     record = existing(tx, rollout_id)
     recall(tx, record, call, "start_attempt", now)
-    known = record.find_attempt(attempt_id)
-    if known is not None:
-        return record.rollout, known
+    earlier = record.find_attempt(attempt_id)
+    if earlier is not None:
+        return record.rollout, earlier
     remember(tx, record, call, now)
     return begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
 
@@ -127,17 +127,17 @@ def forget_claim_tokens(tx: Tx, now: float, most: int = _LOADED_AT_ONCE, age: Ag
 def queued_ahead(tx: Tx, now: float) -> list[str]:
     """Return the rollouts whose queue time is in the future because the clock was set back, in the order of the queue.
     For reading scripts."""
-    found: list[tuple[float, str]] = []
+    rollouts: list[tuple[float, str]] = []
     for status in ("queuing", "requeuing"):
         plan = Plan(status_in=[status], sort_by="start_time", descending=True, limit=_LOADED_AT_ONCE)
         while True:
             page, total, after = tx.find(plan)
-            found += [(r.queued_at, r.rollout.rollout_id) for r in page if r.queued_at and r.queued_at > now]
+            rollouts += [(r.queued_at, r.rollout.rollout_id) for r in page if r.queued_at and r.queued_at > now]
             if after is None or (status == "queuing" and page[-1].rollout.start_time <= now):
                 break
             plan = replace(plan, after=after, total=total)
-    found.sort(key=lambda queued: queued[0])  # among equals they are in the order of their numbers
-    return [rollout_id for _, rollout_id in found]
+    rollouts.sort(key=lambda queued: queued[0])  # among equals they are in the order of their numbers
+    return [rollout_id for _, rollout_id in rollouts]
 
 
 def queue_now(tx: Tx, now: float, rollout_ids: Sequence[str]) -> None:

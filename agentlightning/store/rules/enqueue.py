@@ -33,18 +33,18 @@ def enqueue(
         if call is not None:
             made_by = _maker(call, request, len(requests))
         rollout_id = "ro-" + ids(index)
-        known = tx.load(rollout_id)
-        if known is not None:
-            rollout_id, known = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
-        if known is None:
+        existing = tx.load(rollout_id)
+        if existing is not None:
+            rollout_id, existing = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
+        if existing is None:
             if call is not None:
                 _check_not_deleted(tx, call, rollout_id)
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
             note_change(tx, Record(rollout, [], queued_at=now, made_by=made_by), None, now)
             made.append(rollout)
         else:
-            _check_same_request(made_by, request, known, "enqueue_many_rollouts")
-            made.append(known.rollout)
+            _check_same_request(made_by, request, existing, "enqueue_many_rollouts")
+            made.append(existing.rollout)
     return made
 
 
@@ -59,10 +59,10 @@ def start_rollout(
 ) -> Claim:
     """Create a rollout with a pending first attempt; it is never queued."""
     made_by = "" if call is None else _maker(call, request, worker_id)
-    rollout_id, known = _own_id(tx, ids, 0, lambda known: known.find_attempt(attempt_id) is not None)
-    if known is not None:
-        _check_same_request(made_by, request, known, "start_rollout")
-        return known.rollout, cast("Attempt", known.find_attempt(attempt_id))
+    rollout_id, existing = _own_id(tx, ids, 0, lambda existing: existing.find_attempt(attempt_id) is not None)
+    if existing is not None:
+        _check_same_request(made_by, request, existing, "start_rollout")
+        return existing.rollout, cast("Attempt", existing.find_attempt(attempt_id))
     if call is not None:
         _check_not_deleted(tx, call, rollout_id)
     record = Record(_new_rollout(tx, now, rollout_id, request, {}), made_by=made_by)
@@ -76,9 +76,9 @@ def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> t
     """
     while True:
         rollout_id = "ro-" + ids(index)
-        known = tx.load(rollout_id)
-        if known is None or is_own(known):
-            return rollout_id, known
+        existing = tx.load(rollout_id)
+        if existing is None or is_own(existing):
+            return rollout_id, existing
         index += _FURTHER_DRAW
 
 
@@ -87,21 +87,21 @@ def _maker(call: Call, request: EnqueueRolloutRequest, further: object) -> str:
     return f"{call.key} {digest([request, further])}"
 
 
-def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, known: Record) -> bool:
+def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, record: Record) -> bool:
     """Return True if this call made a rollout with an id of this request: the rollout names the call, or it names none
     and does not seem to be another one that drew the same id."""
-    if made_by != "" and known.made_by.split()[:1] == made_by.split()[:1]:
+    if made_by != "" and record.made_by.split()[:1] == made_by.split()[:1]:
         return True
-    young = known.rollout.start_time > now - TOKEN_SECONDS
-    return not known.made_by and (young or known.rollout.input == request.input)
+    young = record.rollout.start_time > now - TOKEN_SECONDS
+    return not record.made_by and (young or record.rollout.input == request.input)
 
 
-def _check_same_request(made_by: str, request: EnqueueRolloutRequest, known: Record, operation: str) -> None:
-    if made_by and known.made_by and made_by != known.made_by:
+def _check_same_request(made_by: str, request: EnqueueRolloutRequest, record: Record, operation: str) -> None:
+    if made_by and record.made_by and made_by != record.made_by:
         names = ("input", "mode", "run_id", "priority", "metadata")
-        given = {name: getattr(request, name) for name in names}
-        given["metadata"] = given["metadata"] or {}
-        raise reused(operation, [name for name in names if given[name] != getattr(known.rollout, name)])
+        values = {name: getattr(request, name) for name in names}
+        values["metadata"] = values["metadata"] or {}
+        raise reused(operation, [name for name in names if values[name] != getattr(record.rollout, name)])
 
 
 def _check_not_deleted(tx: Tx, call: Call, rollout_id: str) -> None:

@@ -62,11 +62,11 @@ def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
     if len(rollout_ids) == 1:
         record = tx.load(rollout_ids[0])
         return [] if record is None else [record.rollout]
-    found: dict[str, Rollout] = {}
+    rollouts: dict[str, Rollout] = {}
     for start in range(0, len(rollout_ids), _LOADED_AT_ONCE):
         records = tx.find(Plan(ids=rollout_ids[start : start + _LOADED_AT_ONCE])).records
-        found.update((record.rollout.rollout_id, record.rollout) for record in records)
-    return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+        rollouts.update((record.rollout.rollout_id, record.rollout) for record in records)
+    return [rollouts[rollout_id] for rollout_id in rollout_ids if rollout_id in rollouts]
 
 
 def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], list[str]]:
@@ -75,20 +75,22 @@ def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], l
     Unknown ones are in neither. For reading scripts. Rollouts that have not ended are only counted.
     """
     if len(rollout_ids) == 1:
-        known = load_rollouts(tx, rollout_ids)
-        return [r for r in known if r.status in FINISHED], [r.rollout_id for r in known if r.status not in FINISHED]
-    wanted = list(dict.fromkeys(rollout_ids))
+        rollouts = load_rollouts(tx, rollout_ids)
+        return [r for r in rollouts if r.status in FINISHED], [
+            r.rollout_id for r in rollouts if r.status not in FINISHED
+        ]
+    ids = list(dict.fromkeys(rollout_ids))
     ended: dict[str, Rollout] = {}
     count = 0
-    for start in range(0, len(wanted), _LOADED_AT_ONCE):
-        some = wanted[start : start + _LOADED_AT_ONCE]
+    for start in range(0, len(ids), _LOADED_AT_ONCE):
+        some = ids[start : start + _LOADED_AT_ONCE]
         records = tx.find(Plan(ids=some, status_in=_FINISHED)).records
         ended.update((record.rollout.rollout_id, record.rollout) for record in records)
         count += tx.find(Plan(ids=some, limit=0)).total
-    if count < len(wanted):  # which of them are unknown is worth a look at each only now
-        there = {rollout.rollout_id for rollout in load_rollouts(tx, wanted)}
-        wanted = [rollout_id for rollout_id in wanted if rollout_id in there]
+    if count < len(ids):  # which of them are unknown is worth a look at each only now
+        there = {rollout.rollout_id for rollout in load_rollouts(tx, ids)}
+        ids = [rollout_id for rollout_id in ids if rollout_id in there]
     return (
         [ended[rollout_id] for rollout_id in rollout_ids if rollout_id in ended],
-        [rollout_id for rollout_id in wanted if rollout_id not in ended],
+        [rollout_id for rollout_id in ids if rollout_id not in ended],
     )

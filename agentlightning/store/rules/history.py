@@ -70,8 +70,8 @@ def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImpor
     """Import versions of resources; return the result of each. No script changes these and rollouts at once."""
     done = HistoryImport()
     for update in sorted(updates, key=lambda each: each.version):
-        taken = take_version(tx, update)
-        if taken is None:
+        result = take_version(tx, update)
+        if result is None:
             message = (
                 f"Resources {update.resources_id!r} of version {update.version} are here with other values or another "
                 "origin; import into a store that does not have them"
@@ -79,8 +79,8 @@ def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImpor
             place = f"{update.resources_id}/{update.version}"
             done.refused.append(HistoryRefusal(kind="resources", id=place, reason="different", message=message))
         else:
-            done.resources += taken
-            done.present += not taken
+            done.resources += result
+            done.present += not result
     return done
 
 
@@ -193,10 +193,10 @@ class _Taking:
             self.done.spans += 1
             if may_reward(span) and (rewarded := rewarded_by(span)) is not None:
                 rewards.setdefault((span.rollout_id, span.attempt_id), []).append(rewarded)
-        for (rollout_id, attempt_id), found in rewards.items():
+        for (rollout_id, attempt_id), span_rewards in rewards.items():
             record = cast("Record", self.records[rollout_id])
             attempt = cast("Attempt", record.find_attempt(attempt_id))
-            record.put_attempt(_with_outcome(with_reward(record, attempt, found)))
+            record.put_attempt(_with_outcome(with_reward(record, attempt, span_rewards)))
 
     def _fits(self, span: Span) -> bool:
         record = self._record(span.rollout_id)

@@ -49,8 +49,8 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, operation: str, token: str, arguments: Mapping[str, object]) -> Call:
         """Return the call of an operation with these arguments; None is the same as an omitted argument."""
-        asked = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
-        return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(asked), token)
+        digests = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
+        return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(digests), token)
 
     def check(self, before: str, operation: str) -> None:
         """Refuse a token that was used with other arguments before.
@@ -193,14 +193,14 @@ def is_known_beat(row: WorkerRow, call: Call | None) -> bool:
     """
     if call is None:
         return False
-    key, asked = call.key[: _BEAT // 2], digest(call.asked)
+    key, arguments = call.key[: _BEAT // 2], digest(call.asked)
     for start in range(0, len(row.beats), _BEAT):
         beat = row.beats[start : start + _BEAT]
         if beat.startswith(key):
-            if not beat.endswith(asked):
+            if not beat.endswith(arguments):
                 raise reused("update_worker", [])
             return True
-    row.beats = (row.beats + key + asked)[-_BEATS * _BEAT :]
+    row.beats = (row.beats + key + arguments)[-_BEATS * _BEAT :]
     return False
 
 

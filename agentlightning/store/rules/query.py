@@ -143,9 +143,9 @@ class RecordPlan:
         end, so that the last page takes no longer than the first."""
         if self.after is not None:  # one more than asked for, which shows that there is another page
             return 0, _ALL if self.limit == -1 else self.limit + 1, self.descending
-        left = max(0, total - self.offset)
-        count = left if self.limit == -1 else min(self.limit, left)
-        behind = left - count
+        remaining = max(0, total - self.offset)
+        count = remaining if self.limit == -1 else min(self.limit, remaining)
+        behind = remaining - count
         return (behind, count, not self.descending) if behind < self.offset else (self.offset, count, self.descending)
 
     def cut(self, sizes: Iterable[int]) -> int:
@@ -153,10 +153,10 @@ class RecordPlan:
         more than `PAGE_BYTES`, but has at least one."""
         if self.limit == -1:
             return len(list(sizes))
-        count = taken = 0
+        count = total = 0
         for size in itertools.islice(sizes, self.limit):
-            taken += size
-            if count and taken > PAGE_BYTES:
+            total += size
+            if count and total > PAGE_BYTES:
                 break
             count += 1
         return count
@@ -193,9 +193,9 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
     if sort_by == "create_time" and sort_by not in allowed and "start_time" in allowed:
         sort_by = "start_time"
     if sort_by is not None and sort_by not in allowed:
-        known = "cannot be ordered" if sort_by in model.model_fields else "field does not exist"
+        problem = "cannot be ordered" if sort_by in model.model_fields else "field does not exist"
         raise BadRequestError(
-            f"Failed to sort items by {sort_by!r}: {known} on {model.__name__}. "
+            f"Failed to sort items by {sort_by!r}: {problem} on {model.__name__}. "
             f"Invalid sort_by: {sort_by}, allowed fields are: {', '.join(allowed)}"
         )
     if limit < -1:
@@ -207,11 +207,11 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
 
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
     """Sort items and return the page and the number of all items; ties keep their order."""
-    found = list(items)
+    matches = list(items)
     if sort_by is not None:
-        found.sort(key=lambda item: rank(sort_by, getattr(item, sort_by)), reverse=descending)
+        matches.sort(key=lambda item: rank(sort_by, getattr(item, sort_by)), reverse=descending)
     end = None if limit == -1 else offset + limit
-    return found[offset:end], len(found)
+    return matches[offset:end], len(matches)
 
 
 def rank(sort_by: str, value: Any) -> tuple[bool, Any]:

@@ -35,9 +35,9 @@ def may_reward(span: Span | UnreadSpan) -> bool:
 def rewarded_by(span: Span | UnreadSpan) -> Rewarded | None:
     """Return the reward that a span sets; None if it sets none or is stale."""
     read = span.read() if isinstance(span, UnreadSpan) else span
-    if read.attributes.get(STALE) is True or (found := reward_of_span(read)) is None:
+    if read.attributes.get(STALE) is True or (reward := reward_of_span(read)) is None:
         return None
-    return Rewarded(span.sequence_id, *found)
+    return Rewarded(span.sequence_id, *reward)
 
 
 def with_reward(record: Record, attempt: Attempt, found: Iterable[Rewarded]) -> Attempt:
@@ -61,24 +61,24 @@ def set_by_hand(record: Record, attempt: Attempt) -> None:
 def read_again(record: Record, spans: Iterable[Span]) -> bool:
     """Set the rewards of a record of an earlier version from all its spans, in the order in which they were stored;
     return True if there was one."""
-    found: dict[str, list[Rewarded]] = {}
+    rewards: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
-            found.setdefault(span.attempt_id, []).append(rewarded)
+            rewards.setdefault(span.attempt_id, []).append(rewarded)
     for attempt in list(record.attempts):
-        if attempt.attempt_id in found:
-            record.put_attempt(with_reward(record, attempt, found[attempt.attempt_id]))
-    return bool(found)
+        if attempt.attempt_id in rewards:
+            record.put_attempt(with_reward(record, attempt, rewards[attempt.attempt_id]))
+    return bool(rewards)
 
 
 def problems_of_rewards(record: Record, spans: Iterable[Span]) -> Iterator[str]:
     """Yield the contradictions between the rewards in a record and its spans."""
-    found = record.copy()
-    found.reward_numbers = {}
-    found.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]
-    read_again(found, spans)
-    for attempt, said in zip(record.attempts, found.attempts, strict=True):
-        number, of_span = record.reward_numbers.get(attempt.attempt_id), found.reward_numbers.get(attempt.attempt_id)
-        differ = (attempt.reward, attempt.rewards) != (said.reward, said.rewards)
+    expected = record.copy()
+    expected.reward_numbers = {}
+    expected.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]
+    read_again(expected, spans)
+    for attempt, derived in zip(record.attempts, expected.attempts, strict=True):
+        number, of_span = record.reward_numbers.get(attempt.attempt_id), expected.reward_numbers.get(attempt.attempt_id)
+        differ = (attempt.reward, attempt.rewards) != (derived.reward, derived.rewards)
         if (differ and number in (None, of_span)) or (of_span is not None and (number is None or of_span > number)):
-            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, its spans say {said.reward}"
+            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, its spans say {derived.reward}"

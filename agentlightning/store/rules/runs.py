@@ -46,9 +46,9 @@ def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
     if len(records) > MOST_RECORDS:
         raise BadRequestError(f"add_run_records was given {len(records)} records; at most {MOST_RECORDS} in one call")
     made: list[NewRunRecord] = []
-    for given in records:
+    for value in records:
         with valid("records"):
-            record = RunRecord.model_validate(given)
+            record = RunRecord.model_validate(value)
         what = f"The {record.kind} record {record.name[:80]!r} of step {record.step}"
         if record.step > _LARGEST_STEP or "\0" in record.name or len(record.name) > LONGEST_NAME:
             raise BadRequestError(
@@ -89,8 +89,13 @@ def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbe
         return row.run
     before, fields = row.run, dict(changes)
     best: BestFigure | None = fields.get("best")
-    known = before.best
-    if best is not None and known is not None and known.name == best.name and known.value >= best.value:
+    best_before = before.best
+    if (
+        best is not None
+        and best_before is not None
+        and best_before.name == best.name
+        and best_before.value >= best.value
+    ):
         del fields["best"]
     if "stop_reason" in fields:
         stamp = now if before.stop_time is None else max(now, before.stop_time + _LATER)

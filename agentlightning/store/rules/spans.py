@@ -76,20 +76,20 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
         seen[place[0]][place[1]] = None
     else:
         _count(records, seen, spans, ready, sizes, stored)
-    found = _rewards([ready[index] for index in rewarding if sizes[index]]) if rewarding else _NO_REWARDS
+    rewards = _rewards([ready[index] for index in rewarding if sizes[index]]) if rewarding else _NO_REWARDS
     for rollout_id, record in records.items():
         if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
-            _record_heartbeats(tx, record, seen[rollout_id], now, found)
+            _record_heartbeats(tx, record, seen[rollout_id], now, rewards)
     return stored
 
 
 def _rewards(spans: Sequence[AnySpan]) -> dict[str, list[Rewarded]]:
     """Return the rewards that spans set, by attempt."""
-    found: dict[str, list[Rewarded]] = {}
+    rewards: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
-            found.setdefault(span.attempt_id, []).append(rewarded)
-    return found
+            rewards.setdefault(span.attempt_id, []).append(rewarded)
+    return rewards
 
 
 def _count(
@@ -109,9 +109,9 @@ def _count(
             seen[span.rollout_id][span.attempt_id] = None
         else:
             stored[place] = None
-    for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
+    for original, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
         record = records[span.rollout_id]
-        if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
+        if size == 0 and original.sequence_id < 0 and span.sequence_id == record.spans_issued:
             record.spans_issued -= 1  # the number of a span that was there already is given to the next one
 
 
@@ -201,8 +201,8 @@ def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
             spans.append(_decode(body) if isinstance(body, (bytes, str)) else body.read())
         except ValidationError as error:  # it is called by its id, if that much can be read
             text = body.decode("utf-8", "replace") if isinstance(body, bytes) else cast(str, body)
-            found = re.search(r'"span_id":"(\w{1,64})"', text)
-            raise damaged("span", f"{found[1] if found else '?'} of rollout {rollout_id}", error) from None
+            match = re.search(r'"span_id":"(\w{1,64})"', text)
+            raise damaged("span", f"{match[1] if match else '?'} of rollout {rollout_id}", error) from None
     return spans
 
 
@@ -248,7 +248,7 @@ class _NoNumber(LookupError):
 def _number_of(body: SpanBody) -> int:
     if not isinstance(body, (bytes, str)):
         return body.sequence_id
-    found = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
-    if found is None:
+    match = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
+    if match is None:
         raise _NoNumber(body[:200])
-    return int(found[1])
+    return int(match[1])

@@ -67,10 +67,10 @@ def check_rewards(changes: Mapping[str, object]) -> None:
         BadRequestError: one of its numbers is not finite, or its absolute value is above 1e15.
     """
     named = changes.get("rewards")
-    told: dict[str, object] = {"reward": changes.get("reward")}
+    rewards: dict[str, object] = {"reward": changes.get("reward")}
     if isinstance(named, Mapping):
-        told.update(cast("Mapping[str, object]", named))
-    for name, value in told.items():
+        rewards.update(cast("Mapping[str, object]", named))
+    for name, value in rewards.items():
         if as_number(value) is not None and as_reward(value) is None:
             raise BadRequestError(
                 f"The reward {name!r} is {as_number(value)}; expected {USABLE_REWARD}, or null for none"
@@ -83,8 +83,8 @@ def check_run_id(run_id: str) -> str:
     Raises:
         BadRequestError: it is not; gives the reason.
     """
-    taken = isinstance(run_id, str) and run_id.startswith(CONTROL_PREFIX)
-    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", taken)
+    reserved = isinstance(run_id, str) and run_id.startswith(CONTROL_PREFIX)
+    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", reserved)
 
 
 def check_vocabulary_id(vocabulary_id: str) -> str:
@@ -98,8 +98,8 @@ def check_vocabulary_id(vocabulary_id: str) -> str:
     )
 
 
-def _check_name(what: str, name: str, hint: str, taken: bool) -> str:
-    if not isinstance(name, str) or taken or name == "-" or "\0" in name or len(name) > LONGEST_NAME:
+def _check_name(what: str, name: str, hint: str, reserved: bool) -> str:
+    if not isinstance(name, str) or reserved or name == "-" or "\0" in name or len(name) > LONGEST_NAME:
         raise BadRequestError(
             f"{what}={str(name)[:80]!r} cannot be used ({len(str(name))} characters); expected a text of at most "
             f"{LONGEST_NAME} characters without null bytes ({hint})"
@@ -127,11 +127,11 @@ def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any
     """
     if changes.keys() <= {"status"}:
         return changes
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in changes.items():
         with valid(model.__name__, name):
-            found[name] = value if name == "status" else _field(model, name).validate_python(value)
-    return found
+            values[name] = value if name == "status" else _field(model, name).validate_python(value)
+    return values
 
 
 class valid:
@@ -353,8 +353,8 @@ def new_request(
         and (run_id is None or run_id.__class__ is str)
     ):
         return build(EnqueueRolloutRequest, fields, _NAMES[EnqueueRolloutRequest])
-    given = {name: value for name, value in fields.items() if name == "input" or value is not _IN_REQUEST[name]}
-    return EnqueueRolloutRequest(**given)
+    supplied = {name: value for name, value in fields.items() if name == "input" or value is not _IN_REQUEST[name]}
+    return EnqueueRolloutRequest(**supplied)
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:

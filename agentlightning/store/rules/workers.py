@@ -25,8 +25,8 @@ def heartbeat(
     call: Call | None = None,
 ) -> Worker:
     """Record a heartbeat of a worker, and the claims that it does not name; None names all."""
-    known = _worker_row(tx, worker_id, run_id)
-    row = WorkerRow(known.worker, known.unnamed, known.beats)  # one of its own, which is changed below
+    present = _worker_row(tx, worker_id, run_id)
+    row = WorkerRow(present.worker, present.unnamed, present.beats)  # one of its own, which is changed below
     if is_known_beat(row, call):
         return row.worker
     since = {attempt_id: time for _, attempt_id, time in row.unnamed}
@@ -62,7 +62,7 @@ def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float)
         return False
     if _is_lost(row.worker, age, lease_seconds):
         return True
-    return any(known == attempt.attempt_id and age(since) > lease_seconds for _, known, since in row.unnamed)
+    return any(attempt_id == attempt.attempt_id and age(since) > lease_seconds for _, attempt_id, since in row.unnamed)
 
 
 def _is_lost(worker: Worker, age: Age, lease_seconds: float) -> bool:

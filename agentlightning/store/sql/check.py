@@ -63,8 +63,8 @@ def _problems_of_rollouts(link: Link) -> Iterator[str]:
                 f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
             )
             continue
-        said = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
-        for column, value, expected in zip(columns, values, said, strict=False):
+        fields = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
+        for column, value, expected in zip(columns, values, fields, strict=False):
             if value != expected:
                 yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
         for problem in (*_problems_of_record(link, record), *summaries.problems(link, record)):

@@ -33,14 +33,14 @@ def find(link: Link, plan: RecordPlan) -> FoundRecords:
     page = f"SELECT step, number, size {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
     for setting in link.dialect.in_order:
         link.send(setting)
-    found = link.fetch(page, (*values, count, skip), once=True)
-    found = found if backwards == plan.descending else found[::-1]
-    places = [(step, number) for step, number, _ in found]
-    taken = plan.cut(size for *_, size in found)
-    numbers = [number for _, number in places[:taken]]
+    rows = link.fetch(page, (*values, count, skip), once=True)
+    rows = rows if backwards == plan.descending else rows[::-1]
+    places = [(step, number) for step, number, _ in rows]
+    length = plan.cut(size for *_, size in rows)
+    numbers = [number for _, number in places[:length]]
     test, chosen = link.dialect.one_of("number", numbers)
     bodies = dict(link.fetch(f"SELECT number, body FROM @run_records WHERE @here AND {test}", chosen))
-    return FoundRecords([bodies[number] for number in numbers], total, plan.ends_at(places, taken, total))
+    return FoundRecords([bodies[number] for number in numbers], total, plan.ends_at(places, length, total))
 
 
 def drop(link: Link, run_id: str, after_step: int) -> int:

@@ -165,8 +165,8 @@ def _where(chosen: RolloutFilter, dialect: Dialect) -> tuple[str, list[object]]:
     if "run_id" in chosen.model_fields_set:
         tests.append(dialect.of_run_key(chosen.run_id or None))
     for name in ("status", "mode", "outcome", "rollout_id"):
-        if (wanted := getattr(chosen, f"{name}_in")) is not None:
-            tests.append(dialect.one_of(f"s.{name}", wanted))
+        if (choice := getattr(chosen, f"{name}_in")) is not None:
+            tests.append(dialect.one_of(f"s.{name}", choice))
     for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
         if (value := getattr(chosen, name)) is not None:
             tests.append((f"s.{name} = ?", (value,)))
@@ -236,6 +236,6 @@ def aggregate(link: Link, plan: AggregatePlan) -> RolloutAggregate:
         query = f"SELECT {listed}s.rewards FROM @summaries s WHERE {where} AND s.rewards IS NOT NULL"
         for row in link.fetch(query, values, once=True):
             texts.setdefault(row[:-1], []).append(row[-1])
-        for key, found in texts.items():
-            tallies[key].rewards = sorted(dimension_values(found, plan.dimension))
+        for key, rewards in texts.items():
+            tallies[key].rewards = sorted(dimension_values(rewards, plan.dimension))
     return aggregate_of(plan, tallies.values())

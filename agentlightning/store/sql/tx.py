@@ -227,16 +227,16 @@ class SqlTx:
     ) -> Sequence[bytes]:
         self._send_early()
         where, values = "@here AND rollout_id = ?", [rollout_id]
-        for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
-            if wanted is not None:
+        for column, value in (("attempt_id", attempt_id), ("span_id", span_id)):
+            if value is not None:
                 where += f" AND {column} = ?"
-                values.append(wanted)
+                values.append(value)
         if choose is None:
             rows = self._link.fetch(f"SELECT body FROM @spans WHERE {where} ORDER BY number", values)
             return [row[0] for row in rows]
         heads = f"SELECT number, substr(body, 1, {HEAD}) FROM @spans WHERE {where} ORDER BY number"
-        found = self._link.fetch(heads, values)
-        numbers = [found[place][0] for place in choose([head for _, head in found])]
+        entries = self._link.fetch(heads, values)
+        numbers = [entries[place][0] for place in choose([head for _, head in entries])]
         test, chosen = self._link.dialect.one_of("number", numbers)
         query = f"SELECT number, body FROM @spans WHERE @here AND @unindexed rollout_id = ? AND {test}"
         bodies = dict(self._link.fetch(query, (rollout_id, *chosen)))
@@ -263,8 +263,8 @@ class SqlTx:
             if rows and row is None:
                 return None  # and written whatever its version
             self._seen.rows[kind, key] = None if row is None else (rows[0][0], row)
-        seen = self._seen.rows[kind, key]
-        return None if seen is None else seen[1]
+        entry = self._seen.rows[kind, key]
+        return None if entry is None else entry[1]
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
         assert self._writing, "a reading script puts nothing"
@@ -277,10 +277,10 @@ class SqlTx:
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
         self._send_early()
         rows = self._link.fetch(SCAN, (kind, self._link.dialect.every if limit is None else limit))
-        found = readable_rows(kind, (row[:2] for row in rows))
+        readable = readable_rows(kind, (row[:2] for row in rows))
         versions = {key: version for key, _, version in rows}
-        self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in found)
-        return found
+        self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in readable)
+        return readable
 
     def count_rows(self, kind: Kind) -> int:
         self._send_early()
@@ -329,9 +329,9 @@ def _where(plan: Plan, dialect: Dialect) -> tuple[str, list[object]]:
     """Return the WHERE clause of a plan and its values."""
     tests: list[Condition] = []
     by_id = plan.ids is not None and not plan.any_of
-    for column, wanted in (("@unindexed status" if by_id else "status", plan.status_in), ("rollout_id", plan.ids)):
-        if wanted is not None:
-            tests.append(dialect.one_of(column, wanted))
+    for column, choice in (("@unindexed status" if by_id else "status", plan.status_in), ("rollout_id", plan.ids)):
+        if choice is not None:
+            tests.append(dialect.one_of(column, choice))
     if plan.id_contains is not None:
         tests.append(("@instr(rollout_id, ?) > 0", (plan.id_contains,)))
     clauses, values = ["@here"], [value for _, of_test in tests for value in of_test]

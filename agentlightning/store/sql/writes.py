@@ -86,14 +86,14 @@ class Writes:
         self.records = {}
 
     def _send_record(self, rollout_id: str, record: Record) -> None:
-        known, before = rollout_id in self._seen.records, self._seen.records.get(rollout_id)
+        exists, before = rollout_id in self._seen.records, self._seen.records.get(rollout_id)
         dialect, columns, change = self._link.dialect, columns_of(record), self._seen.change()
         body = record_type().dump_json(record)
         if before is None:
-            statement = _insert(dialect.columns, replace=not known)
+            statement = _insert(dialect.columns, replace=not exists)
             values = (*change, rollout_id, record.rollout.run_id, *columns[: len(dialect.columns)], body)
             self.checked(statement, values)
-            if not known:
+            if not exists:
                 summaries.remove(self._link, rollout_id)
             summaries.insert(self._link, record)
             return
@@ -105,17 +105,17 @@ class Writes:
         summaries.update(self._link, before, record)
 
     def _send_row(self, kind: Kind, key: str, row: Row | None) -> None:
-        known, seen = (kind, key) in self._seen.rows, self._seen.rows.get((kind, key))
-        version = 0 if seen is None else seen[0]
+        was_read, stored = (kind, key) in self._seen.rows, self._seen.rows.get((kind, key))
+        version = 0 if stored is None else stored[0]
         if row is None:
-            if seen is not None:
+            if stored is not None:
                 self.checked(f"{_DROP} AND @unchanged", (kind, key, version))
-            elif not known:
+            elif not was_read:
                 self._link.send(_DROP, (kind, key))
         else:
             column, own, changed = ("change, ", "@change, ", "change = @change, ") if kind == "run" else ("", "", "")
             change, body = self._seen.change() if kind == "run" else (), row_type(kind).dump_json(row)
-            if seen is not None:
+            if stored is not None:
                 statement = f"UPDATE @rows SET {changed}@next_version, body = ? {_ROW_AT} AND @unchanged"
                 self.checked(statement, (*change, body, kind, key, version))
             else:
@@ -125,8 +125,8 @@ class Writes:
                 )
                 also = "change = excluded.change, " if kind == "run" else ""
                 update = f"UPDATE SET {also}@next_version, body = excluded.body"
-                self.checked(put + ("NOTHING" if known else update), (*change, kind, key, body))
-                if not known:
+                self.checked(put + ("NOTHING" if was_read else update), (*change, kind, key, body))
+                if not was_read:
                     return  # of a version that is not known
         self._seen.rows[kind, key] = None if row is None else (version + 1, row)
 

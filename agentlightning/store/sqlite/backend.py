@@ -86,8 +86,8 @@ class SQLiteBackend:
                 return False
         with here.writing:  # the connection that writes does not count its own commits as changes
             version = self._writer(here).execute("PRAGMA data_version").fetchone()[0]
-        known, self._seen_version = self._seen_version, version
-        return version != known
+        previous, self._seen_version = self._seen_version, version
+        return version != previous
 
     def close(self) -> None:
         here = self._process()

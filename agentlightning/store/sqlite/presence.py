@@ -35,8 +35,8 @@ class Presence:
         self._real = os.path.realpath(path)
         """Path beside which SQLite keeps its other two files; links are resolved."""
         self.log = f"{self._real}-wal"
-        found = _stat(self._path)
-        self.database = None if found is None else (found.st_dev, found.st_ino)
+        stat = _stat(self._path)
+        self.database = None if stat is None else (stat.st_dev, stat.st_ino)
         self._others: dict[str, tuple[int, int]] = {}
         self._size = self._log_size = 0
         self._damage = ""
@@ -76,11 +76,11 @@ class Presence:
         """
         self.check_database()
         for suffix in ("-wal", "-shm"):
-            found = _stat(self._real + suffix)
-            if found is not None:
-                self._others.setdefault(suffix, (found.st_dev, found.st_ino))
+            stat = _stat(self._real + suffix)
+            if stat is not None:
+                self._others.setdefault(suffix, (stat.st_dev, stat.st_ino))
             if suffix in self._others:
-                self._check(suffix, self._others[suffix], found)
+                self._check(suffix, self._others[suffix], stat)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             log = os.open(self.log, os.O_RDONLY)
             try:
@@ -91,10 +91,10 @@ class Presence:
                 self._damage = "its write-ahead log was cut short"
                 raise self._lost(self._damage)
 
-    def _check(self, suffix: str, expected: tuple[int, int] | None, found: os.stat_result | None) -> None:
-        if expected is None or (found is not None and (found.st_dev, found.st_ino) == expected):
+    def _check(self, suffix: str, expected: tuple[int, int] | None, stat: os.stat_result | None) -> None:
+        if expected is None or (stat is not None and (stat.st_dev, stat.st_ino) == expected):
             return
-        what = "was deleted or moved away" if found is None else "was replaced by another file"
+        what = "was deleted or moved away" if stat is None else "was replaced by another file"
         raise self._lost(f"{_PARTS[suffix]} {what}")
 
     def _damage_of(self, db: sqlite3.Connection, size: int) -> str:

@@ -61,6 +61,6 @@ async def _entry(store: Readable, rollout: AttemptedRollout | Rollout) -> Entry:
 def final_reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float] | None]:
     """Return the final reward of an attempt and its dimensions, from its spans in the order of their numbers."""
     for span in reversed(spans):
-        if span.attributes.get(STALE) is not True and (found := reward_of_span(span)) is not None:
-            return found
+        if span.attributes.get(STALE) is not True and (reward := reward_of_span(span)) is not None:
+            return reward
     return None, None

@@ -126,41 +126,41 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
 # --- in Python -----------------------------------------------------------------------------------------------------
 
 
-def _values(found: list[Entry], sort_by: str) -> list[Any]:
+def _values(entries: list[Entry], sort_by: str) -> list[Any]:
     """Return the sort value of each entry."""
     if sort_by == "spans":
-        return [entry[2] for entry in found]
+        return [entry[2] for entry in entries]
     if sort_by != "duration":
         column = Facts._fields.index(sort_by)
-        return [entry[0][column] for entry in found]
+        return [entry[0][column] for entry in entries]
     begin, end = Facts._fields.index("start_time"), Facts._fields.index("end_time")
-    ends: list[tuple[float, float | None]] = [(entry[0][begin], entry[0][end]) for entry in found]  # pyright: ignore[reportAssignmentType]
+    ends: list[tuple[float, float | None]] = [(entry[0][begin], entry[0][end]) for entry in entries]  # pyright: ignore[reportAssignmentType]
     return [None if ended is None else ended - started for started, ended in ends]
 
 
 def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
     """Return the entries that pass a filter."""
-    found = list(entries)
+    matches = list(entries)
     for test in tests_of(chosen):
-        found = [entry for entry in found if test(entry[0])]
+        matches = [entry for entry in matches if test(entry[0])]
     if chosen.input_contains:
-        wanted = searched(chosen.input_contains)
-        found = [entry for entry in found if wanted in entry[3].searched()]
-    return found
+        text = searched(chosen.input_contains)
+        matches = [entry for entry in matches if text in entry[3].searched()]
+    return matches
 
 
 def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
     """Return a filter as tests of facts, without the test of the input."""
     tests: list[Callable[[Facts], bool]] = []
-    given = chosen.model_fields_set
-    if "run_id" in given:
+    fields = chosen.model_fields_set
+    if "run_id" in fields:
         tests.append(_is_in(Facts._fields.index("run_id"), frozenset((chosen.run_id or None,))))
     for name in ("status", "mode", "outcome", "rollout_id"):
-        if (wanted := getattr(chosen, f"{name}_in")) is not None:
-            tests.append(_is_in(Facts._fields.index(name), frozenset(wanted)))
+        if (value := getattr(chosen, f"{name}_in")) is not None:
+            tests.append(_is_in(Facts._fields.index(name), frozenset(value)))
     for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
-        if (wanted := getattr(chosen, name)) is not None:
-            tests.append(_is_in(Facts._fields.index(name), frozenset((wanted,))))
+        if (value := getattr(chosen, name)) is not None:
+            tests.append(_is_in(Facts._fields.index(name), frozenset((value,))))
     if chosen.task is not None:
         tests.append(_is_in(Facts._fields.index("task"), frozenset((task_text(chosen.task),))))
     for name in ("step", "reward"):
@@ -180,8 +180,8 @@ def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
     return tests
 
 
-def _is_in(field: int, wanted: frozenset[Any]) -> Callable[[Facts], bool]:
-    return lambda facts: facts[field] in wanted
+def _is_in(field: int, values: frozenset[Any]) -> Callable[[Facts], bool]:
+    return lambda facts: facts[field] in values
 
 
 def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
@@ -190,18 +190,18 @@ def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
 
 def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
     """Return the page of a plan from all rollouts."""
-    found = matching(entries, plan.chosen)
-    total = len(found)
-    values = _values(found, plan.sort_by)
-    known = [(value, entry[1], entry) for value, entry in zip(values, found, strict=True) if value is not None]
-    unknown = [(None, entry[1], entry) for value, entry in zip(values, found, strict=True) if value is None]
+    matches = matching(entries, plan.chosen)
+    total = len(matches)
+    values = _values(matches, plan.sort_by)
+    ranked = [(value, entry[1], entry) for value, entry in zip(values, matches, strict=True) if value is not None]
+    unranked = [(None, entry[1], entry) for value, entry in zip(values, matches, strict=True) if value is None]
     if plan.after is not None:
-        known, unknown = _behind(plan, known), _behind(plan, unknown)
+        ranked, unranked = _behind(plan, ranked), _behind(plan, unranked)
     end = plan.offset + plan.limit + 1
-    page: list[_Ranked] = _first(known, end, plan.descending)
+    page: list[_Ranked] = _first(ranked, end, plan.descending)
     if len(page) < end:
-        unknown.sort(key=itemgetter(1), reverse=plan.descending)
-        page += unknown[: end - len(page)]
+        unranked.sort(key=itemgetter(1), reverse=plan.descending)
+        page += unranked[: end - len(page)]
     page = page[plan.offset :]
     return plan.page([(summary_of(e.facts, e.spans, e.input.preview()), (value, at)) for value, at, e in page], total)
 
@@ -210,19 +210,19 @@ _Ranked = tuple[Any, int | str, Entry]
 """Value, place, entry. Places are unique, so that entries are never compared."""
 
 
-def _behind(plan: SummaryPlan, found: list[_Ranked]) -> list[_Ranked]:
+def _behind(plan: SummaryPlan, entries: list[_Ranked]) -> list[_Ranked]:
     """Return the entries after the place where the page begins. All of them have a value, or none has."""
     after: Any = plan.after
-    if not found or (found[0][0] is None) != (after[0] is None):
-        return found if found and found[0][0] is None else []
+    if not entries or (entries[0][0] is None) != (after[0] is None):
+        return entries if entries and entries[0][0] is None else []
     begin = 1 if after[0] is None else 0
     if plan.descending:
-        return [each for each in found if each[begin:2] < after[begin:]]
-    return [each for each in found if each[begin:2] > after[begin:]]
+        return [each for each in entries if each[begin:2] < after[begin:]]
+    return [each for each in entries if each[begin:2] > after[begin:]]
 
 
-def _first(found: list[_Ranked], count: int, descending: bool) -> list[_Ranked]:
+def _first(entries: list[_Ranked], count: int, descending: bool) -> list[_Ranked]:
     """Return the first `count` entries in order."""
-    if 8 * count < len(found):
-        return (heapq.nlargest if descending else heapq.nsmallest)(count, found)
-    return sorted(found, reverse=descending)[:count]
+    if 8 * count < len(entries):
+        return (heapq.nlargest if descending else heapq.nsmallest)(count, entries)
+    return sorted(entries, reverse=descending)[:count]

@@ -101,9 +101,9 @@ class MainThread:
     async def until_free(self, seconds: float) -> bool:
         """Interrupt an earlier call until it has ended; return whether it has ended within `seconds`."""
         end = self.loop.time() + seconds
-        while self._latest is not None and not self._latest.done() and (left := end - self.loop.time()) > 0:
+        while self._latest is not None and not self._latest.done() and (remaining := end - self.loop.time()) > 0:
             self._latest.interrupt()
-            await asyncio.wait({self._latest}, timeout=min(left, AGAIN_SECONDS))
+            await asyncio.wait({self._latest}, timeout=min(remaining, AGAIN_SECONDS))
         return self.is_free
 
     def interrupt(self, call: MainCall | None = None) -> None:

@@ -210,8 +210,8 @@ class _Shape(Generic[E]):
     def add(self, path: str, method: str, endpoint: E) -> None:
         segments = path.split("/")
         names = [(segments[index][1:-1], index) for index in self.parameters]
-        methods, known = self.table.setdefault(self.literals(segments), ({}, names))
-        assert known == names, f"{path} names its parameters otherwise than the same path with another method"
+        methods, existing = self.table.setdefault(self.literals(segments), ({}, names))
+        assert existing == names, f"{path} names its parameters otherwise than the same path with another method"
         methods[method] = endpoint
 
 
@@ -265,8 +265,8 @@ async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) 
             cancelled_by.append(by)
             here.cancel()
 
-    left = asyncio.ensure_future(receive())
-    left.add_done_callback(cancel)
+    departure = asyncio.ensure_future(receive())
+    departure.add_done_callback(cancel)
     try:
         with stopping.calling(cancel):
             return await awaited
@@ -277,5 +277,5 @@ async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) 
             raise StoreUnreachableError("The server is stopping") from None
         raise ClientLeftError("The client closed the connection before it was answered") from None
     finally:
-        left.remove_done_callback(cancel)
-        left.cancel()
+        departure.remove_done_callback(cancel)
+        departure.cancel()

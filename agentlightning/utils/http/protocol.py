@@ -322,7 +322,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write_eof()
 
     def _release_cycle(self) -> bool:
-        """Tell the requests in progress that their client left; return False if it is unclear which is answered next."""
+        """Tell the requests in progress that their client left; return False if the next answer is unclear."""
         if self._release_running():
             _release(self.cycle)
             return False

@@ -178,9 +178,9 @@ class RegisteringBackend(ImmediateBackend):
         Raises:
             ValueError: the name is registered differently.
         """
-        known = self._metrics.setdefault(metric.name, metric)
-        if known != metric:
-            raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known} is not {metric}")
+        existing = self._metrics.setdefault(metric.name, metric)
+        if existing != metric:
+            raise ValueError(f"{metric.name!r} is registered already, and otherwise: {existing} is not {metric}")
 
     def _label_values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
         """Return the label values in the order of registration.
@@ -190,15 +190,15 @@ class RegisteringBackend(ImmediateBackend):
         """
         metric = self._metrics.get(name)
         if metric is None or metric.kind != kind:
-            known = "" if metric is None else f" (it is a {metric.kind})"
-            raise ValueError(f"{kind} '{name}' is not registered{known}; call register_{kind.lower()} first")
-        given = labels or {}
+            hint = "" if metric is None else f" (it is a {metric.kind})"
+            raise ValueError(f"{kind} '{name}' is not registered{hint}; call register_{kind.lower()} first")
+        values_by_label = labels or {}
         try:
-            values = tuple([given[label] for label in metric.label_names])
+            values = tuple([values_by_label[label] for label in metric.label_names])
         except KeyError as error:
             raise ValueError(f"Label '{error.args[0]}' is required for {kind} '{name}'.") from None
-        if len(given) != len(values):
-            extra = sorted(set(given) - set(metric.label_names))
+        if len(values_by_label) != len(values):
+            extra = sorted(set(values_by_label) - set(metric.label_names))
             raise ValueError(f"{kind} '{name}' has no label {extra[0]!r}; its labels are {list(metric.label_names)}")
         return values
 

@@ -97,10 +97,10 @@ class ConsoleMetricsBackend(RegisteringBackend):
 
     def _is_due(self, now: float) -> bool:
         """Return True if a line must be logged at once; otherwise start the timer. Under the lock."""
-        left = self._logged_at + self._interval - now
-        if left > 0:
+        remaining = self._logged_at + self._interval - now
+        if remaining > 0:
             if self._timer is None:
-                self._timer = threading.Timer(left, self._log)
+                self._timer = threading.Timer(remaining, self._log)
                 self._timer.daemon = True
                 self._timer.start()
             return False
@@ -178,9 +178,9 @@ class Window:
 
     def forget(self, now: float) -> None:
         """Drop values that are too old."""
-        for kept in (self._sums, self._values):
-            while kept and now - kept[0][0] > self._seconds * (1 + 1 / _SLOTS):
-                kept.popleft()
+        for entries in (self._sums, self._values):
+            while entries and now - entries[0][0] > self._seconds * (1 + 1 / _SLOTS):
+                entries.popleft()
 
     def __bool__(self) -> bool:
         return bool(self._sums)

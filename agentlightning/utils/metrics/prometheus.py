@@ -51,8 +51,8 @@ class PrometheusMetricsBackend(RegisteringBackend):
         metric = replace(metric, group_level=None)  # nothing is grouped here
         exposed = prometheus_name(metric.name)
         with _collectors_lock:
-            known = _collectors.get(exposed)
-            if known is None:
+            existing = _collectors.get(exposed)
+            if existing is None:
                 named = (exposed, metric.name, metric.label_names)
                 if metric.kind == "Counter":
                     collector = self._client.Counter(*named)
@@ -63,12 +63,12 @@ class PrometheusMetricsBackend(RegisteringBackend):
                 else:
                     collector = self._client.Histogram(*named, buckets=metric.buckets)
                 _collectors[exposed] = (metric, collector)
-            elif known[0].name != metric.name:
+            elif existing[0].name != metric.name:
                 raise ValueError(
-                    f"{metric.name!r} and {known[0].name!r} are both {exposed!r} to Prometheus; rename one"
+                    f"{metric.name!r} and {existing[0].name!r} are both {exposed!r} to Prometheus; rename one"
                 )
-            elif known[0] != metric:
-                raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known[0]} is not {metric}")
+            elif existing[0] != metric:
+                raise ValueError(f"{metric.name!r} is registered already, and otherwise: {existing[0]} is not {metric}")
             super()._register(metric)
 
     @override

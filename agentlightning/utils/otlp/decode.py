@@ -72,8 +72,8 @@ def unread_steps_of(
                 if parts > MAX_PARTS:
                     text = f"span {message.name[:80]!r} has {parts} attributes, events and links; at most {MAX_PARTS}"
                     rejections.add(text)
-                elif not read_all and (kept := _unread(message, together)) is not None:
-                    step.append(kept)
+                elif not read_all and (unread := _unread(message, together)) is not None:
+                    step.append(unread)
                 elif (span := _span(message, resource, scope, rejections)) is not None:
                     step.append(span)
                 work += max(_SPAN_WORK, parts)

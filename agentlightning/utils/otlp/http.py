@@ -28,7 +28,7 @@ from agentlightning.utils.otlp.caps import Rejections
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 _INLINE_BYTES = 64 * 1024
-"""Size above which a body is parsed in a thread, as is any compressed one, so that the loop answers others meanwhile."""
+"""Size above which a body is parsed in a thread, so that the loop answers others; compressed ones always are."""
 _TRY_LATER_SECONDS = 5.0
 _parsing: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -64,13 +64,13 @@ async def answer_export(
         form = form_of(request.headers.get("content-type", ""))
         body = await read_body(request.scope, request.receive, hold)
         encoding, rejections = request.headers.get("content-encoding", ""), Rejections()
-        asked = kind, body, form, encoding, signal, rejections, hold
+        arguments = kind, body, form, encoding, signal, rejections, hold
         if encoding or len(body) > _INLINE_BYTES:
             # one at a time for each loop: several threads that parse would take the interpreter from it
             async with _parsing.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-                message = await asyncio.to_thread(parse_body, *asked)
+                message = await asyncio.to_thread(parse_body, *arguments)
         else:
-            message = parse_body(*asked)
+            message = parse_body(*arguments)
         return _reply(request, form, 200, await take(message, rejections))
     except ClientLeftError:
         return Response(status_code=400)  # nobody reads it
