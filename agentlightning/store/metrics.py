@@ -229,11 +229,13 @@ def observe(name: str, value: float, tags: Mapping[str, str] | None) -> None:
     if wrong:
         raise BadRequestError(f"{wrong[0][:200]!r} is no name of a metric or a tag; expected letters, digits, _ and .")
     with _lock:
-        known = _series.get(name, set())
-        others = next(([tag for tag, _ in each] for each in known), None)
+        series = _series.get(name, set())
+        others = next(([tag for tag, _ in each] for each in series), None)
         if others is not None and others != [tag for tag, _ in labels]:
             raise BadRequestError(f"The metric {name!r} has the tags {others}; got {[tag for tag, _ in labels]}")
-        if (name not in _series and len(_series) >= MOST_NAMES) or (labels not in known and len(known) >= MOST_SERIES):
+        if (name not in _series and len(_series) >= MOST_NAMES) or (
+            labels not in series and len(series) >= MOST_SERIES
+        ):
             raise BadRequestError(
                 f"The metric {name!r} is one too many: a store has at most {MOST_NAMES} metrics of programs, each with "
                 f"{MOST_SERIES} combinations of tags. Give tags few values"

@@ -450,7 +450,7 @@ _IDS = re.compile(r"[0-9a-f]{32} [0-9a-f]{16}(?: [0-9a-f]{16})?")
 
 
 def is_readable(span: Span) -> bool:
-    """True if the ids of the span are ones of OpenTelemetry's; a program that makes spans itself may use any words."""
+    """Return True if the ids of the span are valid in OpenTelemetry; a program that makes spans itself may use any."""
     return _IDS.fullmatch(" ".join(filter(None, (span.trace_id, span.span_id, span.parent_id)))) is not None
 
 

@@ -134,7 +134,7 @@ class PythonServerLauncher:
         return None if path is None else f"{self.access_endpoint}/{path.lstrip('/')}"
 
     def is_running(self) -> bool:
-        """True while requests are served; a server that died is not running."""
+        """Return True while requests are served; a server that died is not running."""
         return self._serving is not None and not self._serving.done()
 
     def bind(self) -> None:

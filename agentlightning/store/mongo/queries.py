@@ -46,11 +46,11 @@ class Queries:
         results: list[Document] = []
         fields, skip = {**_BODY, "number": 1, plan.sort_by or "number": 1}, plan.offset
         for further, order in parts if plan.limit else ():
-            left = plan.one_more - len(results)
-            if plan.limit >= 0 and not left:
+            remaining = plan.one_more - len(results)
+            if plan.limit >= 0 and not remaining:
                 break
             query = {"$and": [plan_query, further]}
-            results += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(left, 0))
+            results += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(remaining, 0))
             if skip and len(parts) > 1:
                 skip = 0 if results else max(0, skip - count(self.partition.rollouts, query))
         page = results if plan.limit == -1 else results[: plan.limit]

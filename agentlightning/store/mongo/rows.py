@@ -219,13 +219,13 @@ def merge(partition: Partition, put: Put) -> None:
             put.body = merged(base, body, stored.body)
 
 
-def merged(base: str | bytes, wanted: str, there: str) -> str:
-    """Return the present row of a worker with the fields that differ between `base` and `wanted` (all JSON)."""
+def merged(base: str | bytes, changed: str, there: str) -> str:
+    """Return the present row of a worker with the fields that differ between `base` and `changed` (all JSON)."""
     try:
-        before, after, result = (json.loads(body) for body in (base, wanted, there))
+        before, after, result = (json.loads(body) for body in (base, changed, there))
         worker, was = dict(result["worker"]), dict(before["worker"])
     except (ValueError, TypeError, KeyError):  # damaged: it is made anew
-        return wanted
+        return changed
     worker.update({name: value for name, value in after["worker"].items() if was.get(name) != value})
     beside = {name: value for name, value in after.items() if name != "worker" and before.get(name) != value}
     return json.dumps({**result, **beside, "worker": worker}, ensure_ascii=False)

@@ -26,7 +26,7 @@ def enqueue(
     tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutRequest], call: Call | None = None
 ) -> list[Rollout]:
     """Create rollouts and queue them, in order."""
-    made: list[Rollout] = []
+    rollouts: list[Rollout] = []
     pins: dict[str | None, tuple[str | None, int | None]] = {}
     made_by = ""
     for index, request in enumerate(requests):
@@ -41,11 +41,11 @@ def enqueue(
                 _check_not_deleted(tx, call, rollout_id)
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
             note_change(tx, Record(rollout, [], queued_at=now, made_by=made_by), None, now)
-            made.append(rollout)
+            rollouts.append(rollout)
         else:
             _check_same_request(made_by, request, existing, "enqueue_many_rollouts")
-            made.append(existing.rollout)
-    return made
+            rollouts.append(existing.rollout)
+    return rollouts
 
 
 def start_rollout(

@@ -88,8 +88,8 @@ def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], l
         ended.update((record.rollout.rollout_id, record.rollout) for record in records)
         count += tx.find(Plan(ids=some, limit=0)).total
     if count < len(ids):  # which of them are unknown is worth a look at each only now
-        there = {rollout.rollout_id for rollout in load_rollouts(tx, ids)}
-        ids = [rollout_id for rollout_id in ids if rollout_id in there]
+        present = {rollout.rollout_id for rollout in load_rollouts(tx, ids)}
+        ids = [rollout_id for rollout_id in ids if rollout_id in present]
     return (
         [ended[rollout_id] for rollout_id in rollout_ids if rollout_id in ended],
         [rollout_id for rollout_id in ids if rollout_id not in ended],

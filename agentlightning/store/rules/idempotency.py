@@ -59,7 +59,7 @@ class Call(NamedTuple):
             TokenReusedError: names the arguments that differ.
         """
         if before != self.asked:
-            ours, theirs = (dict(part.split("=") for part in asked.split()) for asked in (self.asked, before))
+            ours, theirs = (dict(part.split("=") for part in digests.split()) for digests in (self.asked, before))
             raise reused(operation, sorted(name for name in ours.keys() | theirs if ours.get(name) != theirs.get(name)))
 
     def done(self, now: float, answer: str) -> Done:

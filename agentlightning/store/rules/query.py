@@ -60,7 +60,7 @@ class Plan:
         return -1 if self.limit == -1 else self.limit + 1
 
     def matches(self, rollout: Rollout) -> bool:
-        """True if the rollout passes the filters."""
+        """Return True if the rollout passes the filters."""
         if self.run_id is not None and rollout.run_id != self.run_id[0]:
             return False
         if self.ended_before is not None and (rollout.end_time is None or rollout.end_time >= self.ended_before):
@@ -89,7 +89,7 @@ def sortable_fields(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 def has_texts(model: type[BaseModel], sort_by: str | None) -> bool:
-    """True if a field by which a list of `model` may be sorted holds texts, not numbers."""
+    """Return True if a field by which a list of `model` may be sorted holds texts, not numbers."""
     return sort_by is not None and _is_text(model.model_fields[sort_by].annotation)
 
 
@@ -161,10 +161,10 @@ class RecordPlan:
             count += 1
         return count
 
-    def ends_at(self, places: Sequence[tuple[int, int]], taken: int, total: int) -> tuple[int, int] | None:
-        """Return the place of the last record of a page that has `taken` of the places; None if none follows it."""
-        more = len(places) > taken if self.after is not None else self.offset + taken < total
-        return places[taken - 1] if taken and more and self.limit != -1 else None
+    def ends_at(self, places: Sequence[tuple[int, int]], length: int, total: int) -> tuple[int, int] | None:
+        """Return the place of the last record of a page that has `length` of the places; None if none follows it."""
+        more = len(places) > length if self.after is not None else self.offset + length < total
+        return places[length - 1] if length and more and self.limit != -1 else None
 
 
 def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> list[str] | None:

@@ -40,11 +40,11 @@ def rewarded_by(span: Span | UnreadSpan) -> Rewarded | None:
     return Rewarded(span.sequence_id, *reward)
 
 
-def with_reward(record: Record, attempt: Attempt, found: Iterable[Rewarded]) -> Attempt:
+def with_reward(record: Record, attempt: Attempt, rewards: Iterable[Rewarded]) -> Attempt:
     """Return an attempt with the last of these rewards, unless the one it has is of a later span."""
     last = record.reward_number(attempt)
     chosen: Rewarded | None = None
-    for each in found:
+    for each in rewards:
         if each.number >= last:
             chosen, last = each, each.number
     if chosen is None:

@@ -69,17 +69,17 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
         ready.append(_marked_stale(span) if is_stale else span)
     sizes = tx.add_spans(cast("list[Span]", ready))
     stored: list[AnySpan | None] = list(ready)
-    seen: dict[str, dict[str, None]] = {rollout_id: {} for rollout_id in records}
+    attempts: dict[str, dict[str, None]] = {rollout_id: {} for rollout_id in records}
     if len(stale) == 1 and record is not None and all(sizes):  # of one attempt, and all of them new, as most are
         record.span_count += len(sizes)
         record.span_bytes += sum(sizes)
-        seen[place[0]][place[1]] = None
+        attempts[place[0]][place[1]] = None
     else:
-        _count(records, seen, spans, ready, sizes, stored)
+        _count(records, attempts, spans, ready, sizes, stored)
     rewards = _rewards([ready[index] for index in rewarding if sizes[index]]) if rewarding else _NO_REWARDS
     for rollout_id, record in records.items():
-        if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
-            _record_heartbeats(tx, record, seen[rollout_id], now, rewards)
+        if attempts[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
+            _record_heartbeats(tx, record, attempts[rollout_id], now, rewards)
     return stored
 
 
@@ -94,7 +94,7 @@ def _rewards(spans: Sequence[AnySpan]) -> dict[str, list[Rewarded]]:
 
 def _count(
     records: dict[str, Record],
-    seen: dict[str, dict[str, None]],
+    attempts: dict[str, dict[str, None]],
     spans: Sequence[AnySpan],
     ready: Sequence[AnySpan],
     sizes: Sequence[int],
@@ -106,7 +106,7 @@ def _count(
             record = records[span.rollout_id]
             record.span_count += 1
             record.span_bytes += size
-            seen[span.rollout_id][span.attempt_id] = None
+            attempts[span.rollout_id][span.attempt_id] = None
         else:
             stored[place] = None
     for original, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):

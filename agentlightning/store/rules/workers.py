@@ -66,7 +66,7 @@ def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float)
 
 
 def _is_lost(worker: Worker, age: Age, lease_seconds: float) -> bool:
-    """True if the worker has sent heartbeats and has been silent for longer than its lease."""
+    """Return True if the worker has sent heartbeats and has been silent for longer than its lease."""
     if worker.last_heartbeat_time is None:
         return False
     return min(age(worker.last_heartbeat_time), age(worker.last_dequeue_time or 0.0)) > lease_seconds

@@ -91,15 +91,15 @@ class SummaryPlan:
         """Return the cursor after a rollout."""
         return cursor_behind(self.sort_by, self.descending, place)
 
-    def page(self, found: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
+    def page(self, matches: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
         """Return the page made of these matches, which are one more than the limit if another page follows."""
-        more, found = len(found) > self.limit, found[: self.limit]
+        more, matches = len(matches) > self.limit, matches[: self.limit]
         return SummaryPage.model_construct(
-            items=[summary for summary, _ in found],
+            items=[summary for summary, _ in matches],
             limit=self.limit,
             offset=self.offset,
             total=total,
-            cursor=self.cursor(found[-1][1]) if more else None,
+            cursor=self.cursor(matches[-1][1]) if more else None,
         )
 
 

@@ -49,7 +49,7 @@ class Interrupts:
         await self._asked.wait()
 
     def is_asked(self) -> bool:
-        """True once Ctrl+C was pressed."""
+        """Return True once Ctrl+C was pressed."""
         return self._asked.is_set()
 
     async def hurried(self) -> None:

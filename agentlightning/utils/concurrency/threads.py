@@ -49,7 +49,7 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
 
     def is_current(self) -> bool:
-        """True if the caller is the loop's own thread."""
+        """Return True if the caller is the loop's own thread."""
         return self._thread is threading.current_thread()
 
     def stop(self, timeout: float = 5.0) -> None:

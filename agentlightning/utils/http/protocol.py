@@ -271,7 +271,7 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def is_answering(self) -> bool:
-        """True while a part of an answer is sent and the rest is not."""
+        """Return True while a part of an answer is sent and the rest is not."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is not None and cycle.response_started and not cycle.response_complete
 

@@ -27,7 +27,7 @@ class MetricsBackend:
     """
 
     def has_prometheus(self) -> bool:
-        """True if the metrics can be scraped from this process by Prometheus."""
+        """Return True if the metrics can be scraped from this process by Prometheus."""
         return False
 
     def register_counter(
