@@ -1,4 +1,4 @@
-"""Stores: where tasks, attempts, spans and resources live. Each is loaded on first use."""
+"""Stores for tasks, attempts, spans and resources. Each class is loaded on first use."""
 
 from agentlightning.lazy import attach_stub
 

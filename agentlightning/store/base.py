@@ -2,8 +2,8 @@
 
 Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
-`BadRequestError` for a wrong value. Getters answer None for an unknown id. Times are wall-clock seconds. A method is
-declared here once, with what `@Operation` (`operations.py`) says of it: server, client and wrappers are read from that.
+`BadRequestError` for a wrong value. Getters return None for an unknown id. Times are wall-clock seconds. A method is
+declared here once, with `@Operation` (`operations.py`); server, client and wrappers are made from the declaration.
 """
 
 from __future__ import annotations
@@ -63,50 +63,50 @@ FINISHED: Final[frozenset[RolloutStatus]] = frozenset(("failed", "succeeded", "c
 
 
 def is_queuing(rollout: Rollout) -> bool:
-    """True if the rollout waits for a worker."""
+    """Return True if the rollout waits for a worker."""
     return rollout.status in QUEUING
 
 
 def is_running(rollout: Rollout) -> bool:
-    """True if a worker has the rollout in hand."""
+    """Return True if a worker has claimed the rollout and runs it."""
     return rollout.status in RUNNING
 
 
 def is_finished(rollout: Rollout) -> bool:
-    """True if the rollout is at an end."""
+    """Return True if the rollout has ended."""
     return rollout.status in FINISHED
 
 
 class RequestToken(str):
     """Token of one request, whose calls of one operation are numbered.
 
-    Whoever serves the request may make several: a store that overrides one form of an operation, a claim that is asked
-    again. With one token the second would be answered as the first was. A repeated request numbers them alike.
+    One request may take several calls (an overridden form of an operation, a claim that is asked for again). With the
+    same token, the second would get the first one's answer. A repeated request numbers its calls in the same way.
     """
 
     def __init__(self, _: str) -> None:
         self._calls: Counter[str] = Counter()
 
     def of_call(self, operation: str) -> str:
-        """Return the token of the next call of an operation: this one, then others that are made from it."""
+        """Return the token of the next call of an operation: this one, then others derived from it."""
         number = self._calls[operation]
         self._calls[operation] += 1
         return f"{self}/{number}" if number else str(self)
 
 
 request_token: ContextVar[str | None] = ContextVar("agentlightning_request_token", default=None)
-"""Idempotency token of the call under way. Ids of what the call creates are made from it, so a call that is
-repeated with the same token is answered again, not done again. A `RequestToken` stands for several calls."""
+"""Idempotency token of the call in progress. The ids of created objects are derived from it, so a call that is
+repeated with the same token is answered again, not carried out again. A `RequestToken` stands for several calls."""
 
 
 def call_token(operation: str) -> str | None:
-    """Return the token of the call of an operation that begins now, if it has one. Once for each call."""
+    """Return the token of the operation call that begins now, if it has one. Use it once for each call."""
     token = request_token.get()
     return token.of_call(operation) if isinstance(token, RequestToken) else token
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """What a store can do; an absent key means no."""
+    """Capabilities of a store; an absent key means no."""
 
     async_safe: bool
     """May be called by concurrent coroutines."""
@@ -121,7 +121,7 @@ class LightningStoreCapabilities(TypedDict, total=False):
     persistent: bool
     """Data outlives the process."""
     persistence: bool
-    """The same as `persistent`."""
+    """Same as `persistent`."""
 
 
 class LightningStoreStatistics(TypedDict, total=False):
@@ -130,7 +130,7 @@ class LightningStoreStatistics(TypedDict, total=False):
     name: str
     """The class of the store."""
     total_rollouts: int
-    """Rollouts that it keeps, whatever their status."""
+    """Rollouts in the store, of any status."""
     total_attempts: int
     """Attempts of these rollouts."""
     total_spans: int
@@ -138,21 +138,21 @@ class LightningStoreStatistics(TypedDict, total=False):
     total_resources: int
     """Sets of resources, each counted once."""
     total_workers: int
-    """Workers that it knows."""
+    """Workers known to the store."""
     uptime: float
     """Seconds since the store was made."""
     total_span_bytes: int
-    """Bytes that the spans take."""
+    """Size of the spans in bytes."""
     eviction_threshold_bytes: int
-    """Bytes of spans that the store in memory never exceeds; it drops those of ended rollouts."""
+    """Bytes of spans that the memory store never exceeds; it drops spans of ended rollouts."""
     safe_threshold_bytes: int
-    """Bytes of spans that are left when it has dropped some."""
+    """Bytes of spans that remain after spans were dropped."""
     memory_capacity_bytes: int
     """Bytes of memory that this process may use."""
     lease_seconds: float
-    """A worker that is silent for so long loses the rollouts that it has claimed."""
+    """Seconds without a heartbeat before a worker's claims are released."""
     retention: dict[str, float]
-    """What is set of the `RetentionPolicy`; not there if everything is kept."""
+    """Limits that the `RetentionPolicy` sets; absent if everything is kept."""
 
 
 _ELSEWHERE: Final[dict[str, str]] = {
@@ -162,14 +162,14 @@ _ELSEWHERE: Final[dict[str, str]] = {
     ),
     "cancel_rollout": "call update_rollout(rollout_id, status='cancelled')",
 }
-"""Names that programs try, and what does it here."""
+"""Names that programs try, and the replacement for each."""
 
 recording: set[asyncio.Task[None]] = set()
 """Metrics on their way to the store, see `record_metric`."""
 
 
 class LightningStore:
-    """Where tasks, attempts, spans, resources, workers and runs meet."""
+    """The shared record of tasks, attempts, spans, resources, workers and runs."""
 
     if TYPE_CHECKING:
 
@@ -188,7 +188,7 @@ class LightningStore:
 
     @property
     def capabilities(self) -> LightningStoreCapabilities:
-        """What this store can do; nothing by default."""
+        """Capabilities of this store; none by default."""
         return {"async_safe": False, "thread_safe": False, "zero_copy": False, "otlp_traces": False}
 
     def otlp_traces_endpoint(self) -> str:
@@ -221,9 +221,9 @@ class LightningStore:
         *,
         run_id: str | None = None,
     ) -> AttemptedRollout:
-        """Create a rollout with its first attempt in hand (status `preparing`); it is never queued.
+        """Create a rollout with its first attempt (status `preparing`); it is never queued.
 
-        `resources_id=None` takes the latest resources of the run, pinned at their version.
+        `resources_id=None` uses the latest resources of the run, pinned at their version.
         """
         raise NotImplementedError
 
@@ -242,17 +242,17 @@ class LightningStore:
     ) -> Rollout:
         """Create a rollout and put it into the queue of its run.
 
-        Of what may be claimed, the highest `priority` goes first, then what could be claimed longest. Nobody claims it
-        before `not_before` (wall-clock seconds).
+        Rollouts are claimed by highest `priority` first, then by longest availability. Nobody claims this one before
+        `not_before` (wall-clock seconds).
 
         Raises:
-            TypeError: `input` holds something that is no JSON value; names the place.
+            TypeError: `input` holds a value that is not JSON; names the place.
         """
         raise NotImplementedError
 
     @Operation("POST /queues/rollouts/enqueue", status=201, retry="token", whole=True)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
-        """Enqueue a batch, all or nothing, in order. An empty batch gives an empty list."""
+        """Enqueue a batch in order, all or none. An empty batch returns an empty list."""
         raise NotImplementedError
 
     @Operation(many="dequeue_many_rollouts")
@@ -261,8 +261,8 @@ class LightningStore:
     ) -> AttemptedRollout | None:
         """Claim the next queued rollout of the run, with a new attempt; None if there is none.
 
-        Waits up to `timeout` seconds for one to arrive. A claim is a lease: a worker that has sent heartbeats and then
-        falls silent loses it.
+        Waits up to `timeout` seconds for one to arrive. A claim is a lease: it is released when a worker that has sent
+        heartbeats stops sending them.
         """
         raise NotImplementedError
 
@@ -270,7 +270,7 @@ class LightningStore:
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
     ) -> list[AttemptedRollout]:
-        """Claim up to `limit` rollouts, oldest first; waits up to `timeout` seconds for the first of them."""
+        """Claim up to `limit` rollouts, oldest first. Waits up to `timeout` seconds for the first of them."""
         raise NotImplementedError
 
     @Operation(
@@ -281,7 +281,7 @@ class LightningStore:
         whole=True,
     )
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
-        """Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing.
+        """Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status.
 
         Raises:
             NotFoundError: no such rollout.
@@ -292,10 +292,10 @@ class LightningStore:
 
     @Operation("POST /spans", body="span", status=201, many="add_many_spans")
     async def add_span(self, span: Span) -> Span | None:
-        """Store one span; None if its (rollout, attempt, span id) is there already.
+        """Store one span and return it; None if its (rollout, attempt, span id) exists already.
 
-        A span is a sign of life: it starts a `preparing` attempt and revives an `unresponsive` one. One that arrives
-        for an attempt that is no longer the latest is kept and marked `agentlightning.stale`.
+        A span counts as a heartbeat: it starts a `preparing` attempt and revives an `unresponsive` one. A span of an
+        attempt that is no longer the latest is kept and marked `agentlightning.stale`.
 
         Raises:
             NotFoundError: no such rollout or attempt.
@@ -304,10 +304,10 @@ class LightningStore:
 
     @Operation("POST /spans/batch", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
-        """Store spans in one step and return those that were new, in the order given.
+        """Store spans in one step and return those that were new, in the given order.
 
-        A span with `sequence_id` below 0 is given the next number of its rollout. Who repeats the call because the
-        reply was lost may be told that there was nothing new.
+        A span with `sequence_id` below 0 gets the next number of its rollout. A call that is repeated because its reply
+        was lost may report that nothing was new.
 
         Raises:
             NotFoundError: a rollout or attempt is unknown; then nothing is stored.
@@ -318,10 +318,10 @@ class LightningStore:
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
-        """Convert an ended OpenTelemetry span, store it and return what is stored, also where it was there already.
+        """Convert an ended OpenTelemetry span, store it and return the stored span, also if it existed already.
 
-        It is numbered by the store when `sequence_id` is None. A request that is repeated because its reply was lost
-        has the same answer.
+        The store numbers it if `sequence_id` is None. A request that is repeated because its reply was lost gets the
+        same answer.
         """
         number = -1 if sequence_id is None else sequence_id
         span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
@@ -338,7 +338,7 @@ class LightningStore:
 
     @Operation("POST /spans/next/batch", wrap="sequence_ids")
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
-        """Return one number per (rollout, attempt) pair, in the order given."""
+        """Return one number per (rollout, attempt) pair, in the given order."""
         raise NotImplementedError
 
     # --- changes ----------------------------------------------------------------------------------------------------
@@ -354,11 +354,11 @@ class LightningStore:
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
-        """Change the fields that are given. Values replace, they are not merged.
+        """Change the given fields. Values are replaced, not merged.
 
         Raises:
             NotFoundError: no such rollout.
-            ConflictError: the rollout is at an end and `status` is neither the same nor `queuing`/`requeuing`.
+            ConflictError: the rollout has ended and `status` is neither the same nor `queuing`/`requeuing`.
         """
         raise NotImplementedError
 
@@ -380,9 +380,9 @@ class LightningStore:
         reward: float | Unset | None = UNSET,
         rewards: dict[str, float] | Unset | None = UNSET,
     ) -> Attempt:
-        """Change the fields that are given; a change of the latest attempt's status moves the rollout.
+        """Change the given fields; a new status of the latest attempt also changes the rollout's status.
 
-        The store reads `reward` and `rewards` from spans; what is given here replaces them until a later span says
+        The store reads `reward` and `rewards` from spans; values given here replace them until a later span sets
         another reward.
 
         Raises:
@@ -402,11 +402,11 @@ class LightningStore:
         max_bytes: int | None = None,
         force: bool = False,
     ) -> int:
-        """Remove rollouts with their attempts and spans; returns how many this call removed (a repeated one: none).
+        """Remove rollouts with their attempts and spans; return the number removed by this call (0 for a repeated one).
 
-        Either those with the given ids (unknown ones are passed over), or of each run, or of the one run given, those
-        ended rollouts that go beyond `keep_last` (how many), `max_age` (seconds since their end) or `max_bytes` (of
-        spans); with a run and no bound, all its ended ones. `force` removes a given rollout that has not ended, too.
+        Removes either the rollouts with the given ids (unknown ones are ignored), or the ended rollouts of each run, or
+        of the given run, that exceed `keep_last` (a number), `max_age` (seconds since their end) or `max_bytes` (of
+        spans); with a run and no bound, all its ended ones. `force` also removes given rollouts that have not ended.
 
         Raises:
             ConflictError: a given rollout has not ended; then nothing is removed.
@@ -428,10 +428,10 @@ class LightningStore:
         run_id: str | None = None,
         attempts: Sequence[str] | None = None,
     ) -> Worker:
-        """Record a sign of life of a worker, which renews the leases of its claims. Creates the worker if unknown.
+        """Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if unknown.
 
-        `attempts` names the attempts that the worker has in hand: those leases are renewed and no others, so a claim
-        that it never heard of lapses, its lease counted from the claim. None, as a client that names none, renews all.
+        `attempts` names the attempts that the worker runs: only those leases are renewed, so a claim that the worker
+        never received expires one lease after the claim. None, as from a client that names none, renews all.
         """
         raise NotImplementedError
 
@@ -439,7 +439,7 @@ class LightningStore:
 
     @Operation("POST /resources", body="resources", status=201, retry="token", whole=True)
     async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
-        """Publish a new set of resources under a fresh id, version 1; it becomes the latest of its run."""
+        """Publish a new set of resources under a new id as version 1; it becomes the latest of its run."""
         raise NotImplementedError
 
     @Operation(
@@ -476,8 +476,8 @@ class LightningStore:
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
         """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names.
 
-        `cursor` is that of an earlier page, in the same order: the page begins behind it, whatever came or was deleted
-        meanwhile, and reading it takes no longer than the first. A store of a user may have none.
+        `cursor` is that of an earlier page in the same order: the page begins after it, whatever was added or deleted
+        meanwhile, and takes no longer to read than the first. A user's store may not support cursors.
 
         Raises:
             BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
@@ -494,7 +494,7 @@ class LightningStore:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
-        """Return the attempts of a rollout; none for an unknown one."""
+        """Return the attempts of a rollout; an empty list for an unknown one."""
         raise NotImplementedError
 
     @Operation("POST /spans/search", also=("GET /spans",), slow=True)
@@ -550,7 +550,7 @@ class LightningStore:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them."""
+        """Return workers; notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins with that."""
         raise NotImplementedError
 
     @Operation("GET /rollouts/{rollout_id}", whole=True)
@@ -575,16 +575,16 @@ class LightningStore:
 
     @Operation("GET /resources/latest", whole=True)
     async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
-        """Return what was published last for the run, else for no run; None if there is nothing."""
+        """Return the resources published last for the run, else the last ones of no run; None if there are none."""
         raise NotImplementedError
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     @Operation("POST /waits/rollouts", whole=True)
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        """Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up.
+        """Wait until all of the rollouts have ended or time is up; return those that have ended, in the given order.
 
-        `timeout` is in seconds; None waits without limit. Unknown ids are left out and not waited for.
+        `timeout` is in seconds; None waits without limit. Unknown ids are ignored.
         """
         raise NotImplementedError
 
@@ -592,11 +592,11 @@ class LightningStore:
     async def query_events(
         self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
     ) -> EventPage:
-        """Return which rollouts and runs changed after a cursor, each once and as it stands; waits for the first one.
+        """Return the rollouts and runs that changed after a cursor, each once in its present state.
 
         `after=None` is the moment of the call, "0" is before everything; any other cursor comes from an earlier page,
-        of this or an earlier process. Waits up to `timeout` seconds. A page may be empty and its cursor newer, when all
-        changes were of other runs.
+        of this or an earlier process. Waits up to `timeout` seconds for the first change. A page may be empty and have
+        a newer cursor if all changes were of other runs.
 
         Raises:
             BadRequestError: not a cursor of this store.
@@ -615,13 +615,13 @@ class LightningStore:
         versions: dict[str, str] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Run:
-        """Begin a run, or go on with one that is known: it is `running`, and its end, error and stop note are cleared.
+        """Begin a run, or continue a known one: its state is `running`, and its end, error and stop note are cleared.
 
-        What is given replaces what it had.
+        Given values replace earlier ones.
 
         Raises:
-            BadRequestError: the id is "-", begins like a note of ours (`semconv.CONTROL_PREFIX`), has a null byte or
-                more than 512 characters; or the run takes more than 8 MiB.
+            BadRequestError: the id is "-", begins with `semconv.CONTROL_PREFIX`, has a null byte or more than 512
+                characters; or the run takes more than 8 MiB.
         """
         raise keeps_no_runs(self)
 
@@ -638,10 +638,10 @@ class LightningStore:
         metadata: dict[str, Any] | Unset | None = UNSET,
         heartbeat: bool = False,
     ) -> Run:
-        """Change the fields that are given. A state other than `running` ends the run.
+        """Change the given fields. A state other than `running` ends the run.
 
-        `best` replaces a lower value of the same name, or one of another name. A `stop_reason` is stamped with
-        `stop_time`, each later than the one before, and makes the run if it is unknown, without an algorithm.
+        `best` replaces a lower value of the same name, or one of another name. A `stop_reason` sets `stop_time`, which
+        is later than any before, and creates an unknown run without an algorithm.
 
         Raises:
             NotFoundError: no such run, and no `stop_reason`.
@@ -670,10 +670,10 @@ class LightningStore:
 
     @Operation("POST /runs/{run_id}/records", kind="run", wrap="added", status=201, retry="token")
     async def add_run_records(self, run_id: str, records: Sequence[RunRecord]) -> int:
-        """Store records, all or none; returns how many were new. It is a sign of life of the run.
+        """Store records, all or none; return the number of new ones. The call counts as a heartbeat of the run.
 
-        A record with the kind, step and name of one that is there changes nothing. Numbers that are not finite become
-        null, and the store says the time.
+        A record with the kind, step and name of an existing one changes nothing. Numbers that are not finite become
+        null, and the store sets the time.
 
         Raises:
             NotFoundError: no such run.
@@ -696,10 +696,10 @@ class LightningStore:
         offset: int = 0,
         cursor: str | None = None,
     ) -> PaginatedResult[RunRecord]:
-        """Return records that pass every filter, by step and then as they were stored; none of an unknown run.
+        """Return records that pass every filter, by step and then in the order of storing; none of an unknown run.
 
-        Both bounds of the step are inclusive. A page with a `limit` ends early where its records take more than 16 MiB;
-        its `cursor` is then where the next page of the same filters and order begins, as after every page but the last.
+        Both bounds of the step are inclusive. A page with a `limit` ends early if its records take more than 16 MiB.
+        The next page of the same filters and order begins at its `cursor`, which every page but the last has.
 
         Raises:
             BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
@@ -708,7 +708,7 @@ class LightningStore:
 
     @Operation("POST /runs/{run_id}/rewind", kind="run", wrap="removed", retry="token", slow=True)
     async def rewind_run(self, run_id: str, step: int) -> int:
-        """Remove the records of every kind after a step, for a run that goes on from there; returns how many.
+        """Remove the records of every kind after a step, for a run that continues there; return the number removed.
 
         Raises:
             NotFoundError: no such run.
@@ -717,16 +717,16 @@ class LightningStore:
 
     @Operation("POST /runs/delete", kind="run", wrap="deleted", retry="token", slow=True)
     async def delete_runs(self, run_ids: Sequence[str], *, force: bool = False) -> int:
-        """Remove runs with their records; returns how many. Unknown ones are passed over, rollouts stay.
+        """Remove runs with their records; return the number removed. Unknown ones are ignored, rollouts stay.
 
         Raises:
-            ConflictError: one is `running`; then nothing is removed, unless with `force`.
+            ConflictError: one is `running` and `force` is false; then nothing is removed.
         """
         raise keeps_no_runs(self)
 
     @Operation("POST /vocabularies/{vocabulary_id}", kind="run", body="tokens", wrap="added")
     async def add_vocabulary(self, vocabulary_id: str, tokens: Sequence[str]) -> bool:
-        """Store the text of each token id of a tokenizer; False if there is one of this id, which then stays.
+        """Store the text of each token id of a tokenizer; return False if the vocabulary exists already and stays.
 
         Raises:
             BadRequestError: it takes more than 8 MiB of JSON.
@@ -751,10 +751,10 @@ class LightningStore:
         offset: int = 0,
         cursor: str | None = None,
     ) -> SummaryPage:
-        """Return rollouts that pass the filter, in short, and exactly how many there are.
+        """Return summaries of the rollouts that pass the filter, and their exact number.
 
-        Those without what is sorted by are last in both orders. `cursor` is that of an earlier page, in the same order;
-        the page after it stays the right one while rollouts are added. `limit` is from 1 to 1000.
+        Rollouts without the sort value are last in both orders. `cursor` is that of an earlier page in the same order;
+        the page after it stays correct while rollouts are added. `limit` is from 1 to 1000.
 
         Raises:
             BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
@@ -774,8 +774,8 @@ class LightningStore:
     ) -> RolloutAggregate:
         """Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards.
 
-        `buckets` (at most 100) asks for a histogram of the rewards. `dimension` takes one dimension of the rewards in
-        the place of the reward.
+        `buckets` (at most 100) asks for a histogram of the rewards. `dimension` uses one dimension of the rewards
+        instead of the reward.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -805,12 +805,12 @@ class LightningStore:
 
     @Operation("POST /metrics/observations", kind="default")
     async def observe_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Add a value to a histogram of the program's own, which the store's page of metrics shows (`/v1/prometheus`).
+        """Add a value to a histogram of the program, which the store's page of metrics shows (`/v1/prometheus`).
 
-        A name has the same tags each time. A repeated call counts again.
+        A name always has the same tags. A repeated call counts again.
 
         Raises:
-            BadRequestError: the name or a tag is no name, other tags than before, or too many of either.
+            BadRequestError: the name or a tag is invalid, the tags differ from earlier ones, or there are too many.
         """
         from agentlightning.store.metrics import observe
 
@@ -842,7 +842,7 @@ class LightningStore:
 
     @Operation("GET /rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}", kind="default")
     async def get_span(self, rollout_id: str, attempt_id: str, span_id: str) -> Span | None:
-        """Return one span; None if unknown. Of several with one id, from different traces, the one of least number.
+        """Return one span; None if unknown. If several traces have a span with this id, the lowest number wins.
 
         Raises:
             GoneError: the spans of this rollout were evicted from memory.
@@ -875,7 +875,7 @@ class LightningStore:
 
     @Operation("POST /vocabularies/{vocabulary_id}/texts", kind="default", whole=True)
     async def get_token_texts(self, vocabulary_id: str, token_ids: Sequence[int]) -> list[TokenText] | None:
-        """Return the text of each token id by a vocabulary of `add_vocabulary`; None if there is no such vocabulary.
+        """Return the text of each token id in a vocabulary of `add_vocabulary`; None if there is no such vocabulary.
 
         Raises:
             BadRequestError: there are more than 200,000 ids.
@@ -895,23 +895,23 @@ class LightningStore:
         attempts: Sequence[Attempt] = (),
         spans: Sequence[Span] = (),
     ) -> HistoryImport:
-        """Take in pieces of a finished history: with the ids, times, statuses and numbers that they have.
+        """Import pieces of a finished history with their ids, times, statuses and numbers.
 
         Rollouts and attempts must have ended. The attempts of a rollout come in the order of their numbers, from 1 on,
-        with their rollout or later; spans with their attempt or later, each with its number. What is there already is
-        left as it is, so a call may be repeated, and several may run at once. A piece that cannot be taken is named in
-        the answer, and the others are taken: a rollout with its attempts and spans at once, after the resources; many
-        rollouts in several steps, between which others are served. Nothing of it is claimed, retried, or counted as
-        work of this store.
+        with their rollout or later; spans come with their attempt or later, each with its number. Existing data stays
+        as it is, so a call may be repeated, and several may run at the same time. The answer names each piece that
+        cannot be imported; the others are imported: a rollout with its attempts and spans at once, after the resources;
+        many rollouts in several steps, between which other calls are served. Imported data is not claimed, retried, or
+        counted as work of this store.
 
-        An attempt that says no outcome is given one: `scored` if it succeeded and a span of it carries a finite reward,
-        `unscored` if it succeeded without, and for other statuses that of an attempt here which says none.
+        An attempt without an outcome gets one: `scored` if it succeeded and one of its spans has a finite reward,
+        `unscored` if it succeeded without one, else the default outcome of its status.
 
         Raises:
-            BadRequestError: a value has not the shape of its field, or a span has no number.
-            BusyError: the store is full. The resources were taken, and of a long history some of the rollouts.
-            TooLargeError: a rollout with its attempts is more than the store holds in one piece. The same was taken.
-            NotImplementedError: this store takes in no history; those of this package do.
+            BadRequestError: a value does not fit its field, or a span has no number.
+            BusyError: the store is full. The resources were imported, and some rollouts of a long history.
+            TooLargeError: a rollout with its attempts exceeds the size of one piece. The same parts were imported.
+            NotImplementedError: this store does not support imports; those of this package do.
         """
         raise NotImplementedError(
             "This store does not implement import_history; import into one of this package, such as sqlite:///FILE"
@@ -920,7 +920,7 @@ class LightningStore:
     # --- short forms, the same for every store ----------------------------------------------------------------------
 
     async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
-        """Wait for one rollout; None if it is not at an end in time."""
+        """Wait for one rollout and return it; None if it does not end in time."""
         finished = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
         return finished[0] if finished else None
 
@@ -928,25 +928,25 @@ class LightningStore:
     async def finish_attempt(
         self, rollout_id: str, attempt_id: str = "latest", *, status: AnyAttemptStatus = "succeeded"
     ) -> Attempt:
-        """End an attempt; the same as `update_attempt` with a status."""
+        """End an attempt; same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)
 
     @Operation("POST /workers", kind="short", retry="token")
     async def register_worker(
         self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
     ) -> Worker:
-        """Make a worker known before its first claim; the same as its first heartbeat (`update_worker`)."""
+        """Register a worker before its first claim; same as its first heartbeat (`update_worker`)."""
         return await self.update_worker(worker_id, heartbeat_stats, run_id=run_id)
 
     @Operation("POST /rollouts/{rollout_id}/finish", kind="short", retry="token")
     async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
-        """End a rollout well; `response` goes to the attempt's metadata under the key `response`."""
+        """End a rollout as succeeded; `response` goes to the attempt's metadata under the key `response`."""
         metadata: dict[str, Any] | Unset = UNSET if response is None else {"response": response}
         await self.update_attempt(rollout_id, attempt_id, status="succeeded", metadata=metadata)
         return await self._existing(rollout_id)
 
     async def fail_rollout(self, rollout_id: str, attempt_id: str = "latest", *, reason: str | None = None) -> Rollout:
-        """End an attempt as failed, with a reason; the rollout follows (it may be queued again)."""
+        """End an attempt as failed, with a reason; the rollout fails or is queued again."""
         await self.update_attempt(
             rollout_id, attempt_id, status="failed", outcome="infrastructure_fault", outcome_reason=reason
         )
@@ -955,11 +955,11 @@ class LightningStore:
     async def list_rollouts(
         self, options: FilterOptions | None = None, /, **filters: Any
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
-        """The same as `query_rollouts`; takes a `FilterOptions`, too."""
+        """Same as `query_rollouts`; also accepts a `FilterOptions`."""
         return await self.query_rollouts(**(options or {}), **filters)
 
     async def _existing(self, rollout_id: str) -> Rollout:
-        """Return a rollout whose attempt was just ended."""
+        """Return a rollout whose attempt has just ended."""
         rollout = await self.get_rollout_by_id(rollout_id)
         if rollout is None:
             raise NotFoundError(f"Rollout {rollout_id} not found: it was deleted just after its attempt was ended")
@@ -967,7 +967,7 @@ class LightningStore:
 
 
 def keeps_no_runs(store: object) -> NotImplementedError:
-    """Return the error of a store that lacks these operations."""
+    """Return the error of a store that does not support runs."""
     return NotImplementedError(
         f"{type(store).__name__} keeps no runs: it does not implement the operations of "
         "agentlightning.store.base. Training goes on; to look at its records, use a store of this package"

@@ -1,4 +1,4 @@
-"""Pages of lists: cursors, the place in a sorted list behind which its next page begins, and the pages one by one."""
+"""Pages of lists: cursors, each a place in a sorted list after which its next page begins, and iteration over pages."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from agentlightning.errors import BadRequestError
 from agentlightning.types import PaginatedResult
 
 Place = tuple[Any, Any]
-"""The value of an item in what a page is sorted by, None perhaps, and its place among those equal in it: its number in
-the order of insertion, or its id in a store that has none."""
+"""The sort value of an item, possibly None, and its place among items with an equal value: its number in the order of
+insertion, or its id in a store without such numbers."""
 T = TypeVar("T")
 PAGE = 500
 """Items of a list that are read at once."""
 LARGEST_NUMBER = 2**53
-"""The largest that every JSON reader takes for itself."""
+"""The largest integer that every JSON reader reads exactly."""
 
 
 def cursor_behind(sort_by: str | None, descending: bool, place: Place, *more: int) -> str:
-    """Return the cursor behind a place in this order, with what more is to be known there."""
+    """Return the cursor after a place in this order, with further numbers to store in it."""
     text = json.dumps([sort_by, "desc" if descending else "asc", *place, *more], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
@@ -35,12 +35,12 @@ def place_of(
     places: type[int] | type[str] = int,
     more: int = 0,
 ) -> tuple[Place, list[int]]:
-    """Return the place behind which a cursor is, and its further numbers, of which there are `more`.
+    """Return the place of a cursor, and its `more` further numbers.
 
-    `texts`: the values that are sorted by are texts, not numbers.
+    `texts`: the sort values are texts, not numbers.
 
     Raises:
-        BadRequestError: it is none, or of another order.
+        BadRequestError: the text is no cursor, or one of another order.
     """
     try:
         sorted_by, order, value, place, *numbers = json.loads(
@@ -67,10 +67,10 @@ def _no_cursor(text: str) -> BadRequestError:
 
 
 def check_not_both(cursor: str | None, offset: int) -> None:
-    """Check that a page is asked for in one way.
+    """Check that a page has a cursor or an offset, not both.
 
     Raises:
-        BadRequestError: a cursor and an offset.
+        BadRequestError: it has both.
     """
     if cursor is not None and offset:
         raise BadRequestError(f"Give a cursor or an offset; got both (offset={offset})")
@@ -85,7 +85,7 @@ async def pages_of(
 ) -> AsyncGenerator[PaginatedResult[T]]:
     """Yield the pages of a list, `store.query_rollouts` for example; the first one even if it is empty.
 
-    While others write, by cursors nothing is missing or read twice. A store that gives none is read by offsets.
+    With cursors, no item is skipped or read twice while others write. A store without cursors is read by offsets.
     """
     where: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
     while True:

@@ -1,6 +1,6 @@
-"""The check of a store in a database, as `agl store check` asks for it.
+"""The check of a store in a database, for `agl store check`.
 
-The structure of the database is its own server's matter. Nothing is changed, and no older tables are upgraded.
+It does not check the structure of the database, which is the server's task. It changes nothing and upgrades no tables.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Single things in the form that a page wants: outlines of spans, made of the JSON that a store keeps and without their
-attributes, versions of resources, token ids as texts."""
+"""Single objects in the form that a page needs: outlines of spans, made from stored JSON and without attributes,
+versions of resources, token ids as texts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from agentlightning.types import LLM, ResourcesUpdate, Span, SpanKind, SpanOutli
 MOST_OUTLINES: Final = 20_000
 """Outlines of one page."""
 MOST_TOKENS: Final = 200_000
-"""Token ids that are turned into texts at once."""
+"""Token ids that one call turns into texts."""
 _DESCRIPTION: Final = 200
 _PARTIAL = re.compile(r"\\x[89a-f][0-9a-f]")
-"""How a table writes a byte that is a part of a character."""
+"""The form in which a table writes a byte that is a part of a character."""
 _NAMES: Final[Mapping[str, SpanKind]] = {
     REQUEST_SPAN: "call",
     RAW_SPAN: "call",
@@ -42,7 +42,7 @@ _NAMES: Final[Mapping[str, SpanKind]] = {
     AGL_OPERATION: "operation",
 }
 _SAID_BY: Final = ("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind", "agentops.span.kind")
-"""Attributes by which instrumentation says what a span is of."""
+"""Attributes in which instrumentation names the kind of a span."""
 _SAID: Final[Mapping[str, SpanKind]] = {
     "chat": "call",
     "completion": "call",
@@ -82,10 +82,10 @@ _VERSION = LightningCallAttributes.WEIGHT_VERSION.value
 
 
 def check_outline_page(limit: int, offset: int) -> None:
-    """Return if a page may have this limit and offset.
+    """Check the limit and offset of a page of outlines.
 
     Raises:
-        BadRequestError: it may not.
+        BadRequestError: one is out of its range.
     """
     if not 1 <= limit <= MOST_OUTLINES:
         raise BadRequestError(f"limit must be from 1 to {MOST_OUTLINES}; got {limit}")
@@ -134,14 +134,14 @@ def _outline(
 
 
 def kind_of(name: str, attributes: Mapping[str, Any]) -> SpanKind:
-    """Return what a span is of, by its name, else by what its instrumentation says."""
+    """Return the kind of a span, by its name, else by the attributes of its instrumentation."""
     if name == AGL_ANNOTATION:
         return "reward" if any(key.startswith(_REWARD) for key in attributes) else "message"
     if (kind := _NAMES.get(name)) is not None:
         return kind
     for key in _SAID_BY:
-        said = attributes.get(key)
-        if isinstance(said, str) and (kind := _SAID.get(said.lower())) is not None:
+        value = attributes.get(key)
+        if isinstance(value, str) and (kind := _SAID.get(value.lower())) is not None:
             return kind
     return "other"
 
@@ -184,7 +184,7 @@ def without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
 
 
 def texts_of(tokens: Sequence[str] | None, token_ids: Sequence[int]) -> list[TokenText] | None:
-    """Return the text of each id by a vocabulary, None for an id that it does not have; None without a vocabulary.
+    """Return the text of each id in a vocabulary, None for an id that it does not have; None without a vocabulary.
 
     Raises:
         BadRequestError: there are too many ids.

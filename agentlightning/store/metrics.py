@@ -1,10 +1,9 @@
-"""Metrics of one store: how often each operation is called, how long it takes, how it ends, what it returns; and the
-metrics of programs (`observe`), in the registry that the page of a store server shows.
+"""Metrics of one store: the number of calls, duration, outcome and result of each operation; and the metrics of
+programs (`observe`), in the registry that the page of a store server shows.
 
 Claims, ends of rollouts and attempts, model calls and their tokens all pass through the store, whichever process causes
-them, so one page shows a whole run and a runner needs no metrics of its own. Model calls are counted by the gateway's
-spans as they are stored. A store without a tracker pays nothing: the operations of an instance are replaced only when
-it has one.
+them, so one page shows a whole run and a runner needs no metrics. Model calls are counted when the gateway's spans are
+stored. A store without a tracker has no overhead: the operations of an instance are replaced only when it has one.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ SECONDS_BUCKETS = (
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, as it is counted and as a scraper sees it. Histograms are in seconds."""
+    """One metric, with its names in a tracker and for a scraper. Histograms are in seconds."""
 
     key: str
-    """As a tracker counts it."""
+    """Name in a tracker."""
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     meaning: str
-    """One line."""
+    """Meaning in one line."""
 
     @property
     def name(self) -> str:
-        """As Prometheus writes it; a histogram adds `_bucket`, `_count` and `_sum` to it."""
+        """Name in Prometheus; a histogram adds `_bucket`, `_count` and `_sum` to it."""
         return prometheus_name(self.key)
 
     def register(self, tracker: MetricsBackend) -> None:
-        """Make the counter or the histogram."""
+        """Register the counter or the histogram."""
         if self.kind == "counter":
             tracker.register_counter(self.key, self.labels)
         else:
@@ -94,12 +93,12 @@ _TOKEN_KEYS = {
     "completion": (_KEYS.COMPLETION_TOKENS.value, _KEYS.COMPLETION_TOKEN_IDS.value),
 }
 _MOST_WORDS = 32
-"""Different states and reasons that get a series of their own: programs may write their own words there."""
+"""Number of different states and reasons that get a separate series: programs may write their own words there."""
 OTHER, UNKNOWN = "other", "unknown"
 
 
 _called: ContextVar[str | None] = ContextVar("agentlightning_store_operation", default=None)
-"""The operation that a caller of the store is in."""
+"""The operation that the present caller of the store called."""
 
 
 def observe_operations(store: object, tracker: MetricsBackend) -> StoreMeter:
@@ -158,20 +157,20 @@ class StoreMeter:
         }
 
     def rollout_ended(self, rollout: Rollout) -> None:
-        """Count a rollout that came to its end."""
+        """Count a rollout that has ended."""
         labels = {"status": rollout.status, "mode": rollout.mode or UNKNOWN}
         self._tracker.count(ENDS.key, 1.0, labels)
         if rollout.end_time is not None:
             self._tracker.observe(END_SECONDS.key, max(0.0, rollout.end_time - rollout.start_time), labels)
 
     def attempt_ended(self, attempt: Attempt) -> None:
-        """Count an attempt that came to its end."""
+        """Count an attempt that has ended."""
         reason = self._bounded(attempt.outcome_reason) if attempt.outcome_reason else ""
         labels = {"status": attempt.status, "outcome": attempt.outcome or UNKNOWN, "reason": reason}
         self._tracker.count(ATTEMPT_ENDS.key, 1.0, labels)
 
     def answered(self, operation: str, answer: object) -> None:
-        """Count what a caller of the store was given: claims, or the spans that were new."""
+        """Count the results of a caller of the store: claims, or spans that were new."""
         read = self._read.get(operation)
         if read is not None and answer:
             read(answer)
@@ -210,7 +209,7 @@ class StoreMeter:
 # --- metrics of programs -------------------------------------------------------------------------------------------
 
 MOST_NAMES, MOST_SERIES = 100, 1000
-"""Different metrics, and combinations of tags' values of one metric."""
+"""Largest number of different metrics, and of combinations of tag values of one metric."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.]{0,199}")
 _lock = threading.Lock()
 _series: dict[str, set[tuple[tuple[str, str], ...]]] = {}
@@ -218,10 +217,10 @@ _series: dict[str, set[tuple[tuple[str, str], ...]]] = {}
 
 
 def observe(name: str, value: float, tags: Mapping[str, str] | None) -> None:
-    """Add a value to a histogram, which is made if there is none of this name.
+    """Add a value to a histogram, which is created if there is none of this name.
 
     Raises:
-        BadRequestError: the name or a tag is no name, other tags than before, or too many of either.
+        BadRequestError: the name or a tag is invalid, the tags differ from earlier ones, or there are too many.
     """
     if as_number(value) is None or not math.isfinite(value):
         raise BadRequestError(f"The value of the metric {name!r} is {value!r}; expected a finite number")
@@ -230,11 +229,13 @@ def observe(name: str, value: float, tags: Mapping[str, str] | None) -> None:
     if wrong:
         raise BadRequestError(f"{wrong[0][:200]!r} is no name of a metric or a tag; expected letters, digits, _ and .")
     with _lock:
-        known = _series.get(name, set())
-        others = next(([tag for tag, _ in each] for each in known), None)
+        series = _series.get(name, set())
+        others = next(([tag for tag, _ in each] for each in series), None)
         if others is not None and others != [tag for tag, _ in labels]:
             raise BadRequestError(f"The metric {name!r} has the tags {others}; got {[tag for tag, _ in labels]}")
-        if (name not in _series and len(_series) >= MOST_NAMES) or (labels not in known and len(known) >= MOST_SERIES):
+        if (name not in _series and len(_series) >= MOST_NAMES) or (
+            labels not in series and len(series) >= MOST_SERIES
+        ):
             raise BadRequestError(
                 f"The metric {name!r} is one too many: a store has at most {MOST_NAMES} metrics of programs, each with "
                 f"{MOST_SERIES} combinations of tags. Give tags few values"

@@ -1,8 +1,8 @@
-"""Operations: what each one declares beside its signature, and the classes that send all of them one way.
+"""Operations: the declaration of each one beside its signature, and classes that forward all of them.
 
 A method of `LightningStore` (`base.py`) is the one place of an operation: its name, arguments, answer and meaning are
-those of the method, and `@Operation` says how it travels over HTTP and where it may run. Server, client, OpenAPI
-document (`http/`), threads, runs and the completion of users' stores (`threading.py`, `wrappers.py`) are read from it.
+those of the method, and `@Operation` declares its form over HTTP and where it may run. Server, client, OpenAPI document
+(`http/`), threads, runs and the completion of users' stores (`threading.py`, `wrappers.py`) are made from it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Unset:
 UNSET: Final = Unset()
 
 Kind = Literal["own", "run", "default", "short"]
-"""`own`: a store implements it. `run`: the same, of runs, which a store may lack as a whole. `default`: the contract
-makes it of other operations, a store may do it better. `short`: a short form of others, the same for every store."""
+"""`own`: a store implements it. `run`: the same, for runs, which a store may not support. `default`: the contract
+builds it from other operations, a store may do it better. `short`: a short form of others, the same for every store."""
 
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
@@ -62,12 +62,12 @@ class Operation:
     """Declares a method of the contract as an operation: `@Operation("GET /statistics", slow=True)`."""
 
     way: str = ""
-    """HTTP method and path below the prefix; none if a client sends it as another operation. `{name}` in it is an
-    argument, literal segments win over it."""
+    """HTTP method and path below the prefix; empty if a client sends it as another operation. `{name}` is an argument;
+    literal segments take precedence over it."""
     also: tuple[str, ...] = ()
     """Further ways to call it, with the same arguments."""
     kind: Kind = "own"
-    """Who implements it."""
+    """The implementer of the operation, see `Kind`."""
     body: str | None = None
     """The one argument that is the whole body; None sends an object of all arguments that are not in the path."""
     wrap: str | None = None
@@ -75,21 +75,21 @@ class Operation:
     status: int = 200
     """The HTTP status of an answer."""
     retry: Literal["safe", "token"] = "safe"
-    """What makes it safe to repeat a request whose answer was lost: `safe`, it changes nothing more; `token`, the
-    request carries one and is answered again."""
+    """The reason why a request may be repeated after its answer was lost: `safe`, it changes nothing more; `token`, the
+    request carries a token and is answered again."""
     bounded: bool = False
-    """Its pages have a limit of their own; those of others may ask for all there is."""
+    """Its pages have a limit; without it, one page may ask for everything."""
     slow: bool = False
-    """Its work grows with the data: a try is not given up early, for the next one would begin anew."""
+    """Its work grows with the data: a try is not given up early, since the next one would start over."""
     whole: bool = False
-    """Its answer keeps the secrets in it."""
+    """Its answer contains secrets unmasked."""
     never_null: tuple[str, ...] = ()
-    """Arguments that may be left out and not be null."""
+    """Arguments that may be omitted but not be null."""
     many: str | None = None
-    """The form for many of an operation for one."""
+    """Name of the bulk form of this operation."""
 
     def __call__(self, function: F) -> F:
-        """Note the method, its name, arguments and answer."""
+        """Record the method, its name, arguments and answer."""
         self.name = function.__name__
         self.function: Callable[..., Awaitable[Any]] = function
         self.signature = inspect.signature(function)
@@ -105,7 +105,7 @@ OPERATIONS: dict[str, Operation] = {}
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
-    """Return the names of the operations of these kinds; without any of all that a store implements or is given."""
+    """Return the names of the operations of these kinds; without kinds, of all but the short forms."""
     return tuple(name for name, each in OPERATIONS.items() if each.kind in (kinds or ("own", "run", "default")))
 
 
@@ -113,15 +113,15 @@ def names_of(*kinds: Kind) -> tuple[str, ...]:
 
 
 class Forwarding(Protocol):
-    """What a class decorated with `forward_operations` offers."""
+    """The interface of a class decorated with `forward_operations`."""
 
     def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Awaitable[object]: ...
 
 
 def forward_operations(cls: C) -> C:
-    """Fill in each operation that `cls` does not define: it becomes `self._call(name, args, kwargs)`.
+    """Define each operation that `cls` does not define as `self._call(name, args, kwargs)`.
 
-    A `_call` that is no coroutine function returns what the operation of another store does, without a step between.
+    A `_call` that is no coroutine function returns the awaitable of another store's operation directly.
     """
     _take_annotations(cls)
     forwarder = _forwarder if inspect.iscoroutinefunction(cls._call) else _direct_forwarder
@@ -148,9 +148,9 @@ def _direct_forwarder(name: str) -> Callable[..., Awaitable[object]]:
 
 
 def _take_annotations(cls: type[object]) -> None:
-    """Give the operations that `cls` defines the annotations of the contract, where alone they are written.
+    """Give the operations that `cls` defines the annotations of the contract, which are only written there.
 
-    Its module gets the names that they use, by which `typing.get_type_hints` finds the types.
+    Its module gets the names in them, so that `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
     for name, each in OPERATIONS.items():
@@ -166,7 +166,7 @@ def _take_annotations(cls: type[object]) -> None:
 _FREE = frozenset(
     ("input", "metadata", "heartbeat_stats", "spans", "span", "readable_span", "records", "tokens", "config")
 )
-"""Values in which such texts are noticed where they become JSON."""
+"""Arguments whose broken texts are detected in their conversion to JSON."""
 _LISTS = (list, tuple, set, frozenset)
 _WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))
 
@@ -174,7 +174,7 @@ _WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))
 def refuse_broken_texts(cls: C) -> C:
     """Check that no operation of `cls` is called with half a surrogate pair in an id, a name or a value.
 
-    No file, database or wire takes one, so that each backend would fail in its own words, or take it in and fail later.
+    No file, database or wire accepts one; without the check, each backend would fail in its own way, or fail later.
     """
     _take_annotations(cls)
     for name in names_of():

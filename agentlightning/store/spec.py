@@ -3,8 +3,8 @@
     memory                            sqlite:///run.db               mongodb://host/database
     http://127.0.0.1:4747             sqlite:////var/lib/run.db      postgresql://user:password@host/database
 
-What follows a `?` is a setting, `sqlite:///run.db?synchronous=NORMAL`. The names of each form are in `_KINDS`; in the
-URI of a database every other name is its driver's. A package that a form needs is imported when a store of it is made.
+Settings follow a `?`: `sqlite:///run.db?synchronous=NORMAL`. The names of each form are in `_KINDS`; in the URI of a
+database, all other names go to its driver. The package that a form needs is imported when such a store is made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMS = (
     "postgresql://host/database",
     "http://127.0.0.1:4747",
 )
-"""One example of each form that is understood."""
+"""One example of each supported form."""
 
 _RETENTION = ("keep_last", "max_age", "max_bytes", "max_run_age")
 _Settings = dict[str, Any]
@@ -52,12 +52,12 @@ _OF_MEMORY: dict[str, _Value] = {
 
 
 def is_store_spec(text: str) -> bool:
-    """True if the string can only be meant as a store spec; import paths hold neither `:` nor `/`."""
+    """Return True if the string can only be a store spec; import paths have neither `:` nor `/`."""
     return text.partition("?")[0] == "memory" or ":" in text or "/" in text
 
 
 def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningStore:
-    """Return the store that a string names; a store is returned as it is.
+    """Return the store that a string names; a store is returned unchanged.
 
     `sqlite:///run.db` is a file in the working folder, `sqlite:////var/run.db` an absolute path. `settings` are further
     keyword arguments of the store's class.
@@ -88,21 +88,21 @@ def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningSto
 
 
 def spec_of(text: str) -> str:
-    """Return the spec that a command line value means: itself, or the SQLite file of that name."""
-    known = re.match(r"(\w+):", text)
-    meant = known and closest_name(known[1].lower(), _KINDS)
+    """Return the spec for a command line value: the value itself, or the SQLite file of that name."""
+    match = re.match(r"(\w+):", text)
+    meant = match and closest_name(match[1].lower(), _KINDS)
     return text if "://" in text or meant or text.partition("?")[0] == "memory" else f"sqlite:///{text}"
 
 
 def database_of(spec: str) -> tuple[str, str]:
-    """Return the driver's URI of a database's spec, and the name of the partition in it."""
+    """Return the driver's URI in the spec of a database, and the name of the partition."""
     body, _, query = spec.partition("?")
     own, foreign = _read_settings(_KINDS[body.partition("://")[0]], query)
     return "?".join(filter(None, (body, foreign))), own.get("partition", "default")
 
 
 def public_form(spec: str) -> str:
-    """Return a spec for people to read: without its settings, and without the password if it has one."""
+    """Return a spec for display, without its settings and its password."""
     return without_password(spec.partition("?")[0])
 
 
@@ -110,26 +110,26 @@ def public_form(spec: str) -> str:
 
 
 def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
-    """Return the settings in a query string as keyword arguments, and the part of it that is the driver's."""
-    found: _Settings = {}
+    """Return the settings in a query string as keyword arguments, and the rest of it for the driver."""
+    settings: _Settings = {}
     foreign: list[str] = []
     for piece in filter(None, query.split("&")):
         name, _, text = piece.partition("=")
         name = unquote_plus(name)
         if name in kind.settings:
-            if name in found:
+            if name in settings:
                 raise BadRequestError(f"{name} is given twice in the settings of a store of the form {kind.example}")
-            found[name] = _read(name, kind.settings[name], unquote_plus(text))
+            settings[name] = _read(name, kind.settings[name], unquote_plus(text))
         else:
             near = closest_name(name, kind.settings, cutoff=0.75)
             if near or not kind.has_driver:
-                known = f"did you mean {near!r}?" if near else f"it has: {', '.join(kind.settings)}"
-                raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {known}")
+                hint = f"did you mean {near!r}?" if near else f"it has: {', '.join(kind.settings)}"
+                raise BadRequestError(f"A store of the form {kind.example} has no setting {name!r}; {hint}")
             foreign.append(piece)
-    bounds = {name: found.pop(name) for name in _RETENTION if name in found}
+    bounds = {name: settings.pop(name) for name in _RETENTION if name in settings}
     if bounds:
-        found["retention"] = retention_policy(**bounds)
-    return found, "&".join(foreign)
+        settings["retention"] = retention_policy(**bounds)
+    return settings, "&".join(foreign)
 
 
 def _read(name: str, expected: _Value, text: str) -> str | float:
@@ -160,7 +160,7 @@ def retention_policy(**bounds: Any) -> RetentionPolicy:
 
 @dataclass(frozen=True)
 class _Kind:
-    """One form: how its address looks, its settings, and the class of its stores, which is given the address."""
+    """One form: its address, its settings, and the class of its stores, which gets the address."""
 
     example: str
     address: re.Pattern[str]
@@ -168,7 +168,7 @@ class _Kind:
     name: str
     settings: dict[str, _Value]
     has_driver: bool = False
-    """Settings that are not ours belong to its driver."""
+    """Other settings go to its driver."""
 
     def make(self, address: str, settings: _Settings) -> LightningStore:
         """Return a store."""
@@ -209,7 +209,7 @@ _IN_MEMORY = re.compile(r":?(in-?)?memory:?|mem|sqlite:/*(:memory:)?", re.IGNORE
 
 
 def _closest(text: str) -> str | None:
-    """Return the right spec that is closest to a wrong one; None if nothing is near."""
+    """Return the valid spec closest to an invalid one; None if none is close."""
     if _IN_MEMORY.fullmatch(text):
         return "memory"
     scheme, colon, rest = text.partition(":")
@@ -224,7 +224,7 @@ def _closest(text: str) -> str | None:
 
 
 def _completed(scheme: str, rest: str) -> str | None:
-    """Return a spec of this scheme with what was meant as its address."""
+    """Return a spec of this scheme with the address that was probably meant."""
     name = rest.lstrip("/")
     slashes = len(rest) - len(name)
     if scheme == "sqlite" and name:

@@ -14,9 +14,9 @@ from agentlightning.utils.concurrency.threads import BackgroundLoop
 
 @forward_operations
 class LightningStoreThreaded(StoreWrapper):
-    """Hands a thread-safe store through; runs any other on one loop of its own, one call at a time.
+    """Passes calls to a thread-safe store; runs any other store on a separate loop, one call at a time.
 
-    Waits and long polls run beside the other calls, or nothing could end them. No lock is held by a thread that waits.
+    Waits and long polls run beside the other calls, which can end them. A waiting thread holds no lock.
     The owner calls `close`.
     """
 
@@ -34,7 +34,7 @@ class LightningStoreThreaded(StoreWrapper):
 
     @override
     async def close(self) -> None:
-        """End the loop of the wrapper; the wrapped store stays open and belongs to whoever made it."""
+        """End the loop of the wrapper; the wrapped store stays open and belongs to its creator."""
         self._owner.stop()
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

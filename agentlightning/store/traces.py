@@ -1,4 +1,4 @@
-"""`store.traces`: the spans of every rollout at once, for algorithms that look at all there is."""
+"""`store.traces`: the spans of every rollout at once, for algorithms that need all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAGE = 100
 
 
 class Readable(Protocol):
-    """What is asked of a store, to read all of it."""
+    """The operations of a store that reading all its spans needs."""
 
     async def query_rollouts(self, *, sort_by: str | None = None, limit: int = -1) -> PaginatedResult[Any]: ...
 
@@ -24,25 +24,25 @@ class Readable(Protocol):
 
 
 class Traces:
-    """The spans of a store. A store is asked rollout by rollout; for one rollout ask `store.query_spans` itself."""
+    """The spans of a store, read rollout by rollout. For one rollout, use `store.query_spans`."""
 
     def __init__(self, store: Readable) -> None:
         self._store = store
 
     async def get_all(self, *, most: int = MOST_SPANS) -> list[Span]:
-        """Return the spans of all rollouts, the oldest rollout first, those of one by their number.
+        """Return the spans of all rollouts, the oldest rollout first, the spans of a rollout by their number.
 
         Raises:
             TooLargeError: there are more than `most`.
             GoneError: the spans of a rollout were evicted from memory.
         """
-        found: list[Span] = []
+        spans: list[Span] = []
         async for page in pages_of(self._store.query_rollouts, sort_by="start_time", limit=_PAGE):
             for rollout in page:
-                found += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(found))
-                if len(found) > most:
+                spans += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(spans))
+                if len(spans) > most:
                     raise TooLargeError(
                         f"The store has more than {most} spans. Read them rollout by rollout, "
                         "await store.query_spans(rollout_id), or allow more: get_all(most=...)"
                     )
-        return found
+        return spans

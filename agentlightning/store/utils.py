@@ -1,4 +1,4 @@
-"""Rules of the contract as functions, for whoever writes a store of their own. What they say is in `lifecycle.py`."""
+"""Rules of the contract as functions, for authors of other stores. They are described in `lifecycle.py`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ async def rollout_status_from_attempt(attempt: Attempt, config: RolloutConfig) -
 
 
 async def scan_unhealthy_rollouts(rollouts: Sequence[AttemptedRollout]) -> dict[tuple[str, str], AttemptStatus]:
-    """Return the attempts that are past a limit, by (rollout id, attempt id), with what they become."""
-    now, found = time.time(), dict[tuple[str, str], AttemptStatus]()
+    """Return the attempts that are past a limit, by (rollout id, attempt id), with their new status."""
+    now, unhealthy = time.time(), dict[tuple[str, str], AttemptStatus]()
     for rollout in rollouts:
         attempt: Attempt | None = getattr(rollout, "attempt", None)
         status = health(attempt, rollout.config, now) if attempt is not None else None
         if attempt is not None and status is not None:
-            found[rollout.rollout_id, attempt.attempt_id] = status
-    return found
+            unhealthy[rollout.rollout_id, attempt.attempt_id] = status
+    return unhealthy

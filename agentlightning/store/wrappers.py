@@ -1,9 +1,9 @@
-"""Stores in front of stores: the whole contract over a user's store that has a part of it, and one run of a store.
+"""Wrappers of stores: the whole contract over a user's store that implements a part of it, and one run of a store.
 
-A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, perhaps no batches.
-Another is one of ours of which a subclass overrides one form of an operation, for one or for many; then that form is
-called, whichever is asked for. Server, threads, runs and runners call the whole contract, so `complete` stands between
-them and such a store.
+A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, and maybe no batches.
+Another case is a subclass of a store of this package that overrides one form of an operation, for one or for many; then
+that form is used for both. Server, threads, runs and runners call the whole contract, so `complete` wraps such a store
+for them.
 """
 
 # pyright: reportMissingParameterType=false
@@ -63,7 +63,7 @@ from agentlightning.utils.backoff import backoff_delays
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
-"""Seconds between two questions to a store that cannot wait for work itself."""
+"""Seconds between two claims from a store that cannot wait for work itself."""
 
 _OUTCOME_KEY = "agentlightning.outcome"
 """Key of an attempt's metadata under which outcome, reason and error are kept if the store has no fields for them."""
@@ -78,7 +78,7 @@ _LISTED: dict[str, type[BaseModel]] = {
     "query_runs": Run,
 }
 _FORMS = {name: each.many for name, each in OPERATIONS.items() if each.many is not None}
-"""Operations for one, and their forms for many."""
+"""Operations for one object, and their forms for many."""
 _ALL, _OF_RUNS, _DEFAULTED = names_of(), names_of("run"), names_of("default")
 
 
@@ -99,14 +99,14 @@ class StoreWrapper(LightningStore):
 
     @override
     async def close(self) -> None:
-        """Close the store behind it."""
+        """Close the wrapped store."""
         await self.store.close()
 
 
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
-    """Return a store that knows the whole contract as it is, any other behind a `CompletedStore`.
+    """Return a store that implements the whole contract unchanged, any other in a `CompletedStore`.
 
-    An object whose class has no operation at all, such as a mock, is what its program wants: it is used as it is.
+    An object whose class has no operation at all, such as a mock, is used unchanged.
     """
     accepted = {name: _accepted(store, name) for name in _ALL}
     if not any(accepted.values()) and not isinstance(store, LightningStore):
@@ -114,9 +114,9 @@ def complete(store: LightningStore, *, one_at_a_time: bool = False) -> Lightning
     without_runs = isinstance(store, LightningStore) and not any(accepted[name] for name in _OF_RUNS)
     left_out = {*(_OF_RUNS if without_runs else ()), *(_DEFAULTED if isinstance(store, LightningStore) else ())}
     needed = [name for name in _ALL if accepted[name] or name not in left_out]
-    known = all(accepted[name].issuperset(OPERATIONS[name].parameters) for name in needed)
+    has_all = all(accepted[name].issuperset(OPERATIONS[name].parameters) for name in needed)
     own_lists = any(accepted[name] and not _is_ours(store, name) for name in _LISTED)  # which may be plain lists
-    used_as_is = known and not own_lists and not any(_preferred(store).values())
+    used_as_is = has_all and not own_lists and not any(_preferred(store).values())
     return store if used_as_is else CompletedStore(store, one_at_a_time=one_at_a_time)
 
 
@@ -127,7 +127,7 @@ def _arguments_of(request: EnqueueRolloutRequest) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _several_calls() -> Generator[None]:
-    """Give each call of the store within the body a token of its own, if the call under way has one."""
+    """Give each call of the store within the body a separate token, if the call in progress has one."""
     token = request_token.get()
     outer = request_token.set(RequestToken(token) if type(token) is str else token)
     try:
@@ -141,7 +141,7 @@ def _is_ours(store: LightningStore, operation: str) -> bool:
 
 
 def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
-    """Return the names of the arguments that a store's operation takes; none if it does not have the operation."""
+    """Return the names of the arguments that a store's operation accepts; none if it lacks the operation."""
     method = getattr(type(store), operation, None)
     if method is None or method is getattr(LightningStore, operation):
         return frozenset()
@@ -151,15 +151,15 @@ def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _parameters(method: Callable[..., object]) -> tuple[frozenset[str], bool]:
-    """Return the names of a method's parameters, and if it takes any keyword. A trace asks it of every operation."""
+    """Return the names of a method's parameters, and whether it accepts any keyword. Cached: each trace calls this."""
     parameters = inspect.signature(method).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return frozenset(parameters), takes_any
 
 
 def _preferred(store: LightningStore) -> dict[str, str | None]:
-    """Return for each form of an operation the other form if that one is called in its place, because it is overridden
-    nearer to the class of the store, and None if it is called itself."""
+    """Return for each form of an operation the other form if that one is called instead, because a class nearer to the
+    store's class overrides it, and None if the form itself is called."""
     own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
     here = getattr(store, "__dict__", {})
     counted = here.keys() >= set(_ALL)  # each stands on the store itself, set there by a tracker
@@ -180,12 +180,12 @@ def _preferred(store: LightningStore) -> dict[str, str | None]:
 
 @forward_operations
 class CompletedStore(StoreWrapper):
-    """The whole contract over a store that knows a part of it.
+    """The whole contract over a store that implements a part of it.
 
     Claims wait by asking again after growing pauses; batches are made of single calls; spans are numbered, lists sorted
-    and cut here; the outcome of an attempt is kept in its metadata. Runs are not kept apart (said once in the log).
-    What cannot be made up for is an error: `NotImplementedError` for an operation, `BadRequestError` for an argument.
-    With `one_at_a_time` the calls into the store never overlap, but for those that wait.
+    and cut here; the outcome of an attempt is kept in its metadata. Runs are not separated (logged once). Other missing
+    parts raise an error: `NotImplementedError` for an operation, `BadRequestError` for an argument. With
+    `one_at_a_time`, calls into the store never overlap, except those that wait.
     """
 
     def __init__(self, store: LightningStore, *, one_at_a_time: bool = False) -> None:
@@ -195,7 +195,7 @@ class CompletedStore(StoreWrapper):
         self._turn = asyncio.Lock() if one_at_a_time else None
         self._warned_of_runs = False
         self._numbers: dict[str, int] = {}
-        """The last number of a span of each rollout, for a store that gives none."""
+        """The last span number of each rollout, for a store that does not number spans."""
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if operation in _DEFAULTED and not self._has(operation):
@@ -228,7 +228,7 @@ class CompletedStore(StoreWrapper):
         return AnyPage(items=items, limit=limit, offset=offset, total=total)
 
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
-        """Call the store's own operation with those of the arguments that differ from their defaults."""
+        """Call the store's own operation with the arguments that differ from their defaults."""
         if not self._has(operation) and operation != "statistics":
             if operation in _OF_RUNS:
                 raise keeps_no_runs(self.store)
@@ -248,10 +248,10 @@ class CompletedStore(StoreWrapper):
         return bool(self._accepts[operation])
 
     def _takes(self, operation: str, name: str) -> bool:
-        """True if an argument can be handed on, False if it may be left out.
+        """Return True if an argument can be passed on, False if it may be omitted.
 
         Raises:
-            BadRequestError: leaving it out would change what is done.
+            BadRequestError: omitting it would change the result.
         """
         if name in self._accepts[operation]:
             return True
@@ -299,28 +299,28 @@ class CompletedStore(StoreWrapper):
             return await self._wait_for_claims(limit, worker_id, run_id, timeout, self._form("dequeue_many_rollouts"))
 
     def _form(self, operation: str) -> str:
-        """Return the form of an operation, for one or for many, by which the store is asked."""
+        """Return the form of an operation, for one or for many, that is called on the store."""
         return self._preferred[operation] or operation
 
     async def _wait_for_claims(
         self, limit: int, worker_id: str | None, run_id: str | None, timeout: float, way: str
     ) -> list[AttemptedRollout]:
-        """Claim by an operation, asked again after pauses if it cannot wait by itself."""
+        """Claim by an operation, which is called again after pauses if it cannot wait itself."""
         if "timeout" in self._accepts[way]:
             return await self._claim(way, limit, worker_id, run_id, timeout)
         end, delays = time.monotonic() + timeout, backoff_delays(SHORTEST_PAUSE, LONGEST_PAUSE)
         while True:
-            asked = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
+            request = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
             try:
-                claims = await asyncio.shield(asked)
+                claims = await asyncio.shield(request)
             except asyncio.CancelledError:  # the claim that nobody wants is let finish, and goes back to the queue
-                for claim in await asked:
+                for claim in await request:
                     await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
                 raise
-            left = end - time.monotonic()
-            if claims or not left > 0:
+            remaining = end - time.monotonic()
+            if claims or not remaining > 0:
                 return claims
-            await asyncio.sleep(min(left, next(delays)))
+            await asyncio.sleep(min(remaining, next(delays)))
 
     async def _claim(
         self, way: str, limit: int, worker_id: str | None, run_id: str | None, timeout: float = 0.0
@@ -347,7 +347,7 @@ class CompletedStore(StoreWrapper):
         return await self._add(await self._numbered(spans), self._form("add_many_spans"))
 
     async def _add(self, spans: Sequence[Span], way: str) -> list[Span]:
-        """Hand spans to one of the store's operations and return those that were new."""
+        """Pass spans to one of the store's operations and return those that were new."""
         if way == "add_many_spans":
             return await self._call_store(way, spans)
         stored: list[Span | None] = []
@@ -372,13 +372,13 @@ class CompletedStore(StoreWrapper):
         return [await self._call_store("get_next_span_sequence_id", *pair) for pair in rollout_attempt_ids]
 
     async def _next_number(self, rollout_id: str) -> int:
-        """Return a number after those of the stored spans and those that were given."""
+        """Return a number after those of the stored spans and those already assigned."""
         stored = [span.sequence_id for span in await self._call_store("query_spans", rollout_id)]
         number = self._numbers[rollout_id] = max(0, self._numbers.get(rollout_id, 0), *stored) + 1
         return number
 
     async def _numbered(self, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans, those that ask for a number with one; as they are for a store that numbers them itself."""
+        """Return the spans with missing numbers filled in; unchanged for a store that numbers them itself."""
         if self._has("query_events"):  # made for the present contract, or a subclass of one that was
             return list(spans)
         asking = [(span.rollout_id, span.attempt_id) for span in spans if span.sequence_id < 0]
@@ -394,20 +394,20 @@ class CompletedStore(StoreWrapper):
             metadata = arguments.get("metadata", UNSET)
             if isinstance(metadata, Unset):
                 attempts: list[Attempt] = list(await self._call_store("query_attempts", arguments["rollout_id"]))
-                wanted = [a for a in attempts if arguments["attempt_id"] in (a.attempt_id, "latest")]
-                metadata = max(wanted, key=lambda attempt: attempt.sequence_id).metadata if wanted else None
+                matches = [a for a in attempts if arguments["attempt_id"] in (a.attempt_id, "latest")]
+                metadata = max(matches, key=lambda attempt: attempt.sequence_id).metadata if matches else None
             if isinstance(ending.get("error"), AttemptError):
                 ending["error"] = ending["error"].model_dump()
-            known: dict[str, Any] = dict(metadata or {})
-            arguments["metadata"] = {**known, _OUTCOME_KEY: {**known.get(_OUTCOME_KEY, {}), **ending}}
+            previous: dict[str, Any] = dict(metadata or {})
+            arguments["metadata"] = {**previous, _OUTCOME_KEY: {**previous.get(_OUTCOME_KEY, {}), **ending}}
         return await self._call_store("update_attempt", **arguments)
 
 
 def _with_outcomes(answer: object) -> Any:
-    """Return what a store returned, with outcomes read from the metadata of its attempts."""
+    """Return the result of a store, with outcomes read from the metadata of its attempts."""
     if isinstance(answer, Attempt):
-        kept = (answer.metadata or {}).get(_OUTCOME_KEY)
-        return Attempt.model_validate({**answer.model_dump(), **kept}) if kept else answer
+        outcome = (answer.metadata or {}).get(_OUTCOME_KEY)
+        return Attempt.model_validate({**answer.model_dump(), **outcome}) if outcome else answer
     if isinstance(answer, AttemptedRollout):
         attempt = _with_outcomes(answer.attempt)
         return answer if attempt is answer.attempt else answer.model_copy(update={"attempt": attempt})
@@ -419,7 +419,7 @@ def _with_outcomes(answer: object) -> Any:
 
 @forward_operations
 class LightningStoreScoped(StoreWrapper):
-    """A store with the `run_id` of one run filled in, wherever an operation takes one and the caller gives none."""
+    """A store that fills in the `run_id` of one run wherever an operation accepts one and the caller gives none."""
 
     def __init__(self, store: LightningStore, run_id: str | None) -> None:
         super().__init__(store)
@@ -450,7 +450,7 @@ _IDS = re.compile(r"[0-9a-f]{32} [0-9a-f]{16}(?: [0-9a-f]{16})?")
 
 
 def is_readable(span: Span) -> bool:
-    """True if the ids of the span are ones of OpenTelemetry's; a program that makes spans itself may use any words."""
+    """Return True if the ids of the span are valid in OpenTelemetry; a program that makes spans itself may use any."""
     return _IDS.fullmatch(" ".join(filter(None, (span.trace_id, span.span_id, span.parent_id)))) is not None
 
 

@@ -1,4 +1,4 @@
-"""The kernel: small parts that know no noun of ours but Span."""
+"""Small general parts, which depend on no other type of this package than Span."""
 
 from agentlightning.lazy import attach_stub
 

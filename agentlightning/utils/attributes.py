@@ -1,8 +1,8 @@
-"""Span attributes: nested values to flat dotted keys and back, and values that a span may hold.
+"""Span attributes: conversion of nested values to flat dotted keys and back, and values that a span may hold.
 
-A span holds strings, booleans, integers, floats and lists of one of these. Everything else is either made to fit
+A span holds strings, booleans, integers, floats and lists of one of these. Everything else is either converted
 (`sanitize_*`) or refused (`check_attributes_sanity`). Flattening loses empty containers, and keys that contain dots
-nest when they are read back; whoever needs a value back exactly stores it as JSON text.
+become nested when they are read back. To get a value back exactly, store it as JSON text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _PRIMITIVES = (bool, int, float, str)
 MOST_ELEMENTS = 2**16
-"""Elements of an array that are written out; images and weights are not, which would take seconds for each span."""
+"""Largest number of elements of an array that is written out; larger ones, as images, take seconds for each span."""
 
 
 def flatten_attributes(data: object, *, expand_leaf_lists: bool = False) -> dict[str, Any]:
@@ -69,9 +69,9 @@ class _Node(dict[str, Any]):
 
 
 def unflatten_attributes(flat_data: Mapping[str, object]) -> Any:
-    """Return the nested value whose leaves these are. A branch whose keys are exactly 0..n-1 becomes a list.
+    """Return the nested value with these leaves. A branch with exactly the keys 0..n-1 becomes a list.
 
-    Where two keys claim one place the later wins, but a scalar makes room for a path that continues it.
+    If two keys have the same place, the later wins, but a path replaces a scalar that it continues.
     """
     root = _Node()
     for key, value in flat_data.items():
@@ -95,7 +95,7 @@ def _rebuilt(node: object) -> Any:
 
 
 def filter_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str, Any]:
-    """Return the entries whose key is `prefix` or continues it after a dot."""
+    """Return the entries with the key `prefix`, or with a key that continues it after a dot."""
     return {key: value for key, value in attributes.items() if key == prefix or key.startswith(prefix + ".")}
 
 
@@ -112,12 +112,12 @@ def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: st
 
 
 def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
-    """Return a value that a span may hold: primitives as they are, lists made of one type, the rest as JSON text.
+    """Return a value that a span may hold: primitives unchanged, lists with a common type, the rest as JSON text.
 
-    `force` turns what JSON cannot hold into what it means: pydantic models and dataclasses into objects, sets and
-    arrays into lists, bytes into base64, enums into their values, dates and what else there is into text. So the text
-    is JSON whatever is inside. Fields that their class keeps out of its `repr` (or a model out of its dump) are left
-    out, and an array of more than `MOST_ELEMENTS` is its own short text.
+    `force` converts values that JSON cannot hold: pydantic models and dataclasses to objects, sets and arrays to lists,
+    bytes to base64, enums to their values, dates and everything else to text. So the text is always JSON. Fields that
+    their class excludes from its `repr` (or a model from its dump) are omitted, and an array with more than
+    `MOST_ELEMENTS` becomes its own short text.
 
     Raises:
         ValueError: JSON cannot hold it and `force` is false.
@@ -139,7 +139,7 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
 
 
 def _as_json_text(value: object) -> Any:
-    """Return what a value means as JSON: text of objects and lists, scalars as a span may hold them."""
+    """Return a value as JSON: objects and lists as text, scalars in a form that a span may hold."""
     try:
         plain = _plain(value)
     except RecursionError:  # a cycle
@@ -153,7 +153,7 @@ def _as_json_text(value: object) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return JSON data; nothing is iterated that iterating would use up."""
+    """Return JSON data; iterators are not consumed."""
     if isinstance(value, Enum):
         return _plain(value.value)
     if value is None or isinstance(value, (bool, int, str)):
@@ -209,7 +209,7 @@ def sanitize_attributes(attributes: Mapping[str, object], force: bool = True) ->
 
 
 def check_attributes_sanity(attributes: Mapping[Any, object]) -> None:
-    """Return if a span may hold the attributes as they are.
+    """Check that a span may hold the attributes unchanged.
 
     Raises:
         ValueError: names the key that it may not hold.

@@ -1,8 +1,8 @@
-"""Backoff: how long to wait before something is tried again, the retry of calls that may be made twice, and when
-something that does not answer is given up.
+"""Backoff: the delay before a retry, the retry of calls that may be made twice, and the time after which a server that
+does not answer is given up.
 
-`Retry-After` is how long a server asks its clients to wait; every client of ours reads it here. Source: RFC 9110,
-section 10.2.3: a whole number of seconds, or a date. Fractions of a second are read too, since model servers send them.
+`Retry-After` is the time that a server asks its clients to wait; every client of this package reads it here. Source:
+RFC 9110, section 10.2.3: whole seconds or a date. Fractions are accepted, since model servers send them.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 JITTER = 0.25
-"""The part of a delay by which it is shortened or lengthened at random, so that those who failed together do not
+"""The fraction by which a delay is randomly shortened or lengthened, so that callers that failed together do not
 retry together."""
 
 OUTAGE_SECONDS: Final = 60.0
-"""How long a store may be away before it is given up, unless the user says otherwise (`store_unreachable_timeout` of a
-runner, `deadline` of a client). The one default of runners, algorithm, gateway and database."""
+"""Seconds that a store may be unreachable before it is given up, unless the user sets `store_unreachable_timeout` of a
+runner or `deadline` of a client. The one default of runners, algorithm, gateway and database."""
 JUMP_SECONDS: Final = 5.0
-"""When a wait ends so much later than it should, this process stood still: Ctrl+Z, a frozen container or machine."""
+"""A wait that ends more than these seconds late means a paused process: Ctrl+Z, a frozen container or machine."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 2.0
 _TRIES = 6
-"""The first try gets this part of the time, each further one twice as long as the one before."""
+"""The first try gets the time divided by this, each further one twice as long as the one before."""
 _SHORTEST_TRY = 1.0
 LONGEST_RETRY_AFTER: Final = 86_400.0
-"""Seconds; a longer time is cut to this."""
+"""Longest accepted time in seconds; a longer one is cut to this."""
 
 
 def doubled(failures: int, first: float, longest: float = math.inf) -> float:
@@ -56,10 +56,10 @@ def backoff_delays(first: float, longest: float = math.inf) -> Iterator[float]:
 
 
 class Outage:
-    """Tells when something that does not answer has been away for too long: several failed tries over `seconds`.
+    """Detects that a server has been unreachable for too long: several failed tries over `seconds`.
 
-    A jump of this process's own clock between two of the times that it is told of begins the outage anew, since what
-    did not answer meanwhile may have stood still as well. `clock` gives monotonic seconds. Used by one thread.
+    A jump of this process's own clock between two of its calls restarts the outage, since the server may have been
+    paused as well. `clock` gives monotonic seconds. Used by one thread.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -78,12 +78,12 @@ class Outage:
 
     @property
     def try_seconds(self) -> float:
-        """How long the next try may take: a part of the time, so that an answer that was lost does not take all."""
+        """Seconds for the next try: a part of the time, so that one lost answer does not use up all of it."""
         first = max(self.seconds / _TRIES, min(_SHORTEST_TRY, self.seconds / 2), 0.01)
         return max(first, min(doubled(self.tries + 1, first), self.seconds - self.away))
 
     def expect(self, seconds: float) -> bool:
-        """Note that this process tells of itself within `seconds`; True if its clock has jumped before."""
+        """Record that the next call comes within `seconds`; return True if the clock has jumped before."""
         now = self._clock()
         jumped = now - self._due > JUMP_SECONDS
         if jumped:
@@ -93,7 +93,7 @@ class Outage:
         return jumped
 
     def failed(self, began: float, pause: float = 0.0) -> bool:
-        """Note that a try has failed; True if it was the last one, since the next, after `pause`, comes too late."""
+        """Record a failed try; return True if it was the last one, since the next, after `pause`, comes too late."""
         self.expect(pause)
         now = self._clock()
         self.tries += 1
@@ -102,16 +102,16 @@ class Outage:
         return self.tries > 1 and now + pause - self._since >= self.seconds
 
     def answered(self) -> None:
-        """Note an answer."""
+        """Record an answer."""
         self.tries, self._since, self._due = 0, None, math.inf
 
 
 async def retry_for(seconds: float | Outage, call: Callable[[], Coroutine[object, object, T]], what: str) -> T:
-    """Return what `call` gives; made again with backoff while it is not answered, until the outage is over.
+    """Return the result of `call`, which is retried with backoff while it is not answered, until the outage is over.
 
     Raises:
-        TimeoutError, OSError, BusyError: that of the last try.
-        Exception: whatever else the call raises, at once.
+        TimeoutError, OSError, BusyError: the error of the last try.
+        Exception: any other error of the call, at once.
     """
     outage = seconds if isinstance(seconds, Outage) else Outage(seconds)
     delays = backoff_delays(_FIRST_DELAY, _LONGEST_DELAY)
@@ -132,7 +132,7 @@ async def retry_for(seconds: float | Outage, call: Callable[[], Coroutine[object
 
 
 def retry_after_seconds(value: str | None) -> float | None:
-    """Return the seconds to wait, finite, from 0 to `LONGEST_RETRY_AFTER`; None without a header that can be read."""
+    """Return the seconds to wait, from 0 to `LONGEST_RETRY_AFTER`; None without a readable header."""
     if value is None:
         return None
     try:

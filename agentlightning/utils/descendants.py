@@ -1,7 +1,7 @@
-"""Processes below another: seen to end whatever else lives on, and brought to an end with all that they have started.
+"""Descendants of a process: waiting for their end whatever they have started, and ending them with all of that.
 
-`multiprocessing` waits for the end of a pipe, and whatever a child has forked holds that pipe open, too. The kernel
-knows better: a pidfd can be read when its process has ended, and where there is none the process is asked for.
+`multiprocessing` waits for the end of a pipe, which processes forked by a child also hold open. A pidfd of the kernel
+can be read as soon as its process has ended; without pidfds, the process is polled.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 TERMINATE_SECONDS = 0.5
-"""How long a process that was left behind may clean up after SIGTERM."""
+"""Seconds that a leftover process may clean up after SIGTERM."""
 KILL_SECONDS = 2.0
-"""How long SIGKILL may take: it is at once, but in a system call that cannot be broken off."""
+"""Seconds that SIGKILL may take: it acts at once except in a system call that cannot be interrupted."""
 LOOK_SECONDS = 0.02
-"""How often a process is looked at where nothing tells of its end."""
+"""Seconds between two looks at a process whose end is not signalled."""
 KILL: Final[int] = getattr(signal, "SIGKILL", signal.SIGTERM)
 """The signal that no process survives. Windows has no SIGKILL; there `os.kill` with SIGTERM ends a process at once."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def pidfd_of(pid: int) -> int | None:
-    """Return a descriptor that can be read once the process has ended; None where the system has none.
+    """Return a descriptor that can be read once the process has ended; None if the system has none.
 
     The caller closes it. The process must not have been waited for.
     """
@@ -41,12 +41,12 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def adopt_orphans() -> bool:
-    """Have every descendant whose parent ends become a child of this process; False where the system cannot."""
+    """Make every descendant whose parent ends a child of this process; return False if the system cannot."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def killed_with_parent(parent_pid: int) -> bool:
-    """Have the kernel kill this process when its parent ends; False where the system cannot."""
+    """Have the kernel kill this process when its parent ends; return False if the system cannot."""
     if not _prctl(_PR_SET_PDEATHSIG, KILL):
         return False
     if os.getppid() != parent_pid:  # it went before the request
@@ -59,7 +59,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def join(process: BaseProcess, seconds: float) -> bool:
-    """Wait for the end of a child of this process and return whether it came, also while children of its own live."""
+    """Wait for the end of a child of this process and return whether it ended, also while its own children live."""
     end = time.monotonic() + seconds
     if process.exitcode is None and process.pid is not None and (fd := pidfd_of(process.pid)) is not None:
         try:
@@ -72,7 +72,7 @@ def join(process: BaseProcess, seconds: float) -> bool:
 
 
 def wait_for(fd: int, seconds: float) -> bool:
-    """Return whether a descriptor could be read within so many seconds. Any number, unlike for `select`."""
+    """Return whether a descriptor became readable within `seconds`; its number is not limited, unlike for `select`."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -81,11 +81,11 @@ def wait_for(fd: int, seconds: float) -> bool:
 def end_descendants(
     pid: int, *, grace: float = TERMINATE_SECONDS, spared: Collection[int] = (), reap: bool = False
 ) -> list[int]:
-    """End everything below a process, that itself excepted, and return the ids of what would not end.
+    """End all descendants of a process, but not the process itself, and return the ids of those that did not end.
 
-    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace SIGKILL at once. With `reap`, which is for a
-    subreaper and its own id, children are waited for, whoever started them, until there are none: a look at all
-    processes misses what is below one that ends during the look, and only the kernel knows that nothing is left.
+    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace, SIGKILL at once. With `reap`, which is for a
+    subreaper and its own id, all children are waited for, whoever started them: a scan of all processes misses the
+    children of one that ends during the scan, and only the kernel knows that none is left.
     """
     terminated: set[int] = set()
     began = time.monotonic()
@@ -116,11 +116,11 @@ def end_descendants(
 
 
 def helpers_of_python() -> set[int]:
-    """Return the ids of what `multiprocessing` keeps for itself: it cleans up, and ends with this process."""
+    """Return the ids of the helper processes of `multiprocessing`, which clean up and end with this process."""
     tracker: Any = resource_tracker._resource_tracker
     server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    known = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)
-    return {pid for pid in known if pid is not None}
+    pids = getattr(tracker, "_pid", None), getattr(server, "_forkserver_pid", None)
+    return {pid for pid in pids if pid is not None}
 
 
 def reap_children() -> dict[int, int]:

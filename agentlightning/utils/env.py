@@ -1,4 +1,4 @@
-"""Read a bool, an integer or a string from the environment. Knows no variable of ours by name."""
+"""Reads a bool, an integer or a string from the environment, for any name of a variable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FALSE = {"0", "false", "no", "off"}
 
 
 def _resolved(env_var: object, override: Any, fallback: Any, read: Callable[[str, str], object]) -> Any:
-    """Return `override` if given, else what `read` makes of the variable's name and text, else `fallback`."""
+    """Return `override` if given, else the result of `read` for the variable's name and text, else `fallback`."""
     name = env_var.value if isinstance(env_var, Enum) else env_var
     if override is not None:
         return override

@@ -11,14 +11,14 @@ _TRACEBACK: Any = BaseException.__dict__["__traceback__"]
 
 
 class UnreadableException(RuntimeError):
-    """Stands for an exception that raises when it is looked at; says its class. The traceback is that of the other."""
+    """Replaces an exception that raises when it is inspected; names its class and has its traceback."""
 
 
 def readable(error: BaseException) -> BaseException:
-    """Return an exception that can be told apart, described and logged: itself, or what stands for it.
+    """Return an exception that can be classified, described and logged: itself, or a replacement.
 
-    Looked at are its class, attributes, causes and group, as everybody does who handles it. A `__str__` that raises is
-    no obstacle: `traceback` and we have an answer to that.
+    Inspects its class, attributes, causes and group, as every handler does. A `__str__` that raises does not matter:
+    `traceback` and `message_of` handle it.
     """
     try:
         cls = type(error)

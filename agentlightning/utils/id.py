@@ -8,8 +8,8 @@ from random import SystemRandom
 from typing import Final
 
 SYSTEM_RANDOM: Final = SystemRandom()
-"""The source of waits, samples and ids of the framework. An agent that seeds `random` neither repeats them nor finds
-its own numbers changed by them, and forked processes do not share them."""
+"""The random source of waits, samples and ids of the framework. An agent that seeds `random` does not repeat them, they
+do not change the agent's numbers, and forked processes do not share them."""
 
 
 def generate_id(length: int) -> str:

@@ -1,4 +1,4 @@
-"""Tags and links: attributes of a span that give it words to be found by, and that point to other spans."""
+"""Tags and links: attributes of a span with words for searching, and with references to other spans."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _OWN = {
     LightningResourceAttributes.ROLLOUT_ID.value: "rollout_id",
     LightningResourceAttributes.ATTEMPT_ID.value: "attempt_id",
 }
-"""Links to a span's own rollout and attempt, and the fields of a span that say them."""
+"""Keys of links to a span's rollout and attempt, and the fields of a span that hold them."""
 
 S = TypeVar("S")
 
 
 def make_tag_attributes(tags: Sequence[str] | Mapping[str, object]) -> dict[str, Any]:
-    """Return the attributes that put these tags on a span; of a dict each is `key:value`.
+    """Return the attributes that put these tags on a span; the entries of a dict become `key:value`.
 
-    They are put there by what emits the span: `emit_reward(0.95, attributes=make_tag_attributes(["fast"]))`.
+    Pass them to the function that emits the span: `emit_reward(0.95, attributes=make_tag_attributes(["fast"]))`.
 
     Raises:
-        ValueError: a tag is no string; or the one string that is given is no list of tags.
+        ValueError: a tag is not a string, or `tags` is a single string instead of a list.
     """
     if isinstance(tags, str):
         raise ValueError(f"tags must be a list of strings, or a dict; got the text {tags!r}")
@@ -50,7 +50,7 @@ def make_tag_attributes(tags: Sequence[str] | Mapping[str, object]) -> dict[str,
 
 
 def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
-    """Return the tags, none if there are none.
+    """Return the tags; an empty list if there are none.
 
     Raises:
         ValidationError: pydantic's, a ValueError; a tag is no string, or the keys are not numbered from 0.
@@ -69,7 +69,7 @@ def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
 
 
 class LinkedBlock(dict[str, Any]):
-    """Attributes of links; in a `with` statement, those of the span that is open there: an operation."""
+    """Attributes of links; a `with` statement sets them on the open span, an operation."""
 
     def __enter__(self) -> LinkedBlock:
         span = trace_api.get_current_span()
@@ -89,7 +89,7 @@ class LinkedBlock(dict[str, Any]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the links on the span, which goes on."""
+        """Leave the links on the span, which stays open."""
 
 
 def make_link_attributes(
@@ -101,23 +101,23 @@ def make_link_attributes(
     """Return the attributes that link a span to all spans whose attribute `key` equals `value`, for each pair.
 
     The keys `trace_id` and `span_id` compare the span's own ids (hexadecimal); `linked_rollout_id` and
-    `linked_attempt_id` those of its rollout and attempt. As a context manager it puts them on the span that is open:
-    `with make_link_attributes(linked_rollout_id="ro-001"):` inside of an operation.
+    `linked_attempt_id` those of its rollout and attempt. As a context manager it sets them on the open span:
+    `with make_link_attributes(linked_rollout_id="ro-001"):` inside an operation.
 
     Raises:
-        ValueError: a value is no string, or nothing is given.
-        RuntimeError: as a context manager, where no span is open.
+        ValueError: a value is not a string, or there are no links.
+        RuntimeError: it is used as a context manager and no span is open.
     """
-    given: dict[str, object] = dict(links or {})
+    pairs: dict[str, object] = dict(links or {})
     for key, value in zip(_OWN, (linked_rollout_id, linked_attempt_id), strict=True):
         if value is not None:
-            given[key] = value
-    if links is None and not given:
+            pairs[key] = value
+    if links is None and not pairs:
         raise ValueError("No link is given; write make_link_attributes({'gen_ai.response.id': '...'})")
-    for key, value in given.items():
+    for key, value in pairs.items():
         if not isinstance(value, str):
             raise ValueError(f"Link value must be a string, got: {type(value).__name__} for key '{key}'")
-    return LinkedBlock(_attributes_of(cast("dict[str, str]", given)))
+    return LinkedBlock(_attributes_of(cast("dict[str, str]", pairs)))
 
 
 def _attributes_of(links: Mapping[str, str]) -> dict[str, str]:
@@ -130,7 +130,7 @@ def _attributes_of(links: Mapping[str, str]) -> dict[str, str]:
 
 
 def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
-    """Return the links, none if there are none.
+    """Return the links; an empty list if there are none.
 
     Raises:
         ValueError: a link lacks its key or value, or the keys are not numbered from 0.

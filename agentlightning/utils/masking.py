@@ -1,12 +1,12 @@
-"""Secrets hidden in data before it is written down for others: settings, figures, texts, attributes of spans.
+"""Masking of secrets in data before it is written for others: settings, figures, texts, attributes of spans.
 
-Three ways to know a secret work together: the name under which it stands, its shape (`texts.py`), and its value, where
-this process holds it or its environment names it as one. Names and shapes are a courtesy; a value that this process
-knows to be secret is found wherever it stands in a text.
+A secret is recognised in three ways: by its name, by its shape (`texts.py`), and by its value, if this process holds it
+or its environment names it as a secret. Names and shapes work on a best-effort basis; a value that this process knows
+to be secret is found anywhere in a text.
 
-Names that look as if a secret were behind them are `api_key`, `http.request.header.authorization`, `clientSecret`.
-Counts and lists of a model's tokens (`gen_ai.usage.prompt_tokens`, `token_ids`), its special tokens (`eos_token`) and
-the tokens of its log-probabilities are none. A secret under a name that nobody expects is shown.
+Names of secrets are, for example, `api_key`, `http.request.header.authorization`, `clientSecret`. Counts and lists of a
+model's tokens (`gen_ai.usage.prompt_tokens`, `token_ids`), its special tokens (`eos_token`) and the tokens of its
+log-probabilities are not secret. A secret under an unexpected name is shown.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from agentlightning.utils.texts import mended, without_keys
 HIDDEN = "[hidden]"
 _LONGEST = 200
 _DEEPEST = 32
-"""Levels of a value that are looked at; what lies deeper is hidden as a whole."""
+"""Levels of a value that are inspected; deeper values are hidden completely."""
 _READ = 16 * 1024
-"""Longest text in which names are looked for."""
+"""Longest text that is searched for names."""
 _SECRET = re.compile(
     r"(?:^|[^a-z0-9])"
     r"(?:(?:api|access|private|secret|signing|encryption|account|subscription|master|shared)[._-]?keys?"
@@ -42,19 +42,19 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _IN_QUERY = frozenset(("key", "sig", "signature", "x-amz-signature", "x-goog-signature"))
 _PASSWORD_IN_URL = re.compile(r"(://[^\s/@:?#\"'<>]{0,256}:)[^\s/@\"'<>]{1,256}(?=@)")
 _USER_IN_URL = re.compile(r"(https?://)[^\s/@:?#\"'<>]{1,2048}:?(?=@)", re.IGNORECASE)
-"""A user without a password, as which an address of the web has a token."""
+"""A user without a password in a URL, which may be a token."""
 _NAME = re.compile(r"""(?P<mark>[?&])?(?P<name>[A-Za-z][A-Za-z0-9_.-]{0,63})(?:\\{0,3}["'])?\s{0,3}[=:](?!//)\s{0,3}""")
 _VALUE = re.compile(
     r"""(?:"(?:[^"\\]|\\.){1,16384}(?:"|\\?$)|'(?:[^'\\]|\\.){1,16384}(?:'|\\?$)|\\{1,3}["'][^"'\\]{1,16384}"""
     r"""|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,16384}|[^\s,;&"'{\[\\]{1,16384})"""
 )
-"""A value after a name; a text that was cut may end within one."""
+"""A value after a name; a cut text may end within it."""
 _TEXT_OF_MODELS = ("gen_ai.", "llm.", "agentlightning.")
-"""Attributes that hold what agent and model said, which is trained: names within these texts are left alone."""
+"""Attributes with the text of agent and model, which is trained on: names within these texts are not masked."""
 _SHORTEST = 8
-"""Characters of the shortest value that is looked for: `yes` in a variable `USE_AUTH` is no secret."""
+"""Characters of the shortest value that is searched for: `yes` in a variable `USE_AUTH` is no secret."""
 _NO_SECRETS = ("PWD", "SESSION")
-"""Ends of names of variables that every shell or desktop sets."""
+"""Endings of names of variables that every shell or desktop sets."""
 
 
 def masked(value: object) -> Any:
@@ -67,23 +67,23 @@ def masked_text(text: str) -> str:
     return cast(str, masked({"text": text})["text"])
 
 
-def _masked(value: object, known: tuple[str, ...]) -> Any:
+def _masked(value: object, secrets: tuple[str, ...]) -> Any:
     named = without_secrets({"": value})
-    return _hide_values(value if named is None else named[""], known)
+    return _hide_values(value if named is None else named[""], secrets)
 
 
-def _hide_values(value: object, known: tuple[str, ...]) -> Any:
+def _hide_values(value: object, secrets: tuple[str, ...]) -> Any:
     if isinstance(value, str):
         text = without_keys(mended(value))
-        for secret in known:
+        for secret in secrets:
             if secret in text:
                 text = text.replace(secret, HIDDEN)
         return text
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value)
-        return {_hide_values(str(key), known): _hide_values(item, known) for key, item in entries.items()}
+        return {_hide_values(str(key), secrets): _hide_values(item, secrets) for key, item in entries.items()}
     if isinstance(value, (list, tuple)):
-        return [_hide_values(item, known) for item in cast("list[object]", value)]
+        return [_hide_values(item, secrets) for item in cast("list[object]", value)]
     return value
 
 
@@ -101,7 +101,7 @@ def _known_secrets() -> tuple[str, ...]:
 
 
 def looks_secret(name: str) -> bool:
-    """True if what stands under this name is likely a secret; judged by the end of the name."""
+    """Return True if the value of this name is likely a secret; judged by the end of the name."""
     return _judge(name if len(name) <= _LONGEST else name[-_LONGEST:])
 
 
@@ -112,10 +112,10 @@ def _judge(name: str) -> bool:
 
 
 def without_secrets(values: Mapping[str, object]) -> dict[str, object] | None:
-    """Return a copy in which what stands under such names, in mappings, lists, pairs of a header, addresses and short
-    texts, is `[hidden]`; None if nothing does.
+    """Return a copy in which the values of such names, in mappings, lists, pairs of a header, addresses and short
+    texts, are `[hidden]`; None if there are none.
 
-    Numbers, bools and None stay: no secret is one.
+    Numbers, bools and None stay: they are never secrets.
     """
     hidden: dict[str, object] = {}
     for name, value in values.items():
@@ -163,7 +163,7 @@ def _hide_within(name: str, value: object, depth: int) -> Any:
 
 
 def _named_elsewhere(values: Mapping[str, object]) -> list[str]:
-    """Return the keys whose neighbour names them: `{"name": "Authorization", "value": ...}`, `h.0.0` beside `h.0.1`."""
+    """Return the keys that a neighbour names: `{"name": "Authorization", "value": ...}`, `h.0.0` beside `h.0.1`."""
     keys: list[str] = []
     for key, value in values.items():
         if isinstance(value, str) and len(value) <= _LONGEST:
@@ -178,7 +178,7 @@ def _named_elsewhere(values: Mapping[str, object]) -> list[str]:
 
 
 def _hide_in_text(text: str) -> str:
-    """Hide what a text names: JSON, `password=...`, `Authorization: Bearer ...`, `?key=...`, `user:password@`, `https://token@`."""
+    """Hide named values: JSON, `password=...`, `Authorization: Bearer ...`, `?key=...`, `user:password@`, `https://token@`."""
     if len(text) > _READ or not ("=" in text or ":" in text):
         return text
     if text[:1] in ("{", "["):
@@ -195,7 +195,7 @@ def _hide_in_text(text: str) -> str:
 
 
 def _hide_named(text: str) -> str:
-    """Hide the values of secret names; what follows any other name may hold names itself, as `failed: api_key=...`."""
+    """Hide the values of secret names; the value of another name may have names itself, as in `failed: api_key=...`."""
     parts: list[str] = []
     done = at = 0
     while (match := _NAME.search(text, at)) is not None:

@@ -1,6 +1,6 @@
 """OpenTelemetry helpers: the provider in use, and the attributes of exceptions.
 
-Tags and links live in `utils/links.py`, the encoding of attributes in `utils/attributes.py`; both are offered here too.
+Tags and links are in `utils/links.py`, the encoding of attributes in `utils/attributes.py`; both are exported here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ INSTRUMENTATION_NAME = "agentlightning"
 _VARIABLE = "AGL_EMITTER_DEBUG"
 _EMITTED = "Emitting span %s: %s"
 _SHOWN = 4096
-"""Characters of a span's attributes that are logged."""
+"""Number of characters of a span's attributes that are logged."""
 
 P = TypeVar("P", bound=SpanProcessor)
 
@@ -85,16 +85,16 @@ def emitter_debug() -> bool:
 
 
 def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, object]) -> None:
-    """Log one emitted span at DEBUG, if that is asked for; by the variable also on stderr, where no handler shows it.
+    """Log one emitted span at DEBUG if enabled; with the variable set and no handler for it, print it on stderr.
 
-    So `AGL_EMITTER_DEBUG=1` is enough, whatever the program made of its logging.
+    So `AGL_EMITTER_DEBUG=1` is enough, however the program configures its logging.
     """
-    heard = _is_heard(source)
-    if not resolve_bool_env_var(_VARIABLE, fallback=heard and logger.isEnabledFor(logging.DEBUG)):
+    has_handler = _is_heard(source)
+    if not resolve_bool_env_var(_VARIABLE, fallback=has_handler and logger.isEnabledFor(logging.DEBUG)):
         return
     text = str(masked(attributes))
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text)} characters)"
-    if heard:
+    if has_handler:
         source.debug(_EMITTED, name, shown)
         return
     handler = logging.StreamHandler()
@@ -103,7 +103,7 @@ def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, obj
 
 
 def _is_heard(source: logging.Logger) -> bool:
-    """True if some handler gets what this logger says at DEBUG."""
+    """Return True if some handler gets the DEBUG records of this logger."""
     if not source.isEnabledFor(logging.DEBUG):
         return False
     at: logging.Logger | None = source
@@ -129,7 +129,7 @@ def get_span_processors(provider: trace_api.TracerProvider, processor_type: type
 def get_tracer(use_active_span_processor: bool = True) -> trace_api.Tracer:
     """Return the tracer `agentlightning` of the global provider.
 
-    `use_active_span_processor=False` gives one with the same sampler, resource and ids whose spans go nowhere.
+    `use_active_span_processor=False` returns one with the same sampler, resource and ids whose spans are not processed.
     """
     provider = get_tracer_provider()
     if use_active_span_processor or not isinstance(provider, TracerProvider):

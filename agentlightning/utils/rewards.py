@@ -1,6 +1,6 @@
-"""Reads the reward of a span. The readers are total: a span that only looks like a reward is no reward.
+"""Reads the reward of a span. The readers never raise: a span that only looks like a reward has no reward.
 
-The one reader for the emitter, for adapters, and for the store, which keeps the final reward of each attempt.
+The emitter, adapters, and the store, which keeps the final reward of each attempt, all use these readers.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ REWARD: Final = LightningSpanAttributes.REWARD.value
 _LEGACY_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 _PREFIX: Final = f"{REWARD}."
 LARGEST_REWARD: Final = 1e15
-"""In size: sums, squares and differences of so many as there are stay finite, also in 32 bits."""
+"""Largest absolute value: sums, squares and differences of all rewards stay finite, also in 32 bits."""
 USABLE_REWARD: Final = f"a finite number of at most {LARGEST_REWARD:g} in size (scale or clip larger ones)"
 MARKS: Final = (_PREFIX.encode(), *(key.encode() for key in _LEGACY_OUTPUTS), AGL_ANNOTATION.encode())
-"""One of these is in the encoded form of every span that carries a reward."""
+"""Texts of which one is in the encoded form of every span with a reward."""
 
 
 def as_number(value: object) -> float | None:
@@ -46,13 +46,13 @@ def as_number(value: object) -> float | None:
 
 
 def as_reward(value: object) -> float | None:
-    """Return a reward as a float; None for what is no finite number, or larger than `LARGEST_REWARD`."""
+    """Return a reward as a float; None if it is not a finite number, or larger than `LARGEST_REWARD`."""
     number = as_number(value)
     return number if number is not None and abs(number) <= LARGEST_REWARD else None
 
 
 def may_hold_reward(span: SpanLike) -> bool:
-    """False for a span that surely carries no reward, after a look that costs little: most spans carry none."""
+    """Return False for a span that certainly has no reward, by a cheap check: most spans have none."""
     attributes = span.attributes
     if not attributes:
         return False
@@ -104,7 +104,7 @@ def _in_older_form(span: SpanLike) -> float | None:
 
 
 def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
-    """Return the last reward in the order given; None if there is none."""
+    """Return the last reward in the given order; None if there is none."""
     for span in reversed(spans):
         value = get_reward_value(span)
         if value is not None:
@@ -113,9 +113,9 @@ def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
 
 
 def reward_of_span(span: SpanLike) -> tuple[float | None, dict[str, float] | None] | None:
-    """Return the reward on a span and its dimensions by name, of both only what can be used; None if there is none.
+    """Return the usable reward on a span and its usable dimensions by name; None if it has no reward.
 
-    A reward that cannot be used is one all the same: the final one, if it comes last, of which nothing can be learnt.
+    An unusable reward still counts as a reward: if it comes last it is the final one, and nothing is learnt from it.
     """
     if not may_hold_reward(span):
         return None

@@ -1,8 +1,8 @@
-"""Run an ASGI app behind a real socket: in the running loop or in a thread of its own. Knows nothing of what it serves.
+"""Runs an ASGI app behind a real socket: in the running loop or in a separate thread. It works for any app.
 
 The socket is bound and listening before anything is served (`bind`), so that a port conflict shows at once and a
 parent may bind, fork, and only then start threads. Stopping is graceful first and forced after `shutdown_timeout`:
-open keep-alive connections and parked long polls never hold it up.
+open keep-alive connections and parked long polls never delay it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["asyncio", "thread"]
 SERVER_THREAD = "agl-server"
-"""Name of the thread of a server with one of its own."""
+"""Name of the thread of a server that runs in a separate thread."""
 _Serving = concurrent.futures.Future[Exception | None] | asyncio.Task[Exception | None]
-"""Resolves when serving has ended, to what ended it if that was an error."""
+"""Resolves when serving has ended, to the error that ended it, if any."""
 
 
 @explain_fields
@@ -41,11 +41,11 @@ class PythonServerLauncherArgs:
     """Settings of a server. Times are in seconds."""
 
     port: int | None = None
-    """None or 0 takes a free port when the socket is bound; it then stays the same across restarts."""
+    """Port to bind; None or 0 takes a free one, which then stays the same across restarts."""
     host: str | None = None
     """Address to bind; None is 127.0.0.1."""
     access_host: str | None = None
-    """Address to tell others; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
+    """Address that others use; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
     launch_mode: LaunchMode = "asyncio"
     """`asyncio`: a task in the caller's loop. `thread`: a daemon thread with a loop of its own."""
     healthcheck_url: str | None = None
@@ -55,21 +55,21 @@ class PythonServerLauncherArgs:
     access_log: bool = False
     """Whether uvicorn writes a line for each request."""
     startup_timeout: float = 60.0
-    """How long `start` waits for the server, and then for its health check."""
+    """Time that `start` waits for the server, and then again for its health check."""
     kill_unhealthy_server: bool = True
     """False leaves a server that failed its health check running."""
     thread_join_timeout: float = 10.0
-    """How long `stop` waits beyond `shutdown_timeout` for a server that has not ended."""
+    """Time that `stop` waits beyond `shutdown_timeout` for a server that has not ended."""
     timeout_keep_alive: int = 30
-    """How long a connection may be idle."""
+    """Time that a connection may be idle."""
     shutdown_timeout: float = 2.0
-    """How long requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
+    """Time that requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
     bounds: HttpBounds = field(default_factory=HttpBounds)
-    """Of connections: sizes, times, how many at once."""
+    """Limits of connections: sizes, times, number at the same time."""
 
     @property
     def told_host(self) -> str:
-        """Host of the address that others are told."""
+        """Host of the address that others use."""
         host = self.host or "127.0.0.1"
         return self.access_host or (outbound_address() if host in ("0.0.0.0", "::") else host)
 
@@ -77,9 +77,9 @@ class PythonServerLauncherArgs:
 class PythonServerLauncher:
     """Serve one app on one socket.
 
-    In thread mode `start` and `stop` may be awaited from any loop, in asyncio mode from the same one. Has one owner and
-    no lock. `serve_context` is called at each start; what it returns is entered around serving, on the serving loop.
-    `headers` go out with every answer.
+    In thread mode `start` and `stop` may be awaited from any loop, in asyncio mode from the same one. It has one owner
+    and no lock. `serve_context` is called at each start; the context manager that it returns is entered around serving,
+    on the serving loop. `headers` are sent with every answer.
 
     Raises:
         ValueError: the launch mode is unknown or cannot be served.
@@ -111,7 +111,7 @@ class PythonServerLauncher:
 
     @property
     def port(self) -> int:
-        """The port; one left open is chosen here, by binding."""
+        """The port; an unset one is chosen here, by binding."""
         if self._port is None:
             self.bind()
         assert self._port is not None
@@ -119,12 +119,12 @@ class PythonServerLauncher:
 
     @property
     def endpoint(self) -> str:
-        """URL of the address that is bound."""
+        """URL of the bound address."""
         return f"http://{bracket(self.host)}:{self.port}"
 
     @property
     def access_endpoint(self) -> str:
-        """URL to tell others."""
+        """URL for other processes."""
         return f"http://{bracket(self.args.told_host)}:{self.port}"
 
     @property
@@ -134,14 +134,14 @@ class PythonServerLauncher:
         return None if path is None else f"{self.access_endpoint}/{path.lstrip('/')}"
 
     def is_running(self) -> bool:
-        """True while requests are served; a server that died is not running."""
+        """Return True while requests are served; a server that died is not running."""
         return self._serving is not None and not self._serving.done()
 
     def bind(self) -> None:
         """Bind the port and listen; connections queue until `start`. Does nothing when already bound.
 
         Raises:
-            RuntimeError: the address cannot be bound; says host, port, reason and what to do.
+            RuntimeError: the address cannot be bound; names host, port, reason and remedy.
         """
         if self._socket is None or self._socket.fileno() < 0:  # below 0: let go of by a fork
             self._socket = listen(self.host, self._port or 0)
@@ -149,10 +149,10 @@ class PythonServerLauncher:
             self._port = cast(int, self._socket.getsockname()[1])
 
     async def start(self) -> None:
-        """Serve; returns when requests are accepted and, with a health path, it answered 200.
+        """Start serving; returns when requests are accepted and, with a health path, it answered 200.
 
         Raises:
-            RuntimeError: already running, the port is taken, or the server did not come up in time.
+            RuntimeError: it is already running, the port is taken, or the server did not start in time.
         """
         if self.is_running():
             raise RuntimeError(f"The server at {self.endpoint} is already running; stop it first")
@@ -209,7 +209,7 @@ class PythonServerLauncher:
         await self.start()
 
     async def run_forever(self) -> None:
-        """Start and wait until the server ends; when cancelled, stop it and raise on."""
+        """Start and wait until the server ends; when cancelled, stop it and raise the cancellation."""
         await self.start()
         assert self._serving is not None
         try:
@@ -254,7 +254,7 @@ class PythonServerLauncher:
         raise RuntimeError(f"The server at {self.host}:{self._port} failed to start: {reason}") from cause
 
     async def _until_healthy(self, path: str) -> None:
-        """Return once GET `path` answers 200; a plain socket, so that no proxy setting of the environment matters."""
+        """Return once GET `path` answers 200. Uses a plain socket, which ignores proxy settings of the environment."""
         host, seconds = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.args.startup_timeout
         request = f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n"
         try:
@@ -288,14 +288,14 @@ def _failure(serving: _Serving) -> Exception | None:
 # --- the pauses of the garbage collector -----------------------------------------------------------------------------
 
 _serving: Final = set[object]()
-"""One for each block of `short_pauses` that is entered."""
+"""One object for each entered block of `short_pauses`."""
 _for_good = False
 
 
 def freeze_for_good() -> None:
-    """Take what is there now out of all later collections; blocks of `short_pauses` then change nothing.
+    """Exclude all present objects from later collections; blocks of `short_pauses` then change nothing.
 
-    For a process that starts and ends many servers, such as one that runs tests.
+    For a process that starts and ends many servers, such as a test run.
     """
     global _for_good
     _for_good = True
@@ -304,11 +304,11 @@ def freeze_for_good() -> None:
 
 @contextlib.contextmanager
 def short_pauses() -> Generator[None]:
-    """Within the block the garbage collector passes over the objects that were there at its begin.
+    """Exclude objects that exist at the beginning of the block from garbage collection within it.
 
-    A full collection walks over every object of the process, a quarter of a second with the training stack loaded, and
-    all threads wait for it. Cycles among those objects are collected when no such block is left. May be entered from
-    any thread, also several times at once.
+    A full collection visits every object of the process, which takes a quarter of a second with the training stack
+    loaded and blocks all threads. Cycles among those objects are collected after the last such block. May be entered
+    from any thread, also several times at once.
     """
     if _for_good:
         yield

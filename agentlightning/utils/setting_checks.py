@@ -1,4 +1,4 @@
-"""Checks of settings, with errors that say what was wrong, what was expected and the value."""
+"""Checks of settings, with errors that name the setting, the expectation and the value."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Bounds:
 
 def check_fields(settings: object) -> None:
     """Check each field of a dataclass against its annotation: `bool`, a `Literal`, `str` (a text that is not empty),
-    and `int` or `float` with the bounds that `Annotated` gives. None is allowed where the annotation says so; fields
-    of other types are not looked at.
+    and `int` or `float` with the bounds in `Annotated`. None is allowed if the annotation has it; fields of other types
+    are not checked.
 
     Raises:
-        BadRequestError: a value is none of these; names the setting, what was expected and the value.
+        BadRequestError: a value does not fit; names the setting, the expectation and the value.
     """
     for name, hint in _hints(type(settings)).items():
         _check(name, getattr(settings, name), hint)
@@ -61,10 +61,10 @@ def _check(name: str, value: object, hint: Any) -> None:
 
 
 def check_number(name: str, value: Any, kind: type[int] | type[float], bounds: Bounds) -> None:
-    """Return if the value is a finite number of its kind within its bounds.
+    """Check that the value is a finite number of its kind within its bounds.
 
     Raises:
-        BadRequestError: it is not; names the setting, what was expected and the value.
+        BadRequestError: it is not; names the setting, the expectation and the value.
     """
     numeric = isinstance(value, (int, kind)) and not isinstance(value, bool)
     least, above, most, below = bounds.at_least, bounds.above, bounds.at_most, bounds.below
@@ -72,13 +72,13 @@ def check_number(name: str, value: Any, kind: type[int] | type[float], bounds: B
     high = numeric and ((most is not None and value > most) or (below is not None and value >= below))
     if not numeric or not math.isfinite(value) or low or high:
         words = {"of at least": least, "above": above, "and at most": most, "and below": below}
-        wanted = [f"{text} {bound}" for text, bound in words.items() if bound is not None]
+        requirements = [f"{text} {bound}" for text, bound in words.items() if bound is not None]
         article = "a whole number" if kind is int else "a number"
-        raise BadRequestError(f"{' '.join([name, 'must be', article, *wanted])}; got {value!r}")
+        raise BadRequestError(f"{' '.join([name, 'must be', article, *requirements])}; got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Return if the value is one of the choices.
+    """Check that the value is one of the choices.
 
     Raises:
         BadRequestError: it is not; names the choices and the nearest one.
@@ -90,10 +90,10 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
 
 
 def refuse_pairs(pairs: Mapping[str, bool]) -> None:
-    """Return if none of the pairs is given: `pairs` says of each, named in words, whether it is.
+    """Check that none of the pairs is given: `pairs` maps the name of each to whether it is.
 
     Raises:
-        BadRequestError: one is.
+        BadRequestError: one is given.
     """
     for text, is_given in pairs.items():
         if is_given:
@@ -111,8 +111,8 @@ def check_names(
     """Check that an algorithm has all these settings.
 
     Args:
-        other_names: the settings by names that they have elsewhere.
-        without_meaning: settings of other algorithms, and why this one has none.
+        other_names: the settings by their names elsewhere.
+        without_meaning: settings of other algorithms, and the reasons why this one lacks them.
 
     Raises:
         TypeError: an unknown setting; names it and the right one, or all.

@@ -1,4 +1,4 @@
-"""Figures of this host, as the dictionary that a worker's heartbeat carries, and CPU seconds of our threads."""
+"""Figures of this host, as the dictionary in a worker's heartbeat, and CPU seconds of named threads."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def system_snapshot(include_gpu: bool = False) -> dict[str, object]:
 
 @functools.cache
 def memory_capacity_bytes() -> int:
-    """Return how much memory this process may use: that of the machine, or of its control group if that is less."""
+    """Return the bytes of memory that this process may use: of the machine, or of its control group if that is less."""
     import psutil
 
     capacity = psutil.virtual_memory().total
@@ -59,7 +59,7 @@ def memory_capacity_bytes() -> int:
 
 @functools.cache
 def _host() -> dict[str, object]:
-    """Return the figures that do not change while the process lives."""
+    """Return the figures that do not change during the life of the process."""
     import psutil
 
     return {
@@ -87,7 +87,7 @@ def _gpus() -> list[dict[str, object]]:
 
 
 def _number(text: str) -> float | None:
-    """A figure, or None where the driver says `[N/A]`."""
+    """Return a figure, or None if the driver reports `[N/A]`."""
     try:
         return float(text)
     except ValueError:
@@ -95,7 +95,7 @@ def _number(text: str) -> float | None:
 
 
 def thread_cpu_seconds(prefixes: tuple[str, ...]) -> float:
-    """Return the CPU time that the running threads with these names have used so far; 0.0 where it cannot be read."""
+    """Return the CPU time that the running threads with these names have used so far; 0.0 if it cannot be read."""
     total = 0.0
     for thread in threading.enumerate():
         if thread.name.startswith(prefixes) and thread.ident is not None:

@@ -1,13 +1,13 @@
-"""Texts made fit to be kept: no store, wire or file could hold some as they are, and some hold keys.
+"""Texts prepared for storage: no store, wire or file can hold some of them unchanged, and some contain keys.
 
-UTF-8 has no form for half a surrogate pair, which `json.loads('"\\ud800"')`, a cut emoji or a model's broken output
-gives. Such a half becomes U+FFFD, two that belong together become the character that they mean, and the span says which
-of its texts were changed. A text without end is cut.
+UTF-8 has no form for half a surrogate pair, which comes from `json.loads('"\\ud800"')`, a cut emoji or a model's broken
+output. Such a half becomes U+FFFD, two matching halves become their character, and the span lists its changed texts. An
+overlong text is cut.
 
-Keys are known by their shape, wherever they stand: those of providers and of ours, signed tokens, private keys. What is
-found becomes `[hidden 1a2b3c4d]`, with the beginning of its SHA-256: equal keys stay equal, so that the messages of one
-conversation still fit together. A courtesy, no promise: a password has no shape. Each shape begins with a text that is
-looked for as it is, and no pattern looks back: a text costs one search for each.
+Keys are recognised by their shape, anywhere in a text: keys of providers and of this package, signed tokens, private
+keys. A match becomes `[hidden 1a2b3c4d]`, with the beginning of its SHA-256: equal keys stay equal, so that the
+messages of one conversation still match. This is best effort: a password has no shape. Each shape begins with a literal
+text, and no pattern looks back: a text costs one search for each.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _BEGIN, _END = "-----BEGIN ", "-----END "
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY")
 _LINE_END, _READ = 64, 200
 MOST_CHARACTERS = 8 * 1024 * 1024
-"""Length of a text on a span; the rest is left out, and the text says how long it was."""
+"""Largest length of a text on a span; a longer one is cut, and states its original length."""
 
 
 def mended(text: str) -> str:
-    """Return a text that UTF-8 can hold; the same object if it was one."""
+    """Return a text that UTF-8 can hold; the same object if nothing changed."""
     if text.isascii():
         return text
     try:
@@ -67,19 +67,19 @@ def fitting(text: str) -> str:
 
 
 def fitting_attributes(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
-    """Return attributes with fitting keys and texts, and the keys where something changed; None if nothing did."""
+    """Return attributes with fitting keys and texts, and the keys of changed ones; None if nothing changed."""
     changed: list[str] = []
-    kept: dict[str, object] = {}
+    fitting_values: dict[str, object] = {}
     for key, value in attributes.items():
         name, fit = fitting(key), with_texts(value, fitting)
         if fit is not value or name is not key:
             changed.append(name)
-        kept[name] = fit
-    return (kept, changed) if changed else None
+        fitting_values[name] = fit
+    return (fitting_values, changed) if changed else None
 
 
 def with_texts(value: object, change: Callable[[str], str]) -> Any:
-    """Return the value of an attribute with its texts changed; the same object if `change` gave back each of them."""
+    """Return the value of an attribute with its texts changed; the same object if `change` returned each of them."""
     if isinstance(value, str):
         return change(value)
     items = cast("list[Any]", value) if isinstance(value, (list, tuple)) else []
@@ -94,7 +94,7 @@ def with_texts(value: object, change: Callable[[str], str]) -> Any:
 
 
 def without_keys(text: str) -> str:
-    """Return the text with everything hidden that has the shape of a key; the same object if there is nothing."""
+    """Return the text with everything masked that has the shape of a key; the same object if there is nothing."""
     if len(text) < _SHORTEST:
         return text
     places: list[tuple[int, int]] = []
@@ -126,17 +126,17 @@ def without_keys(text: str) -> str:
 
 
 def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
-    """Return attributes without such keys, and the names under which something was hidden; None if nothing was."""
+    """Return attributes without such keys, and the names of the changed attributes; None if nothing changed."""
     together = "\n".join(_texts_in(attributes.values()))
     if _BEGIN not in together and not any(begin in together for begin, _ in _SHAPES):
         return None  # as nearly always: one search in all texts is a fifth of the time of one in each
-    kept = {name: with_texts(value, without_keys) for name, value in attributes.items()}
-    changed = {name: value for name, value in kept.items() if value is not attributes[name]}
+    cleaned = {name: with_texts(value, without_keys) for name, value in attributes.items()}
+    changed = {name: value for name, value in cleaned.items() if value is not attributes[name]}
     return ({**attributes, **changed}, list(changed)) if changed else None
 
 
 def _texts_in(values: Iterable[object]) -> Iterator[str]:
-    """Give the texts that `with_texts` would change."""
+    """Yield the texts that `with_texts` would change."""
     for value in values:
         if isinstance(value, str):
             yield value
@@ -160,7 +160,6 @@ def _find_private_keys(text: str, places: list[tuple[int, int]]) -> None:
 
 
 def without_password(address: str) -> str:
-    """Return an address for people to read, without the password if it has one, and of a web address the user, too, who
-    may be a token."""
+    """Return an address for display, without its password. A web address also loses its user, which may be a token."""
     address = re.sub(r"(https?://)[^:/@]+:?@", r"\1***@", address, flags=re.IGNORECASE)
     return re.sub(r"://([^:/@]*):.*@", r"://\1:***@", address)

@@ -1,4 +1,4 @@
-"""The version of this package, and when two of them may talk to each other."""
+"""The version of this package, and the compatibility of two versions."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ __version__ = VERSION
 
 
 def same_major(left: str, right: str) -> bool:
-    """True if both versions have the same first number, so that their wire formats agree."""
+    """Return True if both versions have the same first number, so that their wire formats agree."""
     return left.split(".")[0] == right.split(".")[0]

@@ -1,1 +1,1 @@
-"""The store over any backend: runs the rules, wakes waiting callers, ends what is past a limit."""
+"""The store over any backend: runs the rules, wakes waiting callers, ends attempts that are past a limit."""

@@ -1,4 +1,4 @@
-"""The call under way: its token and its ids; copies of it that come while the first one runs, and claims that are
+"""The call in progress: its token and its ids; copies of it that arrive while the first one runs, and claims that are
 answered without a look at the queue."""
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from agentlightning.store.rules.values import given
 from agentlightning.utils.id import derive_id, generate_id
 
 _TOGETHER_SECONDS = 0.05
-"""How long the answer to an idle worker may wait for those to others, with which it is remembered in one write."""
+"""Seconds that the answer to an idle worker may wait for those to others, so that one write records them all."""
 
 _MANY_BEATS, _BEATS_TOGETHER_SECONDS = 32, 0.25
-"""From so many heartbeats of idle workers a second on, the answers to them may wait for each other for so long."""
+"""Heartbeats of idle workers per second above which their answers are grouped, and seconds that an answer may wait."""
 
 
 def call_of(operation: str, **arguments: object) -> Call | None:
@@ -32,8 +32,8 @@ def call_of(operation: str, **arguments: object) -> Call | None:
 
 
 def call_ids(length: int, token: str | None) -> Ids:
-    """Return the identifiers of a call: made from its token, of one without from a random one, so that a script that is
-    run again makes the same."""
+    """Return the identifiers of a call, derived from its token or from a random one, so that a script that is run again
+    makes the same identifiers."""
     return partial(derive_id, generate_id(32) if token is None else token, length=length)
 
 
@@ -63,15 +63,15 @@ class Repeats:
 
 
 class IdleBeats:
-    """Lets the heartbeats of idle workers be written together where many come: each transaction costs a durable store
-    five times what a heartbeat in it does. Usable from any event loop."""
+    """Groups the heartbeats of idle workers if there are many: in a durable store, a transaction takes five times as
+    long as a heartbeat in it. Usable from any event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = deque[float](maxlen=_MANY_BEATS)
 
     async def gather(self) -> None:
-        """Return at once if few have come in the last second, else at the same moment as the others that wait."""
+        """Return at once if few heartbeats came in the last second, else at the same time as the others that wait."""
         now = self._clock()
         many = len(self._last) == _MANY_BEATS and now - self._last[0] < 1.0
         self._last.append(now)
@@ -80,8 +80,8 @@ class IdleBeats:
 
 
 class EmptyClaims:
-    """Remembers the claims that were answered with nothing and without a look at the queue: those of idle workers,
-    many at a time, before they are answered. Usable from any event loop."""
+    """Records the empty claims of idle workers that were decided without a look at the queue, many in one write, before
+    they are answered. Usable from any event loop."""
 
     def __init__(self, write: Callable[[Callable[[Tx], None]], Awaitable[None]], now: Callable[[], float]) -> None:
         self._write = write
@@ -90,7 +90,7 @@ class EmptyClaims:
         self._waiting: dict[asyncio.AbstractEventLoop, tuple[list[Call], asyncio.Task[None]]] = {}
 
     async def note(self, token: str, run_id: str | None, worker_id: str | None, limit: int) -> None:
-        """Return when the claim is remembered."""
+        """Return when the claim is recorded."""
         loop = asyncio.get_running_loop()
         with self._lock:
             if loop not in self._waiting:

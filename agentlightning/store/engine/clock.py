@@ -1,9 +1,9 @@
-"""Time in a store: the clock of a database, the age of a wall-clock time, and the timer that looks when nobody calls.
+"""Time in a store: the clock of a database, the age of a wall-clock time, and the timer that scans when nobody calls.
 
-Times in a store are wall-clock times, which all servers over the same data share. Those over a database go by the clock
-of its server, as its clients know it, so that machines whose clocks differ agree on the order of the queue, on leases
-and on limits, up to half a round trip. Within the life of a server, leases and limits are measured by its monotonic
-clock: the wall clock is watched, and each jump of it begins a new stretch.
+Times in a store are wall-clock times, which all servers over the same data share. Servers over a database use the clock
+of the database server, as its clients know it, so that machines whose clocks differ agree on the order of the queue, on
+leases and on limits, up to half a round trip. Within the life of a server, its monotonic clock measures leases and
+limits: the wall clock is watched, and each jump of it begins a new stretch.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 _JUMP_SECONDS = 1.0
 _MOST_STRETCHES = 64
 _NOTED_SECONDS = 0.05
-"""How far the end of a stretch may lie behind the wall clock: most calls need not note it."""
+"""Seconds that the end of a stretch may lie behind the wall clock, so that most calls need not record it."""
 _WORTH_A_WARNING_SECONDS = 5.0
 
 
 class SharedClock:
-    """Wall-clock seconds of a server: this machine's monotonic clock, set by what the server said last.
+    """Wall-clock seconds of a server: this machine's monotonic clock, set by the server's last answer.
 
     Usable from any thread. A jump of this machine's own clock does not change it.
     """
@@ -37,11 +37,11 @@ class SharedClock:
         self._warned = False
 
     def now(self) -> float:
-        """Return the server's time as far as it is known; this machine's before it was asked for."""
+        """Return the server's time, or this machine's time before the server was asked."""
         return time.time() if self._at_zero is None else time.monotonic() + self._at_zero
 
     def set(self, ask: Callable[[], float]) -> None:
-        """Ask the server for its time and note it (the answer is from half-way between)."""
+        """Ask the server for its time and record it (the answer counts as given half-way through the request)."""
         began = time.monotonic()
         theirs = ask()
         self._at_zero = theirs - (began + time.monotonic()) / 2
@@ -55,23 +55,23 @@ class SharedClock:
 
 
 def monotonic() -> float:
-    """Return seconds of a clock that nobody sets. Tests replace this."""
+    """Return the seconds of the monotonic clock. Tests replace this."""
     return time.monotonic()
 
 
 @dataclass(slots=True)
 class _Stretch:
-    """A time in which the wall clock went like the monotonic one."""
+    """A period in which the wall clock and the monotonic clock advanced together."""
 
     wall: float
     mono: float
     end: float
-    """The last moment of it, by the wall clock."""
+    """Its last moment, by the wall clock."""
 
 
 class Timeline:
-    """The wall clock as one server has seen it, and the age of its times, whatever it did since: leases and limits are
-    measured by this. Usable from any thread."""
+    """The wall clock as one server has seen it, and the age of its times despite jumps. It measures leases and limits.
+    Usable from any thread."""
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
@@ -79,10 +79,10 @@ class Timeline:
         wall, mono = wall_clock(), monotonic()
         self._stretches = [_Stretch(wall, mono, wall)]
         self.was_set_back = False
-        """The wall clock jumped back: there may be times in the data that are still to come. Reset by who looked."""
+        """The wall clock jumped back, so the data may have times in the future. The reader resets it."""
 
     def now(self) -> float:
-        """Return the wall-clock time, and note a jump."""
+        """Return the wall-clock time, and record a jump."""
         before = monotonic()
         wall = self._wall_clock()
         last = self._stretches[-1]
@@ -108,19 +108,19 @@ class Timeline:
 
     @property
     def has_jumped(self) -> bool:
-        """True if distances between wall-clock times may say nothing."""
+        """True if differences between wall-clock times may be wrong."""
         return len(self._stretches) > 1
 
     @property
     def latest(self) -> float:
-        """The latest wall-clock time that was seen, however long ago."""
+        """The latest wall-clock time seen, however long ago."""
         return max(stretch.end for stretch in self._stretches)
 
     def age(self, since: float) -> float:
-        """Return how many seconds ago a wall-clock time was.
+        """Return the seconds since a wall-clock time.
 
-        One that was twice, because the clock was set back, counts from the second time. One that is still to come, so
-        that somebody with another clock wrote it, counts from when this server first knew the time.
+        A time that occurred twice, because the clock was set back, counts from the second one. A time in the future,
+        written with another clock, counts from the moment at which this server first saw the wall clock.
         """
         self.now()
         mono, stretches = monotonic(), self._stretches
@@ -139,29 +139,29 @@ class Timeline:
         return mono - later
 
     def age_at(self, moment: float) -> Callable[[float], float]:
-        """Return the age of wall-clock times at a moment of `monotonic`, whenever it is asked for.
+        """Return a function for the age of wall-clock times at a moment of `monotonic`, whenever it is called.
 
-        Who decides by it counts no time in which this process stood still after that moment.
+        So a decision does not count time in which this process was paused after that moment.
         """
         return lambda since: max(0.0, self.age(since) - (monotonic() - moment))
 
 
 class Watched(Protocol):
-    """A store that wants to be looked at."""
+    """A store that the timer scans."""
 
     @property
     def scan_interval(self) -> float:
-        """Seconds between two looks."""
+        """Seconds between two scans."""
         ...
 
     def scan_now(self) -> None:
-        """Look for lapsed attempts."""
+        """Look for expired attempts."""
         ...
 
 
 class _Reaper:
-    """Notices lost workers and lapsed attempts: looks at every watched store at its interval, in one daemon thread of
-    the process. Holds stores weakly, ends when none is left."""
+    """Detects lost workers and expired attempts: scans every watched store at its interval, in one daemon thread of the
+    process. It holds weak references to stores and ends when none is left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -204,12 +204,12 @@ _reaper = _Reaper()
 
 
 def watch(store: Watched) -> None:
-    """Look at the store from now on, for as long as it lives. Cheap when it is watched already."""
+    """Scan the store from now on, for as long as it lives. Cheap if it is watched already."""
     _reaper.watch(store)
 
 
 def forget(store: Watched) -> None:
-    """Stop looking at the store."""
+    """Stop scanning the store."""
     _reaper.forget(store)
 
 

@@ -1,5 +1,5 @@
-"""ReadingEngine: the operations that change nothing, on every backend: what rollouts, attempts, spans, resources and
-workers there are, summaries and figures of many, and the waits for what becomes of them. They return copies."""
+"""ReadingEngine: the operations that change nothing, on every backend: queries for rollouts, attempts, spans, resources
+and workers, summaries and figures of many, and waits for changes of them. They return copies."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -67,14 +67,14 @@ from agentlightning.types.query import AnyPage
 
 M = TypeVar("M", bound=BaseModel)
 _MANY = 100
-"""A wait for more rollouts than this stays parked when it times out, for the next chunk of the same wait."""
+"""A wait for more rollouts than this stays parked after a timeout, for the next chunk of the same wait."""
 _NO_FILTERS = (None,) * 7
 _OF_PAGE = set(AnyPage.model_fields)
 
 
 @refuse_broken_texts
 class ReadingEngine(LightningStore):
-    """The part of a store over a backend that answers questions."""
+    """The reading part of a store over a backend."""
 
     _runtime: StoreRuntime
 
@@ -140,8 +140,8 @@ class ReadingEngine(LightningStore):
         filters = (trace_id, trace_id_contains, span_id_contains, parent_id, parent_id_contains, name, name_contains)
         if sort_by == "sequence_id" and span_id == only and filters == _NO_FILTERS:
             page = (only, is_descending(sort_order), limit, offset)
-            found, total = await self._runtime.read(lambda tx: read_page(tx, rollout_id, attempt_id, *page))
-            return result_of(decode_all(found, rollout_id), limit, offset, total)
+            stored, total = await self._runtime.read(lambda tx: read_page(tx, rollout_id, attempt_id, *page))
+            return result_of(decode_all(stored, rollout_id), limit, offset, total)
         bodies = await self._runtime.read(lambda tx: read_spans(tx, rollout_id, attempt_id, only))
         spans = [span for span in decode_all(bodies, rollout_id) if keep(span)]
         return _page(spans, sort_by, sort_order, limit, offset)
@@ -220,7 +220,7 @@ class ReadingEngine(LightningStore):
         keys: list[Key] = [("end", rollout_id) for rollout_id in rollout_ids]
         finished, _ = await self._runtime.until(
             lambda _: partial(ended_rollouts, rollout_ids=rollout_ids),
-            lambda seen: [("end", rollout_id) for rollout_id in seen[1]],
+            lambda result: [("end", rollout_id) for rollout_id in result[1]],
             keys,
             timeout,
             again=("end", tuple(rollout_ids)) if len(keys) > _MANY else None,
@@ -234,8 +234,8 @@ class ReadingEngine(LightningStore):
         check_timeout(timeout)
         run = None if isinstance(run_id, Unset) else (run_id,)
 
-        def look_after(seen: EventPage | None) -> Callable[[Tx], EventPage]:
-            return partial(events, after=after if seen is None else seen.cursor, limit=limit, run_id=run)
+        def look_after(last: EventPage | None) -> Callable[[Tx], EventPage]:
+            return partial(events, after=after if last is None else last.cursor, limit=limit, run_id=run)
 
         def missing(page: EventPage) -> list[Key]:
             return [] if page.events or page.runs else [ANY_CHANGE]

@@ -1,5 +1,5 @@
-"""RunEngine: the operations of runs on every backend, and the one that takes in a history: arguments checked and
-converted, one script each, copies returned."""
+"""RunEngine: the operations of runs on every backend, and the import of a history. Each checks and converts its
+arguments, runs one script and returns copies."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -64,7 +64,7 @@ _ATTEMPTS, _SPANS = TypeAdapter(list[Attempt]), TypeAdapter(list[Span])
 
 @refuse_broken_texts
 class RunEngine(LightningStore):
-    """The part of a store over a backend that keeps runs and takes in histories."""
+    """The part of a store over a backend that stores runs and imports histories."""
 
     _runtime: StoreRuntime
 
@@ -102,13 +102,13 @@ class RunEngine(LightningStore):
         check_choices("state_in", state_in, RunState)
         rows = await self._runtime.read(lambda tx: tx.scan("run"))
         runs = [cast("RunRow", row).run for _, row in rows]
-        found = [
+        matches = [
             run
             for run in runs
             if (state_in is None or run.state in state_in)
             and all(text_filter(algorithm, None, run.algorithm) + text_filter(None, run_id_contains, run.run_id))
         ]
-        page, total = page_of(found, sort_by, is_descending(sort_order), limit, offset)
+        page, total = page_of(matches, sort_by, is_descending(sort_order), limit, offset)
         return result_of([_copy(run) for run in page], limit, offset, total)
 
     @override
@@ -173,14 +173,14 @@ class RunEngine(LightningStore):
             of_resources = await self._runtime.write(lambda tx: import_resources(tx, updates))
         done = of_resources
         for piece in pieces:
-            taken = await self._runtime.write(lambda tx, piece=piece: import_history(tx, piece))
-            done = add_up(done, taken)
+            result = await self._runtime.write(lambda tx, piece=piece: import_history(tx, piece))
+            done = add_up(done, result)
             await asyncio.sleep(0)  # a store in memory runs its scripts on the loop
         return done
 
 
 def _fields(run_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return what changes of a run, as it is stored."""
+    """Return the changed fields of a run in their stored form."""
     for name in ("config", "metadata"):
         if name in arguments:
             arguments[name] = to_json(arguments[name], name)
@@ -201,7 +201,7 @@ def _record(run_id: str, body: bytes | str) -> RunRecord:
 
 
 def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list[ResourcesUpdate], list[History]]:
-    """Return the values of a call, checked and made the store's own."""
+    """Return checked copies of the values of a call."""
     updates = [_resources(update) for update in _valid(_RESOURCES, "resources", resources)]
     history = History(
         [_rollout(rollout) for rollout in _valid(_ROLLOUTS, "rollouts", rollouts)],
@@ -211,12 +211,12 @@ def _own(resources: Any, rollouts: Any, attempts: Any, spans: Any) -> tuple[list
     return updates, pieces_of(history) if any(history) else []
 
 
-def _valid(kind: TypeAdapter[list[Any]], name: str, given: Any) -> list[Any]:
+def _valid(kind: TypeAdapter[list[Any]], name: str, values: Any) -> list[Any]:
     with valid(name):
-        found = kind.validate_python(list(given))
+        checked = kind.validate_python(list(values))
     if name != "spans":  # which become JSON as they are stored
-        kind.dump_json(found)  # raises for a text that no file, database or wire takes
-    return found
+        kind.dump_json(checked)  # raises for a text that no file, database or wire takes
+    return checked
 
 
 def _resources(update: ResourcesUpdate) -> ResourcesUpdate:

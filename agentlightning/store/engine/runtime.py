@@ -1,8 +1,8 @@
-"""Runs the scripts of a store on its backend, and wakes the callers that wait for what they changed.
+"""Runs the scripts of a store on its backend, and wakes the callers that wait for their changes.
 
-It also ends the attempts of lost workers and those past a limit, and deletes what retention no longer keeps: on a
-timer, and at most every `scan_debounce_seconds` within calls. What the operations mean is in `store/rules/`; how they
-are called is in `store.py`.
+It also ends the attempts of lost workers and those past a limit, and deletes rollouts beyond the retention policy: on a
+timer, and at most every `scan_debounce_seconds` within calls. The rules of the operations are in `store/rules/`, their
+methods in `store.py`.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from agentlightning.types import Attempt, AttemptStatus, RetentionPolicy, Rollou
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
 _SWEEP_SECONDS = 5.0
-"""Between two deletions of what retention no longer keeps."""
+"""Seconds between two deletions by the retention policy."""
 _CLOCK_SECONDS = 15.0
-"""Between two comparisons of this machine's clock with that of the data."""
+"""Seconds between two comparisons of this machine's clock with that of the data."""
 _RESOURCES_KEPT_SECONDS = 3600.0
-"""With a retention policy, resources of a run without rollouts are kept for so long at least."""
+"""Seconds for which a retention policy keeps the resources of a run without rollouts, at least."""
 _TOKENS_AT_ONCE, _QUEUED_AT_ONCE, _DUE_AT_ONCE = 1000, 256, 256
 _DUE_AFTER_JUMP = 10_000
-"""Attempts with a limit that are looked at in one go, while a jump of the clock makes their deadlines say little."""
+"""Attempts with a limit that are checked at once while a jump of the clock makes their deadlines unreliable."""
 _LONGEST_LIMIT_SECONDS = 86_400.0
 _MAX_WAITERS = 20_000
 _LOOK_FOR_WORK_SECONDS = 30.0
-"""For an idle worker that asks again and again the queue is looked at so often; this renews its `last_dequeue_time`."""
+"""Seconds between two looks at the queue for an idle worker that keeps asking; each renews its `last_dequeue_time`."""
 _LOOK_AGAIN_SECONDS = 300.0
-"""A waiter on shared data looks again at least so often: another process may have deleted what it waits for."""
+"""Longest time in seconds before a waiter on shared data checks again: another process may have deleted its rollout."""
 
 
 class StoreRuntime:
@@ -83,22 +83,22 @@ class StoreRuntime:
         self._due_until = math.inf if backend.persistent else 0.0
         self._clock_set = self._looked = monotonic()
         self._leases_hold_until = monotonic() + lease_seconds if backend.persistent else 0.0
-        """Lost workers are looked for from then on: one lease after a start on durable data, or after a sleep."""
+        """Time from which lost workers are detected: one lease after a start on durable data, or after a sleep."""
         self._woke = -math.inf
-        """When this process last went on after it had stood still, as the timer noticed; -inf if it never did."""
+        """Time at which the timer last noticed that this process resumed after a pause; -inf if it never did."""
         self._watched_in = 0
         if policy is not None:
             self.watch()
 
     def close(self) -> None:
-        """Stop looking and waiting; release the backend. May be called twice."""
+        """Stop the scans and waits, and release the backend. May be called twice."""
         forget(self)
         if self._follower is not None:
             self._follower.stop()
         self.backend.close()
 
     def watch(self) -> None:
-        """Have the timer of this process look at this store from now on: something in it has a limit in time."""
+        """Have the timer of this process scan this store from now on: something in it has a time limit."""
         if self._watched_in != os.getpid():
             self._watched_in = os.getpid()
             watch(self)
@@ -116,7 +116,7 @@ class StoreRuntime:
         return result
 
     async def write(self, script: Callable[[Tx], R]) -> R:
-        """Run a script and wake the callers that wait for what it changed."""
+        """Run a script and wake the callers that wait for its changes."""
         if self._inline:
             result, notes = self.backend.execute(script)
         else:
@@ -128,7 +128,7 @@ class StoreRuntime:
         return result
 
     def write_now(self, script: Callable[[Tx], R]) -> R:
-        """The same, blocking; for threads of our own."""
+        """Same as `write`, blocking; for threads of this package."""
         result, notes = self.backend.execute(script)
         self._notify(notes)
         return result
@@ -156,11 +156,11 @@ class StoreRuntime:
         due_in: Callable[[R], float | None] | None = None,
         again: tuple[str, Hashable] | None = None,
     ) -> R:
-        """Run scripts until nothing is `missing` in the result of one, or time is up; returns the last result.
+        """Run scripts until nothing is `missing` in the result of one, or time is up; return the last result.
 
-        `script_of` makes each script, of the result before it (None at first). `due_in` gives the seconds after which
-        another look is worth while though nothing has happened. `again` names a wait (its kind, `end` or `work`, and
-        which one) that is likely to be asked for again when time was up: it is then gone on with, and not begun anew.
+        `script_of` makes each script from the result before it (None at first). `due_in` returns the seconds after
+        which another look is useful even if nothing has happened. `again` names a wait (its kind, `end` or `work`, and
+        its key) that is likely to be repeated after a timeout: the repeated wait then continues this one.
 
         Raises:
             BusyError: too many callers wait already.
@@ -175,10 +175,10 @@ class StoreRuntime:
         end = None if timeout is None else time.monotonic() + timeout
         keeping = None if again is None else self._kept[again[0]]
         look_again = _LOOK_FOR_WORK_SECONDS if again is not None and again[0] == "work" else self._look_again
-        kept = None if keeping is None else keeping.take(again, look_again)
+        parked = None if keeping is None else keeping.take(again, look_again)
         while True:
-            with self._waiters.for_keys(keys) if kept is None else kept.waiter as waiter:
-                if kept is None:
+            with self._waiters.for_keys(keys) if parked is None else parked.waiter as waiter:
+                if parked is None:
                     looked = time.monotonic()
                     if self._follower is not None:
                         await self._follower.follow()
@@ -193,14 +193,14 @@ class StoreRuntime:
                     waiter.arm(still)
                     all_missing = len(still) == len(keys)
                 else:
-                    looked, result, all_missing = kept.looked, kept.result, True
-                    before = kept.result
-                    kept = None
+                    looked, result, all_missing = parked.looked, parked.result, True
+                    before = parked.result
+                    parked = None
                     if waiter.touched:
                         continue
-                left = None if end is None else end - time.monotonic()
+                remaining = None if end is None else end - time.monotonic()
                 due = due_in(result) if due_in is not None else None
-                await waiter.wait(min((t for t in (left, due, look_again) if t is not None), default=None))
+                await waiter.wait(min((t for t in (remaining, due, look_again) if t is not None), default=None))
                 time_is_up = end is not None and time.monotonic() >= end
                 if time_is_up and all_missing and not waiter.touched and due is None:
                     if keeping is not None and keeping.has_room(again):
@@ -213,11 +213,11 @@ class StoreRuntime:
 
     @property
     def scan_interval(self) -> float:
-        """Seconds between two looks of the timer."""
+        """Seconds between two scans by the timer."""
         return min(1.0, self.lease_seconds / 4)
 
     async def settle(self) -> float:
-        """Return the time at which a call begins, after a `scan` if one is due."""
+        """Return the start time of a call, after a `scan` if one is due."""
         now = self.now()
         if self._timeline.was_set_back or time.monotonic() - self._last_scan >= self._scan_debounce_seconds:
             await self.scan()
@@ -225,8 +225,8 @@ class StoreRuntime:
         return now
 
     async def scan(self) -> None:
-        """Look for lapsed attempts within a call, unless somebody did lately; and let what was queued before the clock
-        was set back, and lies in the future now, be claimed. Never fails the call."""
+        """Look for expired attempts within a call, unless that was done recently, and make rollouts claimable whose
+        queue time is in the future because the clock was set back. Never fails the call."""
         looked = time.monotonic()
         due = looked - self._last_scan >= self._scan_debounce_seconds
         if not (due or self._timeline.was_set_back) or not self._scanning.acquire(blocking=False):
@@ -243,7 +243,7 @@ class StoreRuntime:
             self._scanning.release()
 
     def scan_now(self) -> None:
-        """Look for lapsed attempts, silent workers and what retention lets go; blocks. Called by the timer."""
+        """Look for expired attempts, silent workers and data beyond the retention policy; blocks. Called by a timer."""
         if monotonic() - self._clock_set >= _CLOCK_SECONDS:
             self._set_clock()
         self._last_scan = time.monotonic()
@@ -281,7 +281,7 @@ class StoreRuntime:
         self.backend.set_clock()
 
     def sweep_now(self) -> None:
-        """Forget workers long silent and tokens long used, and what the retention policy lets go; blocks."""
+        """Delete long silent workers, old tokens, and data beyond the retention policy; blocks."""
         now, age = self.now(), self._timeline.age
         self.write_now(lambda tx: forget_silent_workers(tx, now, self.lease_seconds, age))
         most = _TOKENS_AT_ONCE
@@ -300,9 +300,9 @@ class StoreRuntime:
                     self.write_now(partial(delete, now=now, rollout_ids=page, active="skip"))
 
     async def delete_surplus(self, policy: RetentionPolicy, run_id: tuple[str | None] | None, call: Call | None) -> int:
-        """Remove what goes beyond the policy in one run or in each, a page at a time; returns how many were removed.
+        """Remove rollouts beyond the policy in one run or in each, a page at a time; return the number removed.
 
-        A copy of the call goes on where the first one was cut off: what ended later than it came is left.
+        A copy of the call continues where the first one was cut off: rollouts that ended after the first call stay.
         """
         now, began = self.now(), None
         if call is not None:
@@ -370,4 +370,4 @@ def _surplus(
 
 
 _Lapse = tuple[str, str, AttemptStatus, str]
-"""Rollout, attempt, what its status becomes, and why."""
+"""Rollout, attempt, its new status, and the reason."""

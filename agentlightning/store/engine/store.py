@@ -1,6 +1,6 @@
-"""EngineStore: the store class of every backend. Checks and converts the arguments of an operation, takes time and ids
-once per call, runs the script of `store/rules/` and returns copies. What only reads is in `reading.py`, what runs keep
-and histories of other stores in `runs.py`, waiting and the timer in `runtime.py`."""
+"""EngineStore: the store class of every backend. It checks and converts the arguments of an operation, takes time and
+ids once per call, runs the script of `store/rules/` and returns copies. Reading operations are in `reading.py`, runs
+and the import of histories in `runs.py`, waiting and the timer in `runtime.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -139,7 +139,9 @@ class EngineStore(RunEngine, ReadingEngine):
             lambda tx: (tx.counts(), tx.count_rows("resources"), tx.scan("worker"))
         )
         policy = self._runtime.policy
-        kept: LightningStoreStatistics = {} if policy is None else {"retention": policy.model_dump(exclude_none=True)}
+        retention: LightningStoreStatistics = (
+            {} if policy is None else {"retention": policy.model_dump(exclude_none=True)}
+        )
         return {
             "name": type(self).__name__,
             "total_rollouts": counts.rollouts,
@@ -150,7 +152,7 @@ class EngineStore(RunEngine, ReadingEngine):
             "total_workers": sum(not worker_id.startswith(CONTROL_PREFIX) for worker_id, _ in workers),
             "uptime": time.monotonic() - self._runtime.started,
             "lease_seconds": self._runtime.lease_seconds,
-            **kept,
+            **retention,
         }
 
     # --- work comes in ---------------------------------------------------------------------------------------------
@@ -222,13 +224,13 @@ class EngineStore(RunEngine, ReadingEngine):
                 looks_again=looks > 1,
             )  # fmt: skip
 
-        def missing(found: Claimed) -> list[Key]:
-            if found.answered and not found.claims:
+        def missing(result: Claimed) -> list[Key]:
+            if result.answered and not result.claims:
                 raise _AnsweredBefore
-            return [] if found.claims else [work]
+            return [] if result.claims else [work]
 
-        def due_in(found: Claimed) -> float | None:
-            return None if found.due is None else max(0.001, found.due - now)
+        def due_in(result: Claimed) -> float | None:
+            return None if result.due is None else max(0.001, result.due - now)
 
         def until() -> Awaitable[Claimed]:
             again = None if worker_id is None else ("work", (worker_id, run_id))
@@ -237,12 +239,12 @@ class EngineStore(RunEngine, ReadingEngine):
         async def in_turn(token: str) -> Claimed:
             async with self._repeats.turn(token):
                 try:
-                    found = await until()
+                    result = await until()
                 except _AnsweredBefore:
                     return Claimed([], True)
                 if not looks:  # a kept wait was gone on with
                     await self._empty_claims.note(token, run_id, worker_id, limit)
-                return found
+                return result
 
         return until() if token is None else in_turn(token)
 
@@ -273,18 +275,19 @@ class EngineStore(RunEngine, ReadingEngine):
 
     @property
     def add_unread_spans(self) -> Callable[[Sequence[AnySpan]], Awaitable[object]] | None:
-        """Stores spans that were not read; None if this store wants to see them: a subclass of it, a counter of its
-        operations, or what it keeps them in."""
+        """The operation that stores unread spans; None if this store must read them: a subclass, a store that counts
+        its operations, or a backend that does not keep unread spans."""
         replaced = "add_many_spans" in vars(self) or type(self).add_many_spans is not EngineStore.add_many_spans
         return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add
 
     async def _add(self, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
         now = self._runtime.now()
         stored = await self._runtime.write(lambda tx: add_spans(tx, now, spans))
-        known = [span for span, new in zip(spans, stored, strict=True) if new is None]
-        if known:
+        duplicates = [span for span, new in zip(spans, stored, strict=True) if new is None]
+        if duplicates:
             text = "Duplicated span added: %a of attempt %s, rollout %s (%d of %d spans of the call were there already)"
-            logger.error(text, known[0].span_id, known[0].attempt_id, known[0].rollout_id, len(known), len(spans))
+            first = duplicates[0]
+            logger.error(text, first.span_id, first.attempt_id, first.rollout_id, len(duplicates), len(spans))
         return stored
 
     @override
@@ -309,8 +312,8 @@ class EngineStore(RunEngine, ReadingEngine):
             changes["metadata"] = to_json(metadata, "metadata")
         if not isinstance(config, Unset):
             own = own_config(config)
-            asked, changes["config"] = with_mode_of_config(changes.get("mode"), own)
-            changes |= {} if asked is None else {"mode": asked}
+            call_mode, changes["config"] = with_mode_of_config(changes.get("mode"), own)
+            changes |= {} if call_mode is None else {"mode": call_mode}
         changes = checked(Rollout, changes)
         if "status" in changes:
             changes["status"] = check_rollout_status(changes["status"])
@@ -323,7 +326,7 @@ class EngineStore(RunEngine, ReadingEngine):
         return public_rollout(await self._change(now, rollout_id, call, change))
 
     async def _change(self, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R:
-        """Run a change of a rollout, whose refusal is remembered with its token."""
+        """Run a change of a rollout; its refusal is recorded with its token."""
         return _accepted(await self._runtime.write(lambda tx: refusable(tx, now, rollout_id, call, change)))
 
     @override
@@ -427,13 +430,13 @@ class EngineStore(RunEngine, ReadingEngine):
 
 
 class _AnsweredBefore(Exception):
-    """This is a copy of a claim that was given nothing; if work woke it, another one is to be woken instead."""
+    """Raised for a copy of an empty claim; if work woke it, another claim must be woken instead."""
 
 
 def _request(
     input: object, config: RolloutConfig | None, metadata: Mapping[str, object] | None, **others: Any
 ) -> EnqueueRolloutRequest:
-    """Return the request with values of its own."""
+    """Return a request with copies of the values."""
     if isinstance(config, RolloutConfig):
         config = own_config(config)
     own = None if metadata is None else to_json(metadata, "metadata")
@@ -444,14 +447,14 @@ def _request(
 
 
 def _json_resource(name: str, resource: ResourceUnion) -> ResourceUnion:
-    """Return a copy of a resource; what programs may put into it has become JSON."""
+    """Return a copy of a resource, with free-form values converted to JSON."""
     if isinstance(resource, CustomResource):
         return resource.model_copy(update={"values": to_json(resource.values, f"resources[{name!r}]")})
     return resource.model_copy(deep=True)
 
 
 def _accepted(answer: R | Exception) -> R:
-    """Return an answer; raises one that is a refusal."""
+    """Return an answer, or raise it if it is a refusal."""
     if isinstance(answer, Exception):
         raise answer
     return answer

@@ -1,8 +1,8 @@
 """Callers that wait: parked until work arrives, rollouts end or anything changes, and woken from any thread.
 
-A wait that timed out stays parked for some seconds: a client that waits in chunks comes back in a moment. The next
-chunk of a wait for ten thousand rollouts then need not look at each again, nor the next claim of an idle runner at the
-queue.
+A wait that timed out stays parked for some seconds, since a client that waits in chunks soon comes back. The next chunk
+of a wait for ten thousand rollouts then need not check each again, and the next claim of an idle runner need not check
+the queue.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ ANY_CHANGE: Key = ("change", None)
 _MANY = 64
 """A waiter for more keys than this is checked at every event instead of being listed under each of its keys."""
 _KEEP_SECONDS = 5.0
-"""How long a wait that timed out stays parked."""
+"""Seconds that a wait stays parked after it has timed out."""
 
 
 class Waiter:
     """One parked caller, used as a context manager in the event loop that made it.
 
-    The order that loses no event: enter, look at the store, `arm` with what is still missing, `wait`. What happens
-    between entering and arming is remembered. One that is `kept` stays parked on leaving the block, and may be entered
-    again, until `leave`.
+    To miss no event: enter, look at the store, `arm` with the missing keys, `wait`. Events between entering and arming
+    are recorded. A waiter that is `kept` stays parked on leaving the block, and may be entered again, until `leave`.
     """
 
     __slots__ = ("_bell", "_happened", "_loop", "_owner", "kept", "keys", "pending", "seen", "touched", "woken")
@@ -53,7 +52,7 @@ class Waiter:
         self.kept = False
         self.woken = False
         self.touched = False
-        """Something that it waits for has happened, or may have."""
+        """An event that it waits for has happened, or may have."""
 
     def __enter__(self) -> Self:
         self._owner.enter(self)
@@ -64,25 +63,25 @@ class Waiter:
             self._owner.remove(self, gave_up=kind is not None)
 
     def set_aside(self) -> bool:
-        """Stay parked after the block; False if something has happened that must be looked at."""
+        """Stay parked after the block; return False if an event has happened that must be handled first."""
         with self._owner.lock:
             self.kept = not self.touched
             return self.kept
 
     def leave(self) -> None:
-        """Stop waiting, for one that was kept."""
+        """Stop the waiting of a kept waiter."""
         self.kept = False
         self._owner.remove(self, gave_up=False)
 
     def arm(self, missing: Iterable[Key]) -> None:
-        """Wait for all of `missing` from here on, less what happened since entering."""
+        """Wait for all of `missing` from here on, except events since entering."""
         with self._owner.lock:
             self.pending = set(missing) - self.seen
             if not self.pending:
                 self.wake()
 
     async def wait(self, timeout: float | None) -> None:
-        """Return when everything has happened or when `timeout` seconds are over."""
+        """Return when all events have happened or `timeout` seconds are over."""
         if self._happened:
             return
         self._bell = self._loop.create_future()
@@ -109,21 +108,21 @@ class Waiter:
 
 
 class Waiters:
-    """The parked callers of one store, by what they wait for; those who wait for very much in a list of their own."""
+    """The parked callers of one store, by the keys that they wait for; callers with many keys in a separate list."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._wide: dict[Waiter, None] = {}
         self.parked = 0
-        """How many callers are entered."""
+        """Number of callers that have entered."""
 
     def for_keys(self, keys: Collection[Key]) -> Waiter:
         """Return a waiter for these events; nothing is parked until it is entered."""
         return Waiter(self, keys if len(keys) <= _MANY else frozenset(keys))
 
     def enter(self, waiter: Waiter) -> None:
-        """Park a caller. For one that was kept, what happened until here has set its `touched`."""
+        """Park a caller. Earlier events have set `touched` of a kept one."""
         with self.lock:
             if waiter.kept:
                 waiter.kept = False
@@ -136,7 +135,7 @@ class Waiters:
                 self._by_key.setdefault(key, {})[waiter] = None
 
     def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
-        """Forget a caller. One that was woken for work and gave up passes the call on to the next."""
+        """Remove a caller. If it was woken for work and gave up, the next one is woken."""
         with self.lock:
             self.parked -= 1
             if self._wide.pop(waiter, waiter) is None:
@@ -151,8 +150,8 @@ class Waiters:
                         self._notify_one(key)
 
     def wake(self, notes: Notes) -> None:
-        """Wake the callers by what happened. Of those that wait for work: as many as rollouts can be claimed now, and
-        all for one that may be claimed later, since any of them may have given up by then."""
+        """Wake callers after changes. Of those that wait for work, wake as many as there are rollouts to claim now; for
+        a rollout to claim later, wake all, since any of them may have given up by then."""
         with self.lock:
             for rollout_id in notes.finished:
                 self._notify_all(("end", rollout_id))
@@ -163,14 +162,14 @@ class Waiters:
             self._notify_all(ANY_CHANGE)
 
     def wake_all(self) -> None:
-        """Have every caller look again: something may have been missed."""
+        """Have every caller check again: an event may have been missed."""
         with self.lock:
             for parked in (*self._by_key.values(), self._wide):
                 for waiter in parked:
                     waiter.wake()
 
     def _notify_one(self, key: Key) -> None:
-        """Wake one caller for work. One that is kept may never come back: it is marked, and another one is woken."""
+        """Wake one caller for work. A kept one may never come back, so it is marked and another one is woken."""
         for waiter in self._by_key.get(key, ()):
             if waiter.kept:
                 waiter.touched = True
@@ -198,7 +197,7 @@ class Waiters:
 
 @dataclass(slots=True, eq=False)
 class KeptWait:
-    """A parked waiter, what its caller saw, and when (monotonic)."""
+    """A parked waiter, the last result of its caller, and its time (monotonic)."""
 
     waiter: Waiter
     result: Any
@@ -206,8 +205,8 @@ class KeptWait:
 
 
 class KeptWaits:
-    """The kept waits of one store, at most so many. Usable from any thread; a wait is taken up again on its own event
-    loop only."""
+    """The kept waits of one store, limited in number. Usable from any thread; a wait continues on its own event loop
+    only."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -215,19 +214,19 @@ class KeptWaits:
         self._waits: dict[tuple[Hashable, asyncio.AbstractEventLoop], KeptWait] = {}
 
     def take(self, what: Hashable, look_again: float | None) -> KeptWait | None:
-        """Return the wait for this, if it is kept and nothing has happened to it since; it is then the caller's."""
+        """Return the kept wait for `what` if no event has touched it; the caller then owns it."""
         with self._lock:
-            kept = self._waits.pop((what, asyncio.get_running_loop()), None)
-        if kept is None:
+            wait = self._waits.pop((what, asyncio.get_running_loop()), None)
+        if wait is None:
             return None
-        old = look_again is not None and time.monotonic() - kept.looked > look_again
-        if kept.waiter.touched or old:
-            kept.waiter.leave()
+        old = look_again is not None and time.monotonic() - wait.looked > look_again
+        if wait.waiter.touched or old:
+            wait.waiter.leave()
             return None
-        return kept
+        return wait
 
     def has_room(self, what: Hashable) -> bool:
-        """False if there is one for this already, or too many."""
+        """Return False if there is a wait for `what` already, or there are too many."""
         with self._lock:
             return (what, asyncio.get_running_loop()) not in self._waits and len(self._waits) < self._most
 
@@ -250,7 +249,7 @@ class KeptWaits:
 
 _SHORTEST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.1
-"""Between two checks, in seconds: short after a change, growing while nothing changes."""
+"""Longest pause between two checks in seconds; it is short after a change and grows while nothing changes."""
 _IDLE_CHECKS = 100
 """The thread ends after this many checks without a waiting caller."""
 _PAGE = 1000
@@ -272,7 +271,7 @@ class Follower:
         self._stop = threading.Event()
 
     async def follow(self) -> None:
-        """Hear every change from now on, for as long as somebody is parked. Returns when that is so."""
+        """Follow every change from now on, while a caller is parked. Returns when following has begun."""
         with self._lock:
             if self._running():
                 return
@@ -326,7 +325,7 @@ class Follower:
 
 
 def notes_of(records: list[Record | RunRow]) -> Notes:
-    """Return what waiters may want to know of changed rollouts and runs."""
+    """Return the notes for waiters about changed rollouts and runs."""
     notes, now = Notes(changed=True), time.time()
     for record in records:
         if isinstance(record, RunRow):

@@ -1,11 +1,11 @@
 """The ASGI app of a store server with its middleware, from the outside in:
 
-HostDoor       is it asked for under a name of this server
-NamedOrigins   pages of which origins may read the answer
+HostDoor       check of the name under which the server is addressed
+NamedOrigins   the origins whose pages may read the answer
 BearerAuth     the token
 JsonDispatch   the operations of `operations.py`, the hot path
-Starlette      everything else: events, OTLP, metrics, health, the description of the interface, and what layers above
-               add (`mounts.py`): the page with its data
+Starlette      everything else: events, OTLP, metrics, health, the description of the interface, and the parts of
+               layers above (`mounts.py`): the page with its data
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 class StoreApp:
-    """Serves the store that `store` returns; it is asked for once per request.
+    """Serves the store that `store` returns; `store` is called once per request.
 
-    Without a token everything comes in that asks under an allowed name, but no page writes whose origin is not in
+    Without a token, every request under an allowed name is accepted, except writes by pages whose origin is not in
     `origins`.
     """
 
@@ -77,7 +77,7 @@ class StoreApp:
         return path in HEALTH_PATHS or any(is_open(path) for is_open in self._open)
 
     def paths(self) -> list[str]:
-        """Return every path that is served, parameters in braces."""
+        """Return every served path, with parameters in braces."""
         others = [route.path for route in self.others.routes if isinstance(route, Route)]
         return [*(endpoint.path for endpoint in self.dispatch.endpoints), *others]
 
@@ -86,12 +86,12 @@ class StoreApp:
 
 
 async def _on_error(request: HttpRequest, error: Exception) -> Response:
-    """Answer what an error of ours says."""
+    """Answer with an error of this package."""
     return _response(describe_error(error, f"{request.method} {request.url.path[:200]!a}"))
 
 
 async def _on_failure(request: HttpRequest, error: Exception) -> Response:
-    """Answer a failure; it is raised on, and logged once, by the server."""
+    """Answer a failure; the server raises it again and logs it once."""
     return _response(failure(error))
 
 

@@ -1,4 +1,4 @@
-"""LightningStoreClient: a store over HTTP. Every operation is read from the table in `operations.py`."""
+"""LightningStoreClient: a store over HTTP. Every operation comes from the table in `operations.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -42,40 +42,40 @@ from agentlightning.utils.version import VERSION, same_major
 
 logger = logging.getLogger(__name__)
 CHUNK = 2000
-"""Items of a list of `_IN_CHUNKS` that is asked for without a limit, per request."""
+"""Items per request for a list of `_IN_CHUNKS` without a limit."""
 _IN_CHUNKS = frozenset(("query_rollouts", "query_spans", "query_run_records"))
-"""Lists that may be too long for one answer; the others are read in one, as they stand at one moment."""
+"""Lists that may be too long for one answer; the others are read in one request, at one moment."""
 _BY_ID = 16
-"""Rollouts that are asked for by id at the same time."""
+"""Rollouts that are requested by id at the same time."""
 _RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
 _SHORTEST_TRY = 2.0
 _TRIES = 6
-"""The first try gets this part of the deadline, each further one twice as long as the one before."""
+"""The first try gets the deadline divided by this, each further one twice as long as the one before."""
 _SLOWEST_UPLOAD = 1e6
-"""Bytes per second; what a large body may take beside that."""
+"""Bytes per second, from which a large body gets additional time."""
 _FORMS = {name: each for name, each in DECLARED.items() if each.many is not None and not each.ways}
-"""Operations for one that are sent as the one for many, whose `limit` is 1 by default."""
+"""Operations for one object that are sent as their form for many, whose `limit` is 1 by default."""
 _ERRORS: dict[str, type[Exception]] = {
     **WIRE_ERRORS,
     "ValueError": ValueError,
     "TypeError": TypeError,
     "NotImplementedError": NotImplementedError,
 }
-"""Classes that a server names in its reply and that are raised again here."""
+"""Error classes that a server names in its reply and that are raised again here."""
 
 
 class _Retry(Exception):
-    """This try failed in a way that another may mend."""
+    """Raised when a try failed and another one may succeed."""
 
     def __init__(self, reason: str, pause: float | None = None, *, hung: bool = False) -> None:
         super().__init__(reason)
         self.pause = pause
         self.hung = hung
-        """Nothing came over the connection, which may be dead without either side having been told."""
+        """Nothing came over the connection, which may be dead without either side having noticed."""
 
 
 class _NoSuchPath(Exception):
-    """A server of another version has no such path."""
+    """Raised when a server of another version has no such path."""
 
     def __init__(self, path: str, version: str) -> None:
         super().__init__(path)
@@ -83,17 +83,17 @@ class _NoSuchPath(Exception):
 
 
 _Asker = tuple[int, str | None, str | None]
-"""Process, worker and run: a copy of the client in a forked process does not ask its parent's questions."""
+"""Process, worker and run, so that a copy of the client in a forked process does not repeat its parent's requests."""
 _Question = tuple[str, Arguments]
-"""The token of a claim and its arguments, without the seconds to wait, which do not change what is claimed."""
+"""The token of a claim and its arguments, without the seconds to wait, which do not change the claim."""
 _MOST_ASKERS = 10_000
 
 
 class _OpenClaims:
-    """Claims whose reply a client did not get: lost, or the caller stopped waiting. Usable from any thread.
+    """Claims whose reply a client did not get: it was lost, or the caller stopped waiting. Usable from any thread.
 
-    The store may have made such a claim, and it is then this worker's. So the next question of the worker is the same
-    one again, with the same token, until it is answered: a store that made the claim answers what it was.
+    The store may have made such a claim for this worker. So the worker's next request repeats it with the same token
+    until it is answered: a store that made the claim returns it.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class _OpenClaims:
         self._open: dict[_Asker, tuple[list[_Question], list[AttemptedRollout]]] = {}
 
     def take(self, asker: _Asker, limit: int) -> tuple[list[AttemptedRollout], _Question | None]:
-        """Take up to `limit` claims that an answer held beyond what was asked for, else a question to ask again."""
+        """Take up to `limit` claims that an earlier answer returned beyond its request, else a request to repeat."""
         with self._lock:
             questions, claims = self._open.pop(asker, ([], []))
             question = questions.pop(0) if questions and not claims else None
@@ -110,12 +110,12 @@ class _OpenClaims:
             return claims[:limit], question
 
     def put(self, asker: _Asker, questions: Sequence[_Question] = (), claims: Sequence[AttemptedRollout] = ()) -> None:
-        """Keep questions whose answer is unknown, and claims beyond what was asked for."""
+        """Keep requests whose answer is unknown, and claims beyond those requested."""
         with self._lock:
             if questions or claims:
-                known = self._open.setdefault(asker, ([], []))
-                known[0].extend(questions)
-                known[1].extend(claims)
+                entry = self._open.setdefault(asker, ([], []))
+                entry[0].extend(questions)
+                entry[1].extend(claims)
             if len(self._open) > _MOST_ASKERS:  # of workers that have not come back
                 del self._open[next(iter(self._open))]
 
@@ -125,14 +125,14 @@ class _OpenClaims:
 class LightningStoreClient(LightningStore):
     """A store server at an address such as `http://127.0.0.1:4747`. Usable from any thread and event loop.
 
-    A request that gets no answer is tried again, with growing, jittered pauses, until `deadline` seconds are over (60
-    without one; in a run, the `store_unreachable_timeout` of its runner), in which this process did not stand still;
-    that is safe for every operation, because each is repeatable or carries a token. One try gets a part of the
-    deadline, at most `request_timeout`, and the one after it a connection of its own, so that a connection that died
-    unnoticed costs little. `retry_delays` instead gives the pauses one by one, and each try the whole
-    `request_timeout`. A claim whose answer never came is asked for again, with its token, by the next question of that
-    worker. The token of the server is `token`, else `AGL_TOKEN`. `connection_timeout` are seconds for a
-    connection. The address is `server_address`, by its other names `endpoint` or `base_url`. Pickles to its settings.
+    A request without an answer is retried, with growing, jittered pauses, until `deadline` seconds are over (60 without
+    one; in a run, the `store_unreachable_timeout` of its runner), not counting time in which this process was paused.
+    This is safe for every operation, because each is repeatable or carries a token. One try gets a part of the
+    deadline, at most `request_timeout`, and the next one uses a new connection, so that a connection that died
+    unnoticed costs little time. `retry_delays` instead lists the pauses, and each try gets the whole
+    `request_timeout`. A claim whose answer never came is repeated, with its token, by the worker's next request. The
+    token of the server is `token`, else `AGL_TOKEN`. `connection_timeout` is the seconds for a connection. The address
+    is `server_address`; `endpoint` and `base_url` are other names of it. Pickling keeps the settings only.
     """
 
     def __init__(
@@ -147,12 +147,14 @@ class LightningStoreClient(LightningStore):
         endpoint: str | None = None,
         base_url: str | None = None,
     ) -> None:
-        given = [address for address in (server_address, endpoint, base_url) if address is not None]
-        if len(given) != 1:
+        addresses = [address for address in (server_address, endpoint, base_url) if address is not None]
+        if len(addresses) != 1:
             raise TypeError("Give the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
-        if not given[0].startswith(("http://", "https://")):
-            raise BadRequestError(f"The address of a store server begins with http:// or https://; got {given[0]!r}")
-        self.server_address_root = given[0].rstrip("/")
+        if not addresses[0].startswith(("http://", "https://")):
+            raise BadRequestError(
+                f"The address of a store server begins with http:// or https://; got {addresses[0]!r}"
+            )
+        self.server_address_root = addresses[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
         self._shown_address = without_password(self.server_address_root)
         self._settings: dict[str, Any] = {
@@ -184,7 +186,7 @@ class LightningStoreClient(LightningStore):
         return partial(LightningStoreClient, self.server_address_root, **self._settings), ()
 
     def set_default_deadline(self, seconds: float) -> None:
-        """Use this deadline if none was given to the client."""
+        """Use this deadline if the client has none."""
         if self._settings["deadline"] is None:
             self._deadline = seconds
 
@@ -195,7 +197,7 @@ class LightningStoreClient(LightningStore):
 
     @override
     async def close(self) -> None:
-        """Close the connections of every loop, those of other loops on their own loop."""
+        """Close the connections of every loop, each on its own loop."""
         here = asyncio.get_running_loop()
         while self._connections:
             loop, connections = self._connections.popitem()
@@ -243,8 +245,8 @@ class LightningStoreClient(LightningStore):
         return await self._chunks(row, arguments, offset)
 
     async def _chunks(self, row: WireOperation, arguments: Arguments, offset: int) -> Any:
-        """Return a list without a limit. Rollouts change while they are read: they are read in the order of their
-        insertion, so that none is missing or there twice, and sorted here."""
+        """Return a list without a limit. Rollouts may change meanwhile, so they are read in the order of their
+        insertion, which skips and repeats none, and sorted here."""
         rest = {name: value for name, value in arguments.items() if name not in ("limit", "offset")}
         sort_by, order = rest.get("sort_by"), rest.get("sort_order", "asc")
         check_page(Rollout, None, -1, offset)
@@ -253,8 +255,8 @@ class LightningStoreClient(LightningStore):
             sort_by = check_page(Rollout, sort_by, -1, offset)
             rest = {name: value for name, value in rest.items() if name not in ("sort_by", "sort_order")}
 
-        async def ask(**asked: Any) -> PaginatedResult[Any]:
-            return await self._request(row, asked)
+        async def ask(**arguments: Any) -> PaginatedResult[Any]:
+            return await self._request(row, arguments)
 
         pages = [page async for page in pages_of(ask, limit=CHUNK, **rest)]
         items = [item for page in pages for item in page]
@@ -262,53 +264,53 @@ class LightningStoreClient(LightningStore):
         return pages[-1].model_copy(update={"items": items, "limit": -1, "offset": offset, "cursor": None})
 
     async def _with_inputs(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return rollouts with the inputs and metadata of which an answer hides parts: a program works with them."""
+        """Return rollouts with complete inputs and metadata, parts of which an answer hides: a program needs them."""
         items = list(rollouts)
         places = [at for at, each in enumerate(items) if HIDDEN in str((each.input, each.metadata))]
         for first in range(0, len(places), _BY_ID):
             some = places[first : first + _BY_ID]
-            found = await asyncio.gather(*(self.get_rollout_by_id(items[at].rollout_id) for at in some))
-            for at, whole in zip(some, found, strict=True):
+            complete = await asyncio.gather(*(self.get_rollout_by_id(items[at].rollout_id) for at in some))
+            for at, whole in zip(some, complete, strict=True):
                 if whole is not None:
                     items[at] = evolve(items[at], input=whole.input, metadata=whole.metadata)
         return items
 
     async def _poll(self, row: WireOperation, arguments: Arguments) -> object:
-        """Ask in chunks that the server holds open, until there is something or time is up."""
+        """Send requests that the server holds open, until there is a result or time is up."""
         waits = row.name == "wait_for_rollouts"
         timeout: float | None = arguments.get("timeout", None if waits else 0.0)
         end = None if timeout is None else time.monotonic() + timeout
         callers = call_token(row.name)
         for chunk in itertools.count():
-            left = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
+            wait = POLL_SECONDS if end is None else max(0.0, min(POLL_SECONDS, end - time.monotonic()))
             began = time.monotonic()
             if row.name == "dequeue_many_rollouts" and callers is None:
-                result: Any = await self._claim(row, arguments, left)
+                result: Any = await self._claim(row, arguments, wait)
             else:  # each chunk is a call of its own: a copy of one that found nothing finds nothing
                 token = f"{callers}#{chunk}" if callers and chunk else callers
-                result = await self._request(row, {**arguments, "timeout": left}, left, token)
+                result = await self._request(row, {**arguments, "timeout": wait}, wait, token)
             if isinstance(result, EventPage):  # go on from where the last page ended, or what came between is lost
                 arguments, complete = {**arguments, "after": result.cursor}, bool(result.events or result.runs)
             elif waits:
-                complete = time.monotonic() - began < left
+                complete = time.monotonic() - began < wait
             else:  # a copy of a question that found nothing is answered at once, and asks no further
                 complete = bool(result) or (callers is not None and timeout is not None and timeout <= POLL_SECONDS)
             if complete or (end is not None and time.monotonic() >= end):
                 return result
 
     async def _claim(self, row: WireOperation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
-        """Ask once for claims; first what this worker has asked before and was not told."""
+        """Request claims once; an earlier request of this worker without an answer goes first."""
         asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
         limit: int = arguments.get("limit", 1)
-        kept, question = self._claims.take(asker, limit)
-        if kept:
-            return kept
-        asked = {name: value for name, value in arguments.items() if name != "timeout"}
-        token, asked = question or (generate_id(32), asked)
+        pending, question = self._claims.take(asker, limit)
+        if pending:
+            return pending
+        request = {name: value for name, value in arguments.items() if name != "timeout"}
+        token, request = question or (generate_id(32), request)
         try:
-            claims = await self._request(row, {**asked, "timeout": wait}, wait, token)
+            claims = await self._request(row, {**request, "timeout": wait}, wait, token)
         except (StoreUnreachableError, asyncio.CancelledError):
-            self._claims.put(asker, [(token, asked)])
+            self._claims.put(asker, [(token, request)])
             raise
         self._claims.put(asker, claims=claims[limit:])
         return claims[:limit]
@@ -357,7 +359,7 @@ class LightningStoreClient(LightningStore):
             await asyncio.sleep(pause)
 
     def _limit(self, row: WireOperation, tries: int, spent: float, body: bytes | None) -> float:
-        """Return the seconds for one try, beside those for which the server may hold it open."""
+        """Return the seconds for one try, without those for which the server may hold it open."""
         if self._delays is not None or row.declared.slow:
             return self._request_timeout
         first = max(_SHORTEST_TRY, self._deadline / _TRIES)
@@ -402,8 +404,8 @@ class LightningStoreClient(LightningStore):
                 f"HTTP {answer.status}", retry_after_seconds(answer.headers.get(b"retry-after", b"").decode("latin-1"))
             )
         try:
-            told: Any = json.loads(content)
-            detail, name = told["detail"], told.get("error_type", "")
+            reply: Any = json.loads(content)
+            detail, name = reply["detail"], reply.get("error_type", "")
         except (ValueError, KeyError, TypeError, AttributeError):
             detail, name = content[:500].decode("utf-8", "replace"), ""
         if version is not None and version != VERSION and name in ("NotFound", "MethodNotAllowed"):
@@ -433,7 +435,7 @@ class LightningStoreClient(LightningStore):
 
 
 async def _closed_with_its_loop(connections: HttpConnections) -> AsyncGenerator[None]:
-    """Close connections where their loop ends: `asyncio.run` and ours then end every generator that was begun."""
+    """Close connections when their loop ends: `asyncio.run` and `loops.run` then end every started generator."""
     try:
         yield
     finally:
@@ -448,7 +450,7 @@ def _to_json_bytes(value: object) -> bytes:
 
 
 def _encoded(value: Any, name: str) -> bytes:
-    """Return the JSON of an argument; spans and tasks, of which there are many, are written by their own serializer."""
+    """Return the JSON of an argument; spans and tasks, which are frequent, are written by their own serializers."""
     try:
         if value.__class__ in _WRITTEN:
             return _WRITTEN[value.__class__](value)

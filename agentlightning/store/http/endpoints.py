@@ -1,4 +1,4 @@
-"""The operations of the table as endpoints of the hot path: arguments out of a request, an answer out of a value."""
+"""The operations of the table as endpoints of the hot path: reads arguments from a request and writes an answer."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from agentlightning.utils.version import VERSION
 
 _LONGEST_ID = 512
 _LARGEST_INTEGER = 2**53
-"""The largest that every JSON reader takes for itself."""
+"""The largest integer that every JSON reader reads exactly."""
 _READ_TWICE_BYTES = 1 << 20
-"""Largest body that is looked through for arguments that nobody knows; a larger one holds spans or tasks."""
+"""Largest body that is searched for unknown arguments; a larger one holds spans or tasks."""
 _MOST_RECORDS = 100_000
 """Records of a run in one answer."""
 _FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources", "tokens"))
@@ -40,7 +40,7 @@ _PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
 
 
 def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
-    """Return every way to call every operation. `store` is asked for once per request."""
+    """Return every way to call every operation. `store` is called once per request."""
     return [
         _endpoint(store, operation, method, path)
         for operation in OPERATIONS.values()
@@ -69,8 +69,8 @@ def _endpoint(store: Callable[[], LightningStore], operation: WireOperation, met
             arguments["limit"] = _MOST_RECORDS  # so that the page ends where its bytes do
         _check(arguments, request.token)
         if waits:
-            asked = arguments.get("timeout", wait)
-            arguments["timeout"] = POLL_SECONDS if asked is None else max(0.0, min(POLL_SECONDS, asked))
+            timeout = arguments.get("timeout", wait)
+            arguments["timeout"] = POLL_SECONDS if timeout is None else max(0.0, min(POLL_SECONDS, timeout))
         return arguments
 
     def call(request: Request, arguments: Arguments) -> Awaitable[Any]:
@@ -101,7 +101,7 @@ async def _store_spans(operation: Callable[..., Awaitable[Any]], arguments: Argu
 
 
 def _check_known(operation: WireOperation, method: str, request: Request) -> None:
-    """Refuse an argument that this version does not know: a client of ours sends only those that say something.
+    """Refuse an argument that this version does not know: the client of this package sends only the supplied ones.
 
     Raises:
         BadRequestError: names the argument, the operation, and both versions.
@@ -118,7 +118,7 @@ def _check_known(operation: WireOperation, method: str, request: Request) -> Non
 
 
 def _check(arguments: Arguments, token: str | None) -> None:
-    """Refuse what no store has to bear: ids without end, numbers that are too large or not finite.
+    """Refuse values that no store should get: overlong ids, numbers that are too large or not finite.
 
     Raises:
         BadRequestError: names the argument.

@@ -1,4 +1,4 @@
-"""Server-sent events: a client that follows a store gets each change within a tenth of a second, and misses none.
+"""Server-sent events: a client that follows a store receives every change within a tenth of a second.
 
     id: 41
     event: cursor
@@ -13,12 +13,12 @@
 | `resources` | `{"resources_id":"rs-...","version":2,"run_id":"..."}` |
 | `lag` | `{"behind":1000}` |
 
-The first message gives the cursor at which the stream begins, so that a page asks for its lists after it and loses
-nothing between the two. Whoever comes back with the last id it saw (`Last-Event-ID`, or `?after=`) goes on from
-there, also after the server was started anew on a durable store. An event tells how its rollout or run stands, so
-several changes in short order are one event, and one that was sent may be sent again after a reconnect. Workers and
-resources are compared once a second and told as they stand when a stream begins. `lag` says that at least so many
-changes are still to be told: whoever shows lists asks for them again instead of applying each.
+The first message has the cursor at which the stream begins, so that a page that requests its lists after it misses
+nothing between the two. A client that reconnects with the last id it saw (`Last-Event-ID`, or `?after=`) continues
+there, also after a restart of the server on a durable store. An event has the present state of its rollout or run, so
+several changes in quick succession are one event, and an event may be sent again after a reconnect. Workers and
+resources are compared once a second; their present state is sent when a stream begins. `lag` means that at least so
+many changes are still to be sent: a client that shows lists requests them again instead of applying each change.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ logger = logging.getLogger(__name__)
 EVENTS_PATH = f"{PREFIX}/events"
 KEEP_ALIVE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.1
-"""Between two groups of messages; changes in between are sent together."""
+"""Seconds between two groups of messages; changes in between are sent together."""
 _PAGE, _LONGEST_CURSOR = 1000, 200
 _FULL_RETRY_SECONDS = 5.0
 LOOK_SECONDS: Final = 1.0
 _MOST_TOLD: Final = 1000
-"""Messages that wait for one client; what is told beyond that is told by a later look."""
+"""Messages that wait for one client at most; a later look sends further ones."""
 _OF_WORKER: Final = ("worker_id", "status", "run_id", "current_rollout_id", "current_attempt_id", "last_busy_time")
 
 Told = tuple[str, dict[str, Any]]
@@ -60,8 +60,8 @@ Told = tuple[str, dict[str, Any]]
 class EventStreams:
     """ASGI app that serves the streams of one store. Owned by the serving loop.
 
-    At most `limit` at once; beyond that 429. A stream ends when its client leaves, when the server stops, or with an
-    `error` event when the store fails.
+    Serves at most `limit` at once; further requests get 429. A stream ends when its client leaves, when the server
+    stops, or with an `error` event when the store fails.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class _Stream:
         self._written = 0.0
 
     async def run(self, page: EventPage, keep_alive: float) -> None:
-        """Tell of `page` and of everything after it, until the store fails."""
+        """Send `page` and everything after it, until the store fails."""
         await self._write(_message(self._cursor, "cursor", _json({"cursor": self._cursor})))
         async with self._watch.follow() as lists:
             telling = asyncio.ensure_future(self._tell_lists(lists))
@@ -125,15 +125,15 @@ class _Stream:
                 await asyncio.gather(telling, return_exceptions=True)
 
     async def _tell_lists(self, lists: asyncio.Queue[Told]) -> None:
-        """Send what the watch of workers and resources finds, what is there at once in one piece."""
+        """Send the changes of workers and resources, those that are ready in one piece."""
         while True:
-            told = [await lists.get()]
+            events = [await lists.get()]
             while not lists.empty():
-                told.append(lists.get_nowait())
+                events.append(lists.get_nowait())
             if "run_id" in self._filters:
-                told = [one for one in told if one[1]["run_id"] == self._filters["run_id"]]
-            if told:
-                await self._write(b"".join(_message(self._cursor, kind, _json(data)) for kind, data in told))
+                events = [one for one in events if one[1]["run_id"] == self._filters["run_id"]]
+            if events:
+                await self._write(b"".join(_message(self._cursor, kind, _json(data)) for kind, data in events))
 
     async def _tell_changes(self, page: EventPage, keep_alive: float) -> None:
         try:
@@ -154,15 +154,15 @@ class _Stream:
             await self._write(_message(self._cursor, "error", failure.body.decode()))
 
     async def _tell(self, page: EventPage) -> None:
-        """Send a page in one piece. Only its last message has its cursor: who got a part of it comes back for all."""
+        """Send a page in one piece. Only its last message has its cursor, so a client that got a part asks for all."""
         page = hidden(page)
-        told = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
-        messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in told[:-1]]
-        lags, self._lags = self._lags, len(told) >= _PAGE
+        events = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
+        messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in events[:-1]]
+        lags, self._lags = self._lags, len(events) >= _PAGE
         if self._lags and not lags:
-            messages.insert(0, _message(self._cursor, "lag", _json({"behind": len(told)})))
-        if told:
-            kind, event = told[-1]
+            messages.insert(0, _message(self._cursor, "lag", _json({"behind": len(events)})))
+        if events:
+            kind, event = events[-1]
             messages.append(_message(page.cursor, kind, event.model_dump_json()))
         elif page.cursor != self._cursor:
             messages.append(_message(page.cursor, "cursor", _json({"cursor": page.cursor})))
@@ -192,10 +192,10 @@ def _json(value: object) -> str:
 
 
 def _read_request(scope: Scope) -> tuple[str | None, dict[str, Any]]:
-    """Return the cursor to go on from, and the filters. A client that comes back says its cursor in a header.
+    """Return the cursor at which to continue, and the filters. A client that reconnects sends its cursor in a header.
 
     Raises:
-        BadRequestError: the cursor holds what a message cannot.
+        BadRequestError: the cursor has characters that a message cannot hold.
     """
     query = parse_qs(scope["query_string"].decode("utf-8", "replace"), max_num_fields=20)
     last = dict[bytes, bytes](scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
@@ -228,9 +228,9 @@ async def _unless(ends: Sequence[asyncio.Future[Any]], work: Awaitable[None]) ->
 
 
 class ListWatch:
-    """Workers and resources as events: their lists are short and have no numbered changes, so they are compared.
+    """Events of workers and resources: their lists are short and have no numbered changes, so they are compared.
 
-    One look a second for all streams together, and none while nobody follows.
+    One look a second serves all streams, and there is none while nobody follows.
     """
 
     def __init__(self, store: Callable[[], LightningStore], *, look_seconds: float = LOOK_SECONDS) -> None:
@@ -242,11 +242,11 @@ class ListWatch:
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncGenerator[asyncio.Queue[Told]]:
-        """Give a queue of what changes from now on. The first look tells who begins to follow where each stands."""
+        """Yield a queue of the changes from now on. It begins with the present state of each worker and resource."""
         queue = asyncio.Queue[Told](_MOST_TOLD)
         self._followers.add(queue)
-        for told in self._known.items():
-            _offer(queue, (told[0][0], told[1]))
+        for item in self._known.items():
+            _offer(queue, (item[0][0], item[1]))
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
         try:
@@ -272,22 +272,22 @@ class ListWatch:
 
     async def _lists(self) -> dict[tuple[str, str], dict[str, Any]]:
         store = self._store()
-        found = {("worker", worker.worker_id): _of_worker(worker) for worker in await store.query_workers()}
-        return found | {
+        workers = {("worker", worker.worker_id): _of_worker(worker) for worker in await store.query_workers()}
+        return workers | {
             ("resources", update.resources_id): _of_resources(update) for update in await store.query_resources()
         }
 
-    def _compare(self, found: Mapping[tuple[str, str], dict[str, Any]]) -> None:
-        for place, data in found.items():
+    def _compare(self, entries: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+        for place, data in entries.items():
             if self._known.get(place) != data:
                 for queue in self._followers:
                     _offer(queue, (place[0], data))
-        self._known = dict(found)
+        self._known = dict(entries)
 
 
-def _offer(queue: asyncio.Queue[Told], told: Told) -> None:
+def _offer(queue: asyncio.Queue[Told], event: Told) -> None:
     with contextlib.suppress(asyncio.QueueFull):
-        queue.put_nowait(told)
+        queue.put_nowait(event)
 
 
 def _of_worker(worker: Worker) -> dict[str, Any]:

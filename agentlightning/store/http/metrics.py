@@ -1,6 +1,6 @@
 """Metrics of a store server: its requests by path, method and status, and the page that Prometheus reads.
 
-`docs/reference/settings.md` is made of `exported_metrics`, and a test compares them with the page of a used server.
+`docs/reference/settings.md` is made from `exported_metrics`, and a test compares them with the page of a used server.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _RUN = {
         ("agl_run_calls_excluded", ("calls_excluded",), "model calls that the last step of a run excluded"),
     )
 }
-"""Gauges of a run, each with the figures of its last step of which the first that is there counts."""
+"""Gauges of a run, each with names of figures of its last step; the first figure that exists counts."""
 MOST_RUNS = 20
-"""Runs on the page, the newest ones: each is a label of its own."""
+"""Number of newest runs on the page: each is a separate label."""
 PROMETHEUS_PATH = "/v1/prometheus"
 OPEN_STATUSES: tuple[RolloutStatus, ...] = ("queuing", "requeuing", "preparing", "running")
 WORKER_STATUSES: tuple[WorkerStatus, ...] = ("idle", "busy", "unknown")
 OTHER = "other"
-"""The label of every path that is not served under a known template, and of every unusual method."""
+"""The label of every path without a known template, and of every unusual method."""
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
 _CLIENT_LEFT, _UNDETERMINED = "499", "520"
 _Figures = list[tuple[Metric, str, float]]
@@ -62,7 +62,7 @@ _Figures = list[tuple[Metric, str, float]]
 class HttpMetrics:
     """ASGI middleware that counts and times requests; mount it outermost, so that refused ones are counted too.
 
-    `templates` are the paths that are served, parameters in braces: a request is labelled with the one that it fits.
+    `templates` are the served paths, with parameters in braces; the label of a request is the matching template.
     """
 
     def __init__(self, app: ASGIApp, tracker: MetricsBackend, templates: Iterable[str]) -> None:
@@ -105,7 +105,7 @@ class HttpMetrics:
 
 
 def path_templates(templates: Iterable[str]) -> Callable[[Scope], str]:
-    """Return a function that finds the template of a request's path; literal segments win over parameters."""
+    """Return a function that finds the template of a request's path; literal segments precede parameters."""
     table = PathTable((template, "GET", template) for template in templates)
 
     def template_of(scope: Scope) -> str:
@@ -128,9 +128,9 @@ def prometheus_routes(store: Callable[[], LightningStore]) -> list[Route]:
 
 
 async def prometheus_response(store: LightningStore, accept: str = "") -> Response:
-    """Return the metrics of this process (of all workers where they share them) and the sizes of the store.
+    """Return the metrics of this process (of all workers if they share them) and the sizes of the store.
 
-    It answers without a tracker too. A store that cannot tell its sizes is `agl_store_up 0`.
+    It also answers without a tracker. If the store cannot report its sizes, `agl_store_up` is 0.
     """
     from prometheus_client.exposition import choose_encoder
 
@@ -150,7 +150,7 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
 
 
 async def _figures_of_runs(store: LightningStore) -> _Figures:
-    """Return those of the last step of each of the newest runs; none of a store that keeps no runs."""
+    """Return the figures of the last step of each of the newest runs; none for a store without runs."""
     figures: _Figures = []
     try:
         for run in await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS):
@@ -169,7 +169,7 @@ async def _figures_of_runs(store: LightningStore) -> _Figures:
 
 
 def _number(data: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure by its dotted name, of counts by reason their sum; None if it is no number."""
+    """Return a figure by its dotted name, or the sum of counts by reason; None if it is no number."""
     value: object = data
     for part in name.split("."):
         value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
@@ -180,7 +180,7 @@ def _number(data: Mapping[str, Any], name: str) -> float | None:
 
 
 class _Page:
-    """What is scraped: the registry, then the sizes of the store as they were when the page was asked for."""
+    """The scraped page: the registry, then the sizes of the store at the time of the request."""
 
     def __init__(self, sizes: Mapping[str, object], figures: _Figures) -> None:
         self._registry = get_prometheus_registry()
@@ -208,7 +208,7 @@ def _size_name(key: str) -> str:
 
 
 def exported_metrics() -> Iterator[Metric]:
-    """Yield every metric. Counters and histograms are there once something was counted, gauges always."""
+    """Yield every metric. Counters and histograms appear after their first count, gauges always."""
     yield from (metrics.ENDS, metrics.ATTEMPT_ENDS, metrics.CALLS, metrics.TOKENS, metrics.OPERATIONS, REQUESTS)
     yield from (metrics.END_SECONDS, metrics.CLAIM_SECONDS, metrics.CALL_SECONDS, metrics.OPERATION_SECONDS)
     yield from (REQUEST_SECONDS, OPEN_ROLLOUTS, WORKERS, *_RUN, STORE_UP)

@@ -19,7 +19,7 @@ from agentlightning.types import RolloutFilter
 from agentlightning.utils.version import VERSION
 
 HEALTH_PATHS = ("/health", f"{PREFIX}/health")
-"""What answers without a token."""
+"""Paths that need no token."""
 OPENAPI_PATH = "/openapi.json"
 Schema = dict[str, Any]
 """An object of the document, as JSON data."""
@@ -58,7 +58,7 @@ _PAGING: dict[str, Schema] = {
 
 @lru_cache(maxsize=1)
 def openapi_document() -> Schema:
-    """Return the document as JSON data, with what the mounted parts say of their paths."""
+    """Return the document as JSON data, including the paths of the mounted parts."""
     parts: list[tuple[tuple[str, _Part], Literal["validation", "serialization"], TypeAdapter[Any]]] = []
     for name, operation in OPERATIONS.items():
         parts.append(((name, "body"), "validation", operation.body_type))
@@ -90,8 +90,7 @@ def openapi_document() -> Schema:
 
 
 def _without_output(made: Any) -> Any:
-    """Return schemas in which the form that is written of a model has the plain name, whether or not there is one that
-    is read."""
+    """Return schemas in which the output form of a model has the plain name, whether or not there is an input form."""
     if isinstance(made, dict):
         named = cast("dict[Any, Any]", made)
         return {_plain_name(key): _without_output(value) for key, value in named.items()}
@@ -111,18 +110,18 @@ def _no_store() -> LightningStore:
 
 
 def _schema(operation: str, schema: Schema, models: Schema) -> Schema:
-    """Return the schema of one part of an operation, with what is checked beside the types: pages, and fields that are
-    never null. Arguments stand in place of the reference to them: they have one user and no name of their own."""
+    """Return the schema of one part of an operation, with the checks beyond types: pages, and fields that are never
+    null. Arguments replace the reference to them, since they have one user and no public name."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
-    found = models[name] if name.endswith("_arguments") else schema
-    schema = {key: value for key, value in found.items() if key != "title"}
+    source = models[name] if name.endswith("_arguments") else schema
+    schema = {key: value for key, value in source.items() if key != "title"}
     fields: Schema = dict(schema.get("properties", {}))
     if OPERATIONS[operation].is_page:
         fields.update({name: paging for name, paging in _PAGING.items() if name in fields})
     for name in OPERATIONS[operation].declared.never_null:
         if name in fields:
-            left = [choice for choice in fields[name].get("anyOf", []) if choice != {"type": "null"}]
-            fields[name] = left[0] if len(left) == 1 else {**fields[name], "anyOf": left}
+            choices = [choice for choice in fields[name].get("anyOf", []) if choice != {"type": "null"}]
+            fields[name] = choices[0] if len(choices) == 1 else {**fields[name], "anyOf": choices}
     return {**schema, "properties": fields} if fields else schema
 
 
@@ -163,7 +162,7 @@ def _entry(operation: WireOperation, method: str, path: str, schemas: _Schemas, 
 
 
 def responses(status: int, description: str, content: Schema) -> Schema:
-    """Return the answers of one operation: the good one and every error."""
+    """Return the answers of one operation: success and every error."""
     good = {"description": description, "headers": VERSION_HEADER, "content": content}
     return {str(status): good, **{code: {"$ref": f"#/components/responses/{code}"} for code in _ERRORS}}
 
@@ -220,7 +219,7 @@ def components(schemas: Schema) -> Schema:
 
 def other_paths() -> Schema:
     """Return the paths that are no operations."""
-    found: Schema = {EVENTS_PATH: {"get": _EVENTS}}
+    paths: Schema = {EVENTS_PATH: {"get": _EVENTS}}
     protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
     content = {**protobuf, **json_content({"type": "object"})}
     # of an error in OTLP's own form, `google.rpc.Status`
@@ -231,7 +230,7 @@ def other_paths() -> Schema:
     }
     for path, signal in ((TRACES_PATH, "traces"), (METRICS_PATH, "metrics"), (LOGS_PATH, "logs")):
         stored = "spans become spans of their attempts" if signal == "traces" else "accepted and not stored"
-        found[path] = {
+        paths[path] = {
             "post": {
                 "operationId": f"otlp_{signal}",
                 "summary": f"OTLP/HTTP {signal}: {stored}",
@@ -240,13 +239,13 @@ def other_paths() -> Schema:
             }
         }
     for number, path in enumerate((PROMETHEUS_PATH, PROMETHEUS_PATH + "/")):
-        found[path] = {"get": _page("prometheus", number, "Metrics as Prometheus reads them", "text/plain")}
+        paths[path] = {"get": _page("prometheus", number, "Metrics as Prometheus reads them", "text/plain")}
     for number, path in enumerate(HEALTH_PATHS):
         entry = _page("health", number, "The server answers; needs no token", "application/json", _HEALTH)
-        found[path] = {"get": {**entry, "security": []}}
+        paths[path] = {"get": {**entry, "security": []}}
     described = {"type": "object"}
-    found[OPENAPI_PATH] = {"get": _page("openapi", 0, "This document", "application/json", described)}
-    return found
+    paths[OPENAPI_PATH] = {"get": _page("openapi", 0, "This document", "application/json", described)}
+    return paths
 
 
 _TEXT = {"type": "string"}

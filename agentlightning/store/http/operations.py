@@ -1,7 +1,7 @@
-"""Operations on the wire: how the server reads arguments and writes an answer, how a client does the reverse.
+"""Operations on the wire: the server reads arguments and writes an answer, a client does the reverse.
 
-All of it follows at import from the declaration and the signature in `store/base.py`. To add an operation: a method
-there, a script in `rules/` with its method in `engine/`; `tests/store/http/test_operations.py` fails when one lacks.
+All of it is derived at import from the declaration and the signature in `store/base.py`. To add an operation: a method
+there, a script in `rules/` with its method in `engine/`; `tests/store/http/test_operations.py` fails if one is missing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from agentlightning.types.resources import stored_forms
 
 PREFIX = "/v1/agl"
 NO_NAME = "-"
-"""Stands in a path for the run without a name."""
+"""The name, in a path, of the run without a name."""
 API_AGL_PREFIX = "/agl"
 """Public name of the prefix below /v1."""
 
 Arguments = dict[str, Any]
 """Arguments of an operation, by name."""
 POLL_SECONDS = 20.0
-"""The longest for which an operation waits at the server; the client asks in chunks of it."""
+"""Longest wait of an operation at the server, in seconds; the client waits in chunks of it."""
 
 _Adapter = TypeAdapter[Any]
 
@@ -72,7 +72,7 @@ class WireOperation:
         self.is_page = not declared.bounded and (
             get_origin(kind) is PaginatedResult or (isinstance(kind, type) and issubclass(kind, PaginatedResult))
         )
-        """Its limit may be -1, for all there is."""
+        """Its limit may be -1, for all items."""
 
     def _object_type(self, hints: Mapping[str, object]) -> Any:
         fields: dict[str, object] = {}
@@ -80,8 +80,8 @@ class WireOperation:
             required = self.signature.parameters[name].default is inspect.Parameter.empty
             kind: Any = hints[name]
             if Unset in get_args(kind):  # taken out; a null that is refused must reach that check
-                left = tuple(part for part in get_args(kind) if part is not Unset)
-                kind = Any if Any in left else typing.Union[(*left, None)]
+                parts = tuple(part for part in get_args(kind) if part is not Unset)
+                kind = Any if Any in parts else typing.Union[(*parts, None)]
             fields[name] = Required[kind] if required else NotRequired[kind]
         made = TypedDict(f"{self.name}_arguments", fields)  # type: ignore[misc]  # pyright: ignore -- made from the signature
         return with_config({"extra": "ignore"})(cast("Any", made))
@@ -89,7 +89,7 @@ class WireOperation:
     # --- the server's side -----------------------------------------------------------------------------------------
 
     def read_body(self, body: bytes) -> Arguments:
-        """Return the keyword arguments that a JSON body holds.
+        """Return the keyword arguments in a JSON body.
 
         Raises:
             pydantic.ValidationError: wrong shape.
@@ -100,7 +100,7 @@ class WireOperation:
         return self._checked(arguments)
 
     def read_query(self, pairs: Iterable[tuple[str, str]]) -> Arguments:
-        """Return the keyword arguments that a query string holds; repeated keys make a list."""
+        """Return the keyword arguments in a query string; repeated keys make a list."""
         raw: dict[str, list[str]] = {}
         filters: dict[str, Any] = {}
         for key, value in pairs:
@@ -144,7 +144,7 @@ class WireOperation:
     # --- the client's side -----------------------------------------------------------------------------------------
 
     def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
-        """Return the arguments of a call that were given and say something, by name.
+        """Return the supplied arguments of a call that differ from their defaults, by name.
 
         Raises:
             TypeError: the call does not fit the signature.
@@ -163,8 +163,8 @@ class WireOperation:
             arguments["resources"] = stored_forms(arguments["resources"])
         if self.name == "enqueue_many_rollouts":  # as the store itself takes them, or refuses them
             with valid("rollouts"):
-                given = cast("Iterable[object]", arguments["rollouts"])
-                requests = [EnqueueRolloutRequest.model_validate(each) for each in given]
+                rollouts = cast("Iterable[object]", arguments["rollouts"])
+                requests = [EnqueueRolloutRequest.model_validate(each) for each in rollouts]
             arguments["rollouts"] = [
                 evolve(each, input=to_json(each.input), metadata=each.metadata and to_json(each.metadata, "metadata"))
                 for each in requests
@@ -180,7 +180,7 @@ class WireOperation:
         return arguments
 
     def path_of(self, arguments: Arguments) -> str:
-        """Take the arguments out that travel in the path, and return the path with them, escaped."""
+        """Remove the arguments that belong to the path, and return the path with them, escaped."""
         path = self.path
         for name in self.in_path:
             value = arguments.pop(name)
@@ -191,7 +191,7 @@ class WireOperation:
         return path
 
     def read_answer(self, body: bytes) -> Any:
-        """Return the value that an answer's JSON holds."""
+        """Return the value in an answer's JSON."""
         if self.declared.wrap:
             wrapped: dict[str, object] = _ANY.validate_json(body)
             return self.answer.validate_python(wrapped[self.declared.wrap])
@@ -199,7 +199,7 @@ class WireOperation:
 
 
 OPERATIONS: dict[str, WireOperation] = {each.name: WireOperation(each) for each in DECLARED.values() if each.ways}
-"""The operations that travel as themselves, by name."""
+"""The operations with a path of their own, by name."""
 _ANY: _Adapter = TypeAdapter(Any)
 _WORDS = {
     segment

@@ -30,15 +30,15 @@ from agentlightning.utils.otlp.http import answer_export, handle_otlp_export
 TRACES_PATH, METRICS_PATH, LOGS_PATH = "/v1/traces", "/v1/metrics", "/v1/logs"
 _Add = Callable[[Sequence[Any]], Awaitable[object]]
 _INLINE_BYTES = 1024 * 1024
-"""The spans of a larger request are made in a thread, so that the loop answers others meanwhile."""
+"""Body size above which the spans are made in a thread, so that the loop answers others meanwhile."""
 
 
 def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
-    """Return the end points of the three signals. `store` is asked for once per request.
+    """Return the end points of the three signals. `store` is called once per request.
 
-    `POST /v1/traces` stores spans; one that cannot be stored is rejected by itself and told of in the partial success.
-    Repeating a request stores nothing twice. `POST /v1/metrics` and `/v1/logs` answer an empty success to what they can
-    parse and store nothing: senders that export all three signals need no setting of their own for this server.
+    `POST /v1/traces` stores spans; one that cannot be stored is rejected alone and reported in the partial success.
+    Repeating a request stores nothing twice. `POST /v1/metrics` and `/v1/logs` return an empty success for a valid body
+    and store nothing, so that senders that export all three signals need no special setting for this server.
     """
 
     async def traces(request: Request) -> Response:
@@ -48,11 +48,11 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
         return await answer_export(request, ExportTraceServiceRequest, take, "traces")
 
     routes = [Route(TRACES_PATH, traces, methods=["POST"])]
-    for path, signal, asked, answer in (
+    for path, signal, request_cls, response_cls in (
         (METRICS_PATH, "metrics", ExportMetricsServiceRequest, ExportMetricsServiceResponse),
         (LOGS_PATH, "logs", ExportLogsServiceRequest, ExportLogsServiceResponse),
     ):
-        kinds = {"request_cls": asked, "response_cls": answer, "callback": None, "signal_name": signal}
+        kinds = {"request_cls": request_cls, "response_cls": response_cls, "callback": None, "signal_name": signal}
         routes.append(Route(path, partial(handle_otlp_export, **kinds), methods=["POST"]))
     return routes
 
@@ -60,12 +60,12 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
 async def store_spans(
     store: LightningStore, message: ExportTraceServiceRequest, rejections: Rejections
 ) -> ExportTraceServiceResponse:
-    """Store the spans of a request in steps, and return the answer, which tells of those that were not taken.
+    """Store the spans of a request in steps, and return the answer, which reports the rejected ones.
 
     Spans that the store refuses go to `rejections`, the others are stored.
 
     Raises:
-        BusyError, StoreUnreachableError: what is not stored yet may be sent again.
+        BusyError, StoreUnreachableError: the request may be sent again.
     """
     # a store of ours in memory keeps spans as they came, until somebody asks for them
     keep: _Add | None = getattr(store, "add_unread_spans", None)
@@ -88,7 +88,7 @@ async def store_spans(
 async def _store(
     add: Callable[[Sequence[Any]], Awaitable[object]], spans: Sequence[Span | UnreadSpan], rejections: Rejections
 ) -> None:
-    """Store all, or else each attempt's by themselves, or else each span, or else reject it."""
+    """Store all spans at once; if that fails, store them by attempt, then one by one, and reject those that fail."""
     try:
         await add(spans)
     except ValueError as error:

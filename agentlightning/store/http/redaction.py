@@ -1,9 +1,9 @@
-"""The secrets that answers leave out: API keys of resources, and values and texts that look secret by their names.
+"""The secrets that answers hide: API keys of resources, and values and texts that look secret by their names.
 
-Every answer, event and line of a command goes through here, but for operations declared `whole`: an agent gets its task
-and its resources as they were published, an algorithm its tasks by their ids, a publisher what it has published. Ids
-and the names of records stay as they are, since they are asked for again. An algorithm continues from a `state` record
-and uses what a `prompt` record says, so these are complete, and so is the text that agents and models exchanged.
+Every answer, event and line of a command passes through here, except operations declared `whole`: an agent gets its
+task and its resources as published, an algorithm gets its tasks by their ids, a publisher gets what it published. Ids
+and the names of records stay unchanged, since they are used in later requests. An algorithm continues from a `state`
+record and uses the text of a `prompt` record, so these are complete, and so is the text between agents and models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentlightning.utils.masking import without_secrets
 _NO_TEXTS = frozenset((type(None), bool, int, float))
 _WHOLE_RECORDS = frozenset(("state", "prompt"))
 _KEPT: dict[str, tuple[str, ...]] = {"RunRecord": ("name",), "Part": ("text",), "ToolCall": ("arguments",)}
-"""Fields of values that stay as they are: parts of an identity, and what agent and model said."""
+"""Fields that stay unchanged: parts of an identity, and the text of agent and model."""
 
 
 def hidden(value: object) -> Any:
@@ -31,8 +31,8 @@ def hidden(value: object) -> Any:
         return _hidden_model(value)
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], BaseModel):
         items = cast("list[BaseModel]", value)
-        found = [_hidden_model(item) for item in items]
-        return found if any(new is not old for new, old in zip(found, items, strict=True)) else items
+        results = [_hidden_model(item) for item in items]
+        return results if any(new is not old for new, old in zip(results, items, strict=True)) else items
     if isinstance(value, Mapping):
         values = cast("Mapping[str, object]", value)
         if isinstance(next(iter(values.values()), None), BaseModel):
@@ -59,9 +59,9 @@ def _hidden_model(value: BaseModel) -> BaseModel:
 @cache
 def _texts_of(kind: type[BaseModel]) -> tuple[str, ...]:
     """Return the fields of a model that may hold a secret."""
-    kept = _KEPT.get(kind.__name__, ())
+    exceptions = _KEPT.get(kind.__name__, ())
     return tuple(
         name
         for name in kind.model_fields
-        if not (name in kept or name == "id" or name == "cursor" or name.endswith(("_id", "_ids")))
+        if not (name in exceptions or name == "id" or name == "cursor" or name.endswith(("_id", "_ids")))
     )

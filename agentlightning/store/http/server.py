@@ -1,4 +1,4 @@
-"""LightningStoreServer: any store, served over HTTP. The app that it serves is in `app.py`."""
+"""LightningStoreServer: any store, served over HTTP. Its app is in `app.py`."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ DEFAULT_PORT = 4747
 class LightningStoreServer(LightningStore):
     """Serves `store` over HTTP, and is a store itself.
 
-    In the process that made it, calls go straight to the store, from any thread. In a process that inherited it (fork)
-    or received it (pickle) they go over HTTP to the address. `bind` takes the port before anything else starts; `start`
-    and `stop` belong to the process that made it. Beyond loopback it refuses to start without `AGL_TOKEN`.
+    In the process that made it, calls go directly to the store, from any thread. In a process that inherited it (fork)
+    or received it (pickle), they go over HTTP to the address. `bind` takes the port before anything else starts;
+    `start` and `stop` belong to the process that made it. Beyond loopback it refuses to start without `AGL_TOKEN`.
 
     `allowed_hosts` (else `AGL_ALLOWED_HOSTS`) adds names under which it answers, `*` all of them; bound to loopback it
-    answers to `localhost`, `127.0.0.1`, `[::1]` and its own address only. `tracker` counts and times the requests.
+    answers only to `localhost`, `127.0.0.1`, `[::1]` and its own address. `tracker` counts and times the requests.
 
     `host` is 127.0.0.1 by default, `port` 4747, `token` that of `AGL_TOKEN`; pages of the origins `cors_allow_origins`
-    may ask it. `launch_mode` is `thread` or `asyncio`; `launcher_args` gives host, port and mode together.
+    may send requests. `launch_mode` is `thread` or `asyncio`; `launcher_args` sets host, port and mode together.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LightningStoreServer(LightningStore):
 
     @property
     def endpoint(self) -> str:
-        """URL to tell others."""
+        """URL for other processes."""
         return self.server_launcher.access_endpoint
 
     @override
@@ -93,7 +93,7 @@ class LightningStoreServer(LightningStore):
         return f"{self.endpoint}/v1/traces"
 
     def bind(self) -> None:
-        """Take the port; connections queue until `start`.
+        """Bind the port; connections queue until `start`.
 
         Raises:
             RuntimeError: the port is taken.
@@ -101,7 +101,7 @@ class LightningStoreServer(LightningStore):
         self.server_launcher.bind()
 
     async def start(self) -> None:
-        """Serve; returns when requests are answered."""
+        """Start serving; returns when requests are answered."""
         self._check_owner("start")
         await self.server_launcher.start()
         logger.info("store server listens on %s", self.server_launcher.endpoint)

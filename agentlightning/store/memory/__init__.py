@@ -1,4 +1,4 @@
-"""The store in memory; see `store.py` for the class and `data.py` for what it holds."""
+"""The store in memory; see `store.py` for the class and `data.py` for its data."""
 
 from agentlightning.store.memory.store import InMemoryLightningStore, MemoryBackend
 

@@ -1,5 +1,5 @@
-"""What the memory store holds between two scripts: rollouts in slots, spans, rows, and what is derived from a record:
-its place in the queue, in the sorted views and among the changes, what workers hold, deadlines, sizes, what may go.
+"""The data of the memory store between two scripts: rollouts in slots, spans, rows, and values derived from records:
+places in the queue, the sorted views and the changes, claims of workers, deadlines, sizes, data that may be evicted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from agentlightning.store.memory.spans import KeptSpan, Rows
 from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
 
 StoredSpan = bytes | KeptSpan
-"""A span that has more in it than most is stored as its JSON."""
+"""A stored span; one with more content than most is stored as JSON."""
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
 
 
 class RunQueue:
-    """The queue of one run: what may be claimed next, and what may be claimed later.
+    """The queue of one run: entries that may be claimed now, and entries that may be claimed later.
 
-    Entries mostly come in the order in which they are claimed: those stand in line, which costs the same however long
-    it is. Two heaps hold what comes out of order, and what may be claimed later only. The owner puts an entry in once,
-    knows which entries are valid, and says so when one stops being so; one that is not valid is dropped when it comes
-    to the front.
+    Entries mostly arrive in the order in which they are claimed: those form a line, whose cost does not depend on its
+    length. Two heaps hold entries that arrive out of order, and entries that may only be claimed later. The owner adds
+    an entry once, knows which entries are valid, and reports when one becomes invalid; an invalid entry is dropped when
+    it comes to the front.
     """
 
     __slots__ = ("_delayed", "_is_valid", "_left", "_line", "_ready")
@@ -43,7 +43,7 @@ class RunQueue:
         self._left = 0
 
     def put(self, entry: Entry, *, ready: bool) -> None:
-        """Add an entry; one that is not `ready` may be claimed from the moment on that it names."""
+        """Add an entry; one that is not `ready` may be claimed from the time in it."""
         if not ready:
             heapq.heappush(self._delayed, (entry[1], entry))
         elif not self._line or self._line[-1] < entry:
@@ -52,7 +52,7 @@ class RunQueue:
             heapq.heappush(self._ready, entry)
 
     def left(self) -> None:
-        """An entry is no longer valid. Those that are not are dropped before they are more than half."""
+        """Record that an entry is no longer valid. Invalid entries are dropped before they are more than half."""
         self._left += 1
         if 2 * self._left > len(self._line) + len(self._ready) + len(self._delayed) + 64:
             self._left = 0
@@ -63,7 +63,7 @@ class RunQueue:
             heapq.heapify(self._delayed)
 
     def take(self, now: float) -> Entry | None:
-        """Take out and return the entry to be claimed next; `put` gives it back."""
+        """Remove and return the next entry to claim; `put` adds it again."""
         while self._delayed and self._delayed[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._delayed)[1])
         while self._line or self._ready:
@@ -74,7 +74,7 @@ class RunQueue:
         return None
 
     def earliest(self) -> float | None:
-        """Return a moment at which something is available: past if anything is, else the first one; None if empty."""
+        """Return a time at which an entry is available: a past one if any is now, else the first; None if empty."""
         while self._line and not self._is_valid(self._line[0]):
             self._line.popleft()
         while self._ready and not self._is_valid(self._ready[0]):
@@ -88,7 +88,7 @@ class RunQueue:
 
 
 class Deadlines:
-    """Which rollouts are past their deadline: a heap whose entries may be too early, never too late."""
+    """The rollouts past their deadline, as a heap whose entries may be too early, never too late."""
 
     __slots__ = ("_at", "_heap")
 
@@ -107,7 +107,7 @@ class Deadlines:
             heapq.heappush(self._heap, (deadline, rollout_id))
 
     def due(self, now: float, limit: int) -> list[str]:
-        """Return rollouts whose deadline is past, the longest past first; they stay listed."""
+        """Return rollouts whose deadline is past, the earliest deadline first; they stay listed."""
         late: dict[str, float] = {}
         while self._heap and self._heap[0][0] < now and len(late) < limit:
             _, rollout_id = heapq.heappop(self._heap)
@@ -124,31 +124,31 @@ class Deadlines:
 
 
 class Slot:
-    """One rollout. Slots stand in the order of their last change."""
+    """One rollout. Slots are in the order of their last change."""
 
     __slots__ = ("change", "entry", "holder", "number", "record", "short")
 
     def __init__(self, record: Record, number: int) -> None:
         self.record = record
         self.number = number
-        """The how manieth to be inserted."""
+        """Position in the order of insertion."""
         self.change = 0
         """Number of its last change."""
         self.entry: Entry | None = None
         """Its place in the queue; None while it is in none, and while a script that claimed it runs."""
         self.holder: str | None = None
-        """The worker under which it stands in `Data.held`."""
+        """The worker whose entry in `Data.held` has it."""
         self.short: object = None
-        """What `summaries.py` has read out of the record; None before it was first asked for."""
+        """The short form of the record that `summaries.py` has made; None before its first use."""
 
 
 class Data:
-    """The contents of one store. Its backend's lock is held by whoever uses it."""
+    """The contents of one store. The caller holds the lock of its backend."""
 
     def __init__(self, budget: SpanBudget, run_records: RunRecords, rows: Rows) -> None:
         self.slots: dict[str, Slot] = {}
         self.spans: dict[str, dict[str, StoredSpan]] = {}
-        """Of each rollout that has any, by `span_key`."""
+        """Spans of each rollout that has any, by `span_key`."""
         self.rows: dict[Kind, dict[str, Row]] = {}
         self.sizes: dict[str | None, Counts] = {}
         self.held: dict[str, dict[str, None]] = {}
@@ -158,7 +158,7 @@ class Data:
         self.rows_of_spans = rows
         self.last_change = 0
         self.shorts: object = None
-        """What `summaries.py` has made of all rollouts; None before it was first asked for."""
+        """The short forms of all rollouts that `summaries.py` has made; None before their first use."""
         self._runs_changed: dict[str, int] = {}
         """Number of the last change of each run, in this order."""
         self._last_number = 0
@@ -168,7 +168,7 @@ class Data:
     # --- the queue -------------------------------------------------------------------------------------------------
 
     def take(self, run_id: str | None, now: float) -> Entry | None:
-        """Take the entry to be claimed next out of the queue of a run."""
+        """Remove the next entry to claim from the queue of a run."""
         queue = self._queues.get(run_id)
         entry = None if queue is None else queue.take(now)
         if entry is not None:
@@ -176,13 +176,13 @@ class Data:
         return entry
 
     def give_back(self, entry: Entry) -> None:
-        """Put an entry that was taken back, if its rollout is still there, queued, and in no other place."""
+        """Put a taken entry back, if its rollout still exists, is queued, and has no other place."""
         slot = self.slots.get(entry[3])
         if slot is not None and slot.entry is None and slot.record.queued_at is not None:
             self._enter(slot, entry, ready=True)
 
     def next_available(self, run_id: str | None) -> float | None:
-        """Return a moment at which something in the queue of a run may be claimed; None if it is empty."""
+        """Return a time at which an entry in the queue of a run may be claimed; None if it is empty."""
         queue = self._queues.get(run_id)
         return None if queue is None else queue.earliest()
 
@@ -206,7 +206,7 @@ class Data:
     # --- records ---------------------------------------------------------------------------------------------------
 
     def view(self, order: str | None) -> View:
-        """Return the view in this order, made at its first use."""
+        """Return the view in this order, which is made at its first use."""
         view = self._views.get(order)
         if view is None:
             view = self._views[order] = View(order, ((slot.record, slot.number) for slot in self.slots.values()))
@@ -218,20 +218,24 @@ class Data:
         rollout_id = rollout.rollout_id
         slot = self.slots.pop(rollout_id, None)
         if slot is None:
-            known = None
+            previous = None
             self._last_number += 1
             slot = Slot(record, self._last_number)
         else:
-            known = slot.record
+            previous = slot.record
             slot.record = record
         self.last_change += 1
         slot.change = self.last_change
         self.slots[rollout_id] = slot
-        if known is None or len(known.attempts) != len(record.attempts) or known.span_bytes != record.span_bytes:
-            self._count(known, record)
-        if known is None or known.rollout is not rollout or known.queued_at != record.queued_at:
+        if (
+            previous is None
+            or len(previous.attempts) != len(record.attempts)
+            or previous.span_bytes != record.span_bytes
+        ):
+            self._count(previous, record)
+        if previous is None or previous.rollout is not rollout or previous.queued_at != record.queued_at:
             for view in self._views.values():
-                view.put(known, record, slot.number)
+                view.put(previous, record, slot.number)
             available = record.queued_at
             if available is not None and rollout.not_before is not None:
                 available = max(available, rollout.not_before)
@@ -243,28 +247,28 @@ class Data:
         holder = record.holder
         if holder != slot.holder:
             self._hold(slot, rollout_id, holder)
-        if record.deadline is not None or (known is not None and known.deadline is not None):
+        if record.deadline is not None or (previous is not None and previous.deadline is not None):
             self.deadlines.put(rollout_id, record.deadline)
         if rollout.status in FINISHED:
             self.budget.ended(rollout_id, record.span_bytes)
-        elif known is not None and known.rollout.status in FINISHED:
+        elif previous is not None and previous.rollout.status in FINISHED:
             self.budget.active(rollout_id)
 
     def remove(self, rollout_id: str) -> None:
         """Forget a record and its spans."""
         slot = self.slots.pop(rollout_id)
         self.shorts = None
-        known = slot.record
+        record = slot.record
         for view in self._views.values():
-            view.remove(known, slot.number)
+            view.remove(record, slot.number)
         self._leave(slot)
-        self._count(known, None)
+        self._count(record, None)
         self._hold(slot, rollout_id, None)
         self.deadlines.put(rollout_id, None)
         self.budget.active(rollout_id)
-        self.drop_spans(rollout_id, known.span_bytes)
-        if known.rollout.run_id not in self.sizes:
-            self._queues.pop(known.rollout.run_id, None)
+        self.drop_spans(rollout_id, record.span_bytes)
+        if record.rollout.run_id not in self.sizes:
+            self._queues.pop(record.rollout.run_id, None)
 
     def put_row(self, kind: Kind, key: str, row: Row | None) -> None:
         """Insert, replace or (None) remove a row."""
@@ -280,18 +284,18 @@ class Data:
                 self._runs_changed[key] = self.last_change
 
     def changed_after(self, change: int) -> list[tuple[int, Record | RunRow]]:
-        """Return the records and runs changed after this number, with theirs, the one changed first coming first."""
+        """Return the records and runs changed after this number, each with its number, in the order of changes."""
         slots = itertools.takewhile(lambda slot: slot.change > change, reversed(self.slots.values()))
-        found: list[tuple[int, Record | RunRow]] = [(slot.change, slot.record) for slot in slots]
+        changes: list[tuple[int, Record | RunRow]] = [(slot.change, slot.record) for slot in slots]
         runs = itertools.takewhile(lambda item: item[1] > change, reversed(self._runs_changed.items()))
         of_runs = [(number, cast("RunRow", self.rows["run"][run_id])) for run_id, number in runs]
         if of_runs:
-            return sorted([*found, *of_runs], key=itemgetter(0))
-        return found[::-1]
+            return sorted([*changes, *of_runs], key=itemgetter(0))
+        return changes[::-1]
 
-    def _count(self, known: Record | None, record: Record | None) -> None:
-        if known is None or record is None:  # one that changes stays in its run
-            counted, sign = (known, -1) if record is None else (record, 1)
+    def _count(self, previous: Record | None, record: Record | None) -> None:
+        if previous is None or record is None:  # one that changes stays in its run
+            counted, sign = (previous, -1) if record is None else (record, 1)
             assert counted is not None
             run_id = counted.rollout.run_id
             counts = self.sizes.get(run_id)
@@ -305,9 +309,9 @@ class Data:
                 del self.sizes[run_id]
         else:
             counts = self.sizes[record.rollout.run_id]
-            counts.attempts += len(record.attempts) - len(known.attempts)
-            counts.spans += record.span_count - known.span_count
-            counts.span_bytes += record.span_bytes - known.span_bytes
+            counts.attempts += len(record.attempts) - len(previous.attempts)
+            counts.spans += record.span_count - previous.span_count
+            counts.span_bytes += record.span_bytes - previous.span_bytes
 
     def _hold(self, slot: Slot, rollout_id: str, holder: str | None) -> None:
         before, slot.holder = slot.holder, holder
@@ -322,7 +326,7 @@ class Data:
     # --- spans -----------------------------------------------------------------------------------------------------
 
     def add_spans(self, added: dict[str, dict[str, StoredSpan]], size: int) -> None:
-        """Store spans, by rollout; `size` is about how many bytes they are as JSON."""
+        """Store spans, by rollout; `size` is their approximate size as JSON in bytes."""
         for rollout_id, bodies in added.items():
             if rollout_id in self.spans:
                 self.spans[rollout_id].update(bodies)
@@ -331,12 +335,12 @@ class Data:
         self.budget.bytes += size
 
     def drop_spans(self, rollout_id: str, size: int) -> None:
-        """Free the spans of a rollout, which are so many bytes."""
+        """Free the spans of a rollout, which take `size` bytes."""
         self.spans.pop(rollout_id, None)
         self.budget.bytes -= size
 
     def evict(self) -> None:
-        """Bring the spans back within their bound."""
+        """Evict spans until they are within their bound."""
         for rollout_id in self.budget.surplus():
             record = self.slots[rollout_id].record.copy()
             self.drop_spans(rollout_id, record.span_bytes)
@@ -345,5 +349,5 @@ class Data:
 
 
 def span_key(attempt_id: str, span_id: str) -> str:
-    """Return the key of a span within its rollout: one string, for there are very many. No attempt id has a newline."""
+    """Return the key of a span within its rollout: one string, to save memory. No attempt id has a newline."""
     return f"{attempt_id}\n{span_id}"

@@ -10,53 +10,53 @@ _SAFE_PART = 0.8
 
 
 class SpanBudget:
-    """Keeps the bytes of spans within a bound. Knows rollouts by id only; the store drops what it names."""
+    """Keeps the bytes of spans within a bound. Knows rollouts by id only; the store drops the ones that it names."""
 
     def __init__(self, limit: int, safe: int) -> None:
         self.limit = limit
-        """Bytes of spans that are never exceeded."""
+        """Largest number of bytes of spans."""
         self.safe = safe
-        """Eviction goes on until so many bytes are left."""
+        """Number of bytes at which eviction stops."""
         self.bytes = 0
         self._ended: dict[str, int] = {}
         self._read: dict[str, int] = {}
         self._evictable = 0
 
     def room_for(self, size: int) -> bool:
-        """True if so many bytes fit, after evicting all that may be evicted."""
+        """Return True if `size` bytes fit after evicting everything that may be evicted."""
         return self.bytes - self._evictable + size <= self.limit
 
     def ended(self, rollout_id: str, size: int) -> None:
-        """A rollout that has ended holds so many bytes of spans."""
+        """Record the bytes of spans of a rollout that has ended."""
         if not size:
             self.active(rollout_id)
             return
-        known = self._read if rollout_id in self._read else self._ended
-        self._evictable += size - known.get(rollout_id, 0)
-        known[rollout_id] = size
+        sizes = self._read if rollout_id in self._read else self._ended
+        self._evictable += size - sizes.get(rollout_id, 0)
+        sizes[rollout_id] = size
 
     def active(self, rollout_id: str) -> None:
-        """A rollout runs (again), or is gone: its spans stay where they are."""
+        """Record that a rollout runs (again) or was removed: its spans are not evicted."""
         self._evictable -= self._ended.pop(rollout_id, 0) + self._read.pop(rollout_id, 0)
 
     def read(self, rollout_id: str) -> None:
-        """Somebody has read the spans of a rollout."""
+        """Record that the spans of a rollout were read."""
         size = self._ended.pop(rollout_id, None)
         if size is not None:
             self._read[rollout_id] = size
 
     def surplus(self) -> list[str]:
-        """Return the rollouts to drop the spans of; none while the bound is kept."""
+        """Return the rollouts whose spans must be dropped; none while the bound is kept."""
         if self.bytes <= self.limit:
             return []
         chosen: list[str] = []
-        left = self.bytes
+        remaining = self.bytes
         for sizes in (self._read, self._ended):
             for rollout_id, size in sizes.items():
-                if left <= self.safe:
+                if remaining <= self.safe:
                     return chosen
                 chosen.append(rollout_id)
-                left -= size
+                remaining -= size
         return chosen
 
 
@@ -66,20 +66,20 @@ def span_budget(
     """Return the bound that the arguments describe.
 
     Raises:
-        BadRequestError: a negative size, a part outside 0 to 1, or a safe bound that is not below the other.
+        BadRequestError: a size is negative, a part is outside 0 to 1, or the safe bound is not below the other.
     """
     if max_span_bytes is not None and threshold is not None:
         raise BadRequestError("Give max_span_bytes or eviction_memory_threshold, not both; they are the same bound")
-    given: object = threshold if max_span_bytes is None else max_span_bytes
-    limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if given is None else given)
+    bound: object = threshold if max_span_bytes is None else max_span_bytes
+    limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if bound is None else bound)
     if limit < 1:
-        raise BadRequestError(f"eviction_memory_threshold must be at least 1 bytes; got {given!r}")
-    kept = int(limit * _SAFE_PART) if safe is None else _bytes("safe_memory_threshold", safe)
-    if kept >= limit:
+        raise BadRequestError(f"eviction_memory_threshold must be at least 1 bytes; got {bound!r}")
+    safe_bytes = int(limit * _SAFE_PART) if safe is None else _bytes("safe_memory_threshold", safe)
+    if safe_bytes >= limit:
         raise BadRequestError(
-            f"safe_memory_threshold must be smaller than eviction_memory_threshold; got {kept} and {limit} bytes"
+            f"safe_memory_threshold must be smaller than eviction_memory_threshold; got {safe_bytes} and {limit} bytes"
         )
-    return SpanBudget(limit, kept)
+    return SpanBudget(limit, safe_bytes)
 
 
 def _bytes(name: str, value: float) -> int:

@@ -1,6 +1,6 @@
-"""Sorted views over the records in memory, so that a page of rollouts by run and status costs its own size.
+"""Sorted views over the records in memory, so that the cost of a page by run and status depends on its size only.
 
-A view is made when a query first asks for its order, and kept from then on.
+A view is made when a query first needs its order, and is kept from then on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ORDERS: dict[str | None, Callable[[Record], float]] = {
     "start_time": lambda record: record.rollout.start_time,
     "end_time": lambda record: math.inf if record.rollout.end_time is None else record.rollout.end_time,
 }
-"""What a view may be sorted by; ties are in the order of insertion."""
+"""Sort keys of a view; ties are in the order of insertion."""
 
 
 class View:
@@ -44,43 +44,43 @@ class View:
             groups[group].append(key)
         self._groups = {group: _sorted_list(keys) for group, keys in groups.items()}
 
-    def put(self, known: Record | None, record: Record, number: int) -> None:
-        """Put a rollout in, or move it from where it was `known` to be."""
+    def put(self, previous: Record | None, record: Record, number: int) -> None:
+        """Add a rollout, or move it from the place of the `known` record."""
         group, key = self._place(record, number)
-        if known is not None:
-            before, old = self._place(known, number)
+        if previous is not None:
+            before, old = self._place(previous, number)
             if before == group and old == key:
                 return
             self._take_out(before, old)
-        found = self._groups.get(group)
-        if found is None:
-            found = self._groups[group] = _sorted_list()
-        found.add(key)
+        keys = self._groups.get(group)
+        if keys is None:
+            keys = self._groups[group] = _sorted_list()
+        keys.add(key)
 
-    def remove(self, known: Record, number: int) -> None:
-        """Take a rollout out."""
-        self._take_out(*self._place(known, number))
+    def remove(self, record: Record, number: int) -> None:
+        """Remove a rollout."""
+        self._take_out(*self._place(record, number))
 
     def _place(self, record: Record, number: int) -> tuple[Group, Key]:
         rollout = record.rollout
         return (rollout.run_id, rollout.status), (self._value(record), number, rollout.rollout_id)
 
     def _take_out(self, group: Group, key: Key) -> None:
-        found = self._groups[group]
-        if found[0] == key:  # claims take the queue from its front, where no search is needed
-            found.pop(0)
+        keys = self._groups[group]
+        if keys[0] == key:  # claims take the queue from its front, where no search is needed
+            keys.pop(0)
         else:
-            found.remove(key)
-        if not found:
+            keys.remove(key)
+        if not keys:
             del self._groups[group]
 
     def count(self, plan: Plan) -> int:
-        """Return the number of matches. The plan asks for runs, statuses and ends only."""
+        """Return the number of matches. The plan filters by runs, statuses and ends only."""
         bound = None if plan.ended_before is None else (plan.ended_before, -1, "")
-        return sum(len(found) if bound is None else found.bisect_left(bound) for found in self._chosen(plan))
+        return sum(len(keys) if bound is None else keys.bisect_left(bound) for keys in self._chosen(plan))
 
     def behind(self, plan: Plan) -> Iterator[Key]:
-        """Yield the keys behind the place where the page begins, in the order of the plan; those of other ids, too."""
+        """Yield the keys after the place where the page begins, in the order of the plan; the ids are not filtered."""
         chosen, descending = self._chosen(plan), plan.descending and plan.sort_by is not None
         begin, end = (-math.inf,), (math.inf, math.inf) if plan.ended_before is None else (plan.ended_before, -1)
         ties: list[Iterator[Key]] = []
@@ -89,9 +89,9 @@ class View:
             value = (math.inf if value is None else value) if plan.sort_by else 0.0
             begin = (value, number + 1)
             if descending:
-                ties = [found.irange(begin, min(end, (value, math.inf))) for found in chosen]
+                ties = [keys.irange(begin, min(end, (value, math.inf))) for keys in chosen]
                 begin, end = (-math.inf,), (value,)
-        rest = heapq.merge(*(found.irange(begin, end, reverse=descending) for found in chosen), reverse=descending)
+        rest = heapq.merge(*(keys.irange(begin, end, reverse=descending) for keys in chosen), reverse=descending)
         if descending:  # keys of equal value go back into the order of insertion
             ties_of_each_value = itertools.groupby(rest, key=itemgetter(0))
             rest = (key for _, equal in ties_of_each_value for key in sorted(equal))
@@ -99,15 +99,15 @@ class View:
 
     def _chosen(self, plan: Plan) -> list[Any]:
         return [
-            found
-            for (run_id, status), found in self._groups.items()
+            keys
+            for (run_id, status), keys in self._groups.items()
             if (plan.run_id is None or run_id == plan.run_id[0])
             and (plan.status_in is None or plan.any_of or status in plan.status_in)
         ]
 
 
 def suits(plan: Plan) -> bool:
-    """True if a view has the order of the plan."""
+    """Return True if a view has the order of the plan."""
     if plan.sort_by not in ORDERS or (plan.ids is not None and not plan.any_of):
         return False
     return plan.ended_before is None or plan.sort_by == "end_time"

@@ -1,6 +1,6 @@
-"""The records of runs in memory, in the order of their steps, and how they are kept within a bound.
+"""The records of runs in memory, in the order of their steps, and their bound.
 
-Beyond the bound the oldest ledger records give up their per-token part, then the rest of their data; each says so.
+Beyond the bound, the oldest ledger records lose their per-token part, then the rest of their data, and are marked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.types import RecordKind
 DEFAULT_BYTES = 256 << 20
 _SAFE_PART = 0.8
 _LEFT = 160
-"""Bytes that are left of a ledger record that gave up its data, at most, beside its name."""
+"""Largest size in bytes of a ledger record without its data, excluding its name."""
 _PLACE = attrgetter("place")
 _STEP = attrgetter("step")
 
@@ -52,7 +52,7 @@ class _Run:
 
 
 class RunRecords:
-    """The records of every run of one store. The lock of the store is held by whoever uses it."""
+    """The records of every run of one store. The caller holds the lock of the store."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -62,18 +62,18 @@ class RunRecords:
         self._whole: deque[_Stored] = deque()
         """Ledger records that have all their data, the oldest first."""
         self._partial: deque[_Stored] = deque()
-        """Those that have given up their per-token part."""
+        """Ledger records without their per-token part."""
         self._evictable = 0
 
     def add(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        """Store records that are not there yet; say for each if it was new.
+        """Store the records that do not exist yet; return for each whether it was new.
 
         Raises:
-            BusyError: they do not fit, whatever is evicted; nothing was stored.
+            BusyError: they do not fit even after eviction; nothing was stored.
         """
-        known = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
+        present = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
         new: dict[tuple[str, int, str], NewRunRecord] = {}
-        fresh = [record[:3] not in known and new.setdefault(record[:3], record) is record for record in records]
+        fresh = [record[:3] not in present and new.setdefault(record[:3], record) is record for record in records]
         size = sum(len(record.body) for record in new.values())
         evictable = self._evictable + sum(
             _evictable(record.kind, record.name, len(record.body)) for record in new.values()
@@ -125,39 +125,39 @@ class RunRecords:
             first = max(first, bisect_right(entries, plan.after, key=_PLACE))
         chosen = range(first, max(first, end))
         page = (chosen[::-1] if plan.descending else chosen)[plan.offset :]
-        taken = plan.cut(len(entries[index].body) for index in page)
-        last = entries[page[taken - 1]].place if taken and taken < len(page) and plan.limit != -1 else None
-        return FoundRecords([entries[index].body for index in islice(page, taken)], total, last)
+        count = plan.cut(len(entries[index].body) for index in page)
+        last = entries[page[count - 1]].place if count and count < len(page) and plan.limit != -1 else None
+        return FoundRecords([entries[index].body for index in islice(page, count)], total, last)
 
     def drop(self, run_id: str, after_step: int) -> int:
-        """Remove the records of a run with a greater step; returns how many."""
+        """Remove the records of a run with a greater step; return the number removed."""
         run = self._runs.get(run_id)
         if run is None:
             return 0
-        gone = run.all[bisect_right(run.all, after_step, key=_STEP) :]
-        for stored in gone:
+        removed = run.all[bisect_right(run.all, after_step, key=_STEP) :]
+        for stored in removed:
             stored.gone = True
             self.bytes -= len(stored.body)
             self._evictable -= _evictable(stored.kind, stored.name, len(stored.body))
             del run.by_key[stored.kind, stored.step, stored.name]
         if not run.by_key:
             del self._runs[run_id]
-        elif gone:
+        elif removed:
             for entries in (run.all, *run.kinds.values(), *run.names.values()):
                 del entries[bisect_right(entries, after_step, key=_STEP) :]
             run.names = {name: entries for name, entries in run.names.items() if entries}
-        if gone:
+        if removed:
             self._whole = deque(stored for stored in self._whole if not stored.gone)
             self._partial = deque(stored for stored in self._partial if not stored.gone)
-        return len(gone)
+        return len(removed)
 
     def counts(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        """Return for each kind of record of a run how many there are, and the greatest step."""
+        """Return the number of records and the greatest step of each kind of record of a run."""
         run = self._runs.get(run_id)
         return {} if run is None else {kind: (len(e), e[-1].step) for kind, e in run.kinds.items() if e}
 
     def _evict(self) -> None:
-        """Bring the records within the bound, and somewhat below it."""
+        """Evict data until the records are somewhat below the bound."""
         safe = int(self.limit * _SAFE_PART)
         while self.bytes > safe and self._whole:
             stored = self._whole.popleft()
@@ -180,7 +180,7 @@ class RunRecords:
 
 
 def _evictable(kind: str, name: str, size: int) -> int:
-    """Return how many bytes of a record are sure to be won when there is no other room."""
+    """Return the number of bytes of a record that eviction certainly frees."""
     if kind != "ledger" or size <= _LEFT:
         return 0
     return max(0, size - _LEFT - len(json.dumps(name, ensure_ascii=False).encode()))

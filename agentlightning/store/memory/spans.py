@@ -1,8 +1,8 @@
-"""Spans as the memory store keeps them: rows of plain values those stored last, rows packed into bytes those before.
+"""The forms of spans in the memory store: rows of plain values for the latest, rows packed into bytes for earlier ones.
 
-A row shares nothing that can change with any `Span`, so that reading it is copying it: a fourth of what reading its
-JSON takes. It takes twice the room of its bytes, so there is a bound on rows. Spans of a bulk load are kept as their
-JSON, and so is a span that holds more than most, such as events or values of other classes.
+A row shares nothing mutable with any `Span`, so that reading it is a copy, which takes a quarter of the time of reading
+JSON. A row takes twice the memory of its bytes, so there is a bound on rows. Spans of a bulk load are kept as JSON, and
+so are spans with more content than most, such as events or values of other classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentlightning.utils.otlp.unread import UnreadSpan
 
 DEFAULT_DECODED_BYTES = 32 << 20
 BULK = 32
-"""A call with more spans is a bulk load: encoded at once, which is cheaper, and leaving the rows that there are."""
+"""Largest number of spans of a normal call; a bulk load is encoded at once, which is cheaper and keeps other rows."""
 _Row = tuple[Any, ...]
 _fields_of = itemgetter(*Span.model_fields)
 _NUMBERS = frozenset((int, float, bool))
@@ -26,46 +26,46 @@ _TEXT = frozenset((str,))
 _TEXT_OR_NONE = frozenset((str, type(None)))
 _TIME_OR_NONE = frozenset((float, type(None)))
 _SPAN_SIZE, _ROW_SIZE, _ITEM_SIZE = 430, 1000, 100
-"""Bytes beside the texts: of the JSON of a span, of its row, and of each value in it."""
+"""Bytes, without texts, of the JSON of a span, of its row, and of each value in it."""
 
 
 class KeptSpan:
-    """A span in memory. Its value never changes, but the form in which it is kept; usable from any thread."""
+    """A span in memory. Its form may change, its value never does. Usable from any thread."""
 
     __slots__ = ("form", "sequence_id")
 
     def __init__(self, form: _Row | bytes | UnreadSpan, sequence_id: int) -> None:
         self.form = form
-        """Its row, that packed, or what came from an exporter until somebody reads it."""
+        """Its row, its packed row, or the bytes of an exporter until it is first read."""
         self.sequence_id = sequence_id
 
     def read(self) -> Span:
-        """Return the span, with values of its own."""
+        """Return the span, with copies of the values."""
         form = self.form
         if type(form) is tuple:
             return _span(form, True)  # pyright: ignore[reportArgumentType] -- `type` is asked, `isinstance` takes longer
         if type(form) is bytes:
             return _span(marshal.loads(form), False)  # pyright: ignore[reportArgumentType] -- the same
         span = cast(UnreadSpan, form).read()
-        found = row_of(span)
-        if found is not None:
-            self.form = marshal.dumps(found[0])
+        row = row_of(span)
+        if row is not None:
+            self.form = marshal.dumps(row[0])
         return span
 
     def pack(self) -> None:
-        """Keep a row as bytes."""
+        """Pack a row into bytes."""
         self.form = marshal.dumps(cast(_Row, self.form))
 
 
 class Rows:
-    """The spans that are kept as rows, within a bound in bytes. The lock of the store is held by whoever uses it."""
+    """The spans that are kept as rows, within a bound in bytes. The caller holds the lock of the store."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
         self._batches: deque[tuple[list[KeptSpan], int]] = deque()
 
     def add(self, spans: list[KeptSpan], size: int) -> None:
-        """Keep these as rows, which take so many bytes; pack those added first until all are within the bound."""
+        """Keep these spans as rows of `size` bytes; pack the oldest rows until all are within the bound."""
         self._batches.append((spans, size))
         self._left -= size
         while self._left < 0:
@@ -76,11 +76,11 @@ class Rows:
 
 
 class _OtherValue(Exception):
-    """There is something in a span that a row does not hold."""
+    """Raised when a span has a value that a row cannot hold."""
 
 
 def row_of(span: Span) -> tuple[_Row, int, int] | None:
-    """Return a span as a row, about how many bytes its JSON takes, and how many the row; None if it has more in it.
+    """Return a span as a row, the approximate bytes of its JSON and of the row; None if a row cannot hold it.
 
     Raises:
         UnicodeEncodeError: a text in it cannot be stored.
@@ -134,8 +134,8 @@ def _row_of(span: Span) -> tuple[_Row, int, int]:
 
 
 def _plain(attributes: Any, texts: list[str]) -> tuple[dict[str, Any], tuple[str, ...], int]:
-    """Return a copy of attributes, the names of those that are lists, and the number of values, of which a large
-    integer counts as several; add the texts in them to `texts`."""
+    """Return a copy of attributes, the names of list attributes, and the number of values, where a large integer counts
+    as several. Adds the texts in them to `texts`."""
     if type(attributes) is not dict:
         raise _OtherValue
     own = cast("dict[str, Any]", attributes).copy()
@@ -172,7 +172,7 @@ def _length(text: str) -> int:
 
 
 def _context(context: Any, trace_id: str, span_id: str, texts: list[str]) -> tuple[str, str, bool] | bool | None:
-    """Return the context of a span as three values; True if it is the usual one, with the ids of the span. Add the
+    """Return the context of a span as three values, or True if it is the usual one, with the ids of the span. Adds the
     texts in it to `texts`."""
     if context is None:
         return None

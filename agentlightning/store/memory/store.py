@@ -1,4 +1,4 @@
-"""The store in memory: its class, and how scripts run over what it holds (`data.py`). Gone with the process."""
+"""The store in memory: its class, and the execution of scripts over its data (`data.py`)."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ _NO_SPANS: dict[str, StoredSpan] = {}
 
 
 class MemoryTx:
-    """The primitives of one script: reads the data, and keeps the writes aside until its end.
+    """The primitives of one script: reads the data, and buffers the writes until its end.
 
-    A record that is saved belongs to the store from then on. A script that reads only is given the store's own records,
-    one that writes gets copies.
+    A saved record belongs to the store from then on. A script that only reads gets the store's own records, one that
+    writes gets copies.
     """
 
     __slots__ = ("_added", "_data", "_new", "_new_size", "_records", "_rows", "_spans", "_taken", "_write", "notes")
@@ -69,12 +69,12 @@ class MemoryTx:
         self._spans: dict[str, dict[str, StoredSpan]] = {}
         self._added = 0
         self._new: list[KeptSpan] = []
-        """Those of the spans that are kept as rows, which take `_new_size` bytes."""
+        """Spans that are kept as rows, which take `_new_size` bytes."""
         self._new_size = 0
         self._rows: dict[tuple[Kind, str], Row | None] = {}
 
     def commit(self) -> None:
-        """Make the writes real; nothing here can fail half-way."""
+        """Apply the writes; nothing here can fail half-way."""
         data = self._data
         if self._spans:
             data.add_spans(self._spans, self._added)
@@ -92,7 +92,7 @@ class MemoryTx:
             data.evict()
 
     def give_back(self) -> None:
-        """Put what was claimed and is queued still back into its queue."""
+        """Put rollouts that were claimed and are still queued back into their queues."""
         for entry in self._taken:
             self._data.give_back(entry)
 
@@ -134,8 +134,8 @@ class MemoryTx:
         slots = self._data.slots
         if not suits(plan):
             by_id = plan.ids is not None and not plan.any_of
-            found = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
-            chosen = sorted(found, key=lambda slot: slot.number)
+            candidates = [slots[i] for i in dict.fromkeys(plan.ids or ()) if i in slots] if by_id else slots.values()
+            chosen = sorted(candidates, key=lambda slot: slot.number)
             matches = [slot.record for slot in chosen if plan.matches(slot.record.rollout)]
             if plan.sort_by is None and plan.limit in (-1, 0) and not plan.offset and plan.after is None:
                 return Found([] if plan.limit == 0 else matches, len(matches))
@@ -210,13 +210,13 @@ class MemoryTx:
                 continue
             if isinstance(span, UnreadSpan):
                 added[key], size = KeptSpan(span, span.sequence_id), len(span)
-            elif is_bulk or (found := row_of(span)) is None:
+            elif is_bulk or (encoded := row_of(span)) is None:
                 body = added[key] = _encode(span)
                 size = len(body)
             else:
-                row, size, row_size = found
-                kept = added[key] = KeptSpan(row, span.sequence_id)
-                self._new.append(kept)
+                row, size, row_size = encoded
+                kept_span = added[key] = KeptSpan(row, span.sequence_id)
+                self._new.append(kept_span)
                 self._new_size += row_size
             sizes.append(size)
         self._added += sum(sizes)
@@ -277,22 +277,22 @@ class MemoryTx:
             return list(itertools.islice(stored.items(), limit))
         rows = dict(stored)
         rows.update({key: row for (k, key), row in self._rows.items() if k == kind and row is not None})
-        left = ((key, row) for key, row in rows.items() if self._rows.get((kind, key), row) is not None)
-        return list(itertools.islice(left, limit))
+        pairs = ((key, row) for key, row in rows.items() if self._rows.get((kind, key), row) is not None)
+        return list(itertools.islice(pairs, limit))
 
     def count_rows(self, kind: Kind) -> int:
         return len(self.scan(kind)) if self._rows else len(self._data.rows.get(kind, {}))
 
 
 class MemoryBackend:
-    """Runs scripts inline under one lock, from any thread. Scripts never suspend: microseconds each."""
+    """Runs scripts inline under one lock, from any thread. Scripts never suspend and take microseconds."""
 
     shared = False
     persistent = False
     inline = True
     """`execute` may be called on an event loop."""
     keeps_unread = True
-    """Spans that came from an exporter are kept as they came."""
+    """Spans from an exporter are kept unread."""
 
     def __init__(
         self,
@@ -326,27 +326,27 @@ class MemoryBackend:
         return time.time()
 
     def set_clock(self) -> None:
-        """There is one clock."""
+        """Do nothing: there is one clock."""
 
     def await_change(self, timeout: float) -> bool:
-        """No other process sees this data."""
+        """Return False: no other process sees this data."""
         return False
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
 
 class InMemoryLightningStore(EngineStore):
-    """A store that lives in this process; usable from any thread and event loop.
+    """A store in the memory of this process; usable from any thread and event loop.
 
-    `max_span_bytes` bounds the encoded spans (a quarter of the machine's memory by default). Beyond it the spans of
-    ended rollouts go, read ones first; who asks for them is told (`GoneError`). Spans of rollouts that have not ended
-    never go: when they alone fill the bound, `add_span` raises `BusyError`. `eviction_memory_threshold` and
-    `safe_memory_threshold` are the same bound and how far eviction goes, in bytes (int) or as a part of the machine's
-    memory (float). The spans stored last are kept decoded, so that reading them is copying them; that takes at most
-    `max_decoded_span_bytes` more. `max_record_bytes` bounds the records of runs: beyond it the oldest ledger records
-    give up their per-token part, then the rest of their data, and say so (`evicted`). `thread_safe` is accepted for
-    programs that pass it; the store is always thread-safe.
+    `max_span_bytes` bounds the encoded spans (a quarter of the machine's memory by default). Beyond it, the spans of
+    ended rollouts are evicted, read ones first; reading evicted spans raises `GoneError`. Spans of rollouts that have
+    not ended are never evicted: when they alone fill the bound, `add_span` raises `BusyError`.
+    `eviction_memory_threshold` and `safe_memory_threshold` are the same bound and the size at which eviction stops, in
+    bytes (int) or as a part of the machine's memory (float). The latest spans are kept decoded for fast reading, in at
+    most `max_decoded_span_bytes` more. `max_record_bytes` bounds the records of runs: beyond it, the oldest ledger
+    records lose their per-token part, then the rest of their data, and are marked (`evicted`). `thread_safe` is
+    accepted for programs that pass it; the store is always thread-safe.
     """
 
     def __init__(

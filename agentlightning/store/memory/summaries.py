@@ -1,5 +1,5 @@
-"""Summaries and figures over the records in memory. What they need of a record is read out of it when it is first asked
-for after a change, so that whoever writes pays nothing for it."""
+"""Summaries and figures over the records in memory. The fields that they need are read from a record at the first use
+after a change, so that writers pay nothing for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentlightning.types import RolloutAggregate, SummaryPage
 
 
 class _Short(Input):
-    """What is known of a rollout in short, and the record that it was read out of."""
+    """A short form of a rollout, and the record that it was read from."""
 
     __slots__ = ("_input", "_text", "entry", "record")
 
@@ -41,7 +41,7 @@ class _Short(Input):
 
 
 class Shorts:
-    """What is known of all rollouts in short. The lock of the store is held by whoever uses it."""
+    """The short forms of all rollouts. The caller holds the lock of the store."""
 
     def __init__(self, data: Data) -> None:
         self._data = data
@@ -64,7 +64,7 @@ class Shorts:
 
 
 def shorts_of(data: Data) -> Shorts:
-    """Return what is known in short of these data; nothing before it is first asked for."""
+    """Return the short forms of these data, which are made at the first call."""
     shorts = cast("Shorts | None", data.shorts)
     if shorts is None:
         shorts = data.shorts = Shorts(data)
@@ -72,7 +72,7 @@ def shorts_of(data: Data) -> Shorts:
 
 
 def _entries(slots: Iterable[Slot]) -> list[Entry]:
-    """Return the entries of rollouts, those that changed read again."""
+    """Return the entries of rollouts; changed ones are read again."""
     entries: list[Entry] = []
     for slot in slots:
         short = cast("_Short | None", slot.short)

@@ -1,4 +1,4 @@
-"""The store in MongoDB; see `store.py` for the class and `flush.py` for what makes it exact."""
+"""The store in MongoDB; see `store.py` for the class and `flush.py` for the way in which it stays exact."""
 
 from agentlightning.store.mongo.store import MongoBackend, MongoLightningStore
 

@@ -1,4 +1,4 @@
-"""Runs scripts against MongoDB: a few threads of the blocking driver, and again when another writer was faster."""
+"""Runs scripts against MongoDB: on a few threads with the blocking driver, and again if another writer was faster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ R = TypeVar("R")
 _THREADS = 8
 _MAX_WAITING = 10_000
 _TRY_SECONDS = LEASE_SECONDS + 5.0
-"""For so long a script is run again: longer than anything that a dead process has locked."""
+"""Seconds for which a script is retried: longer than any lock of a dead process."""
 _PAUSES = (0.001, 0.1)
 _LOOKS = (0.02, 0.25)
 """Seconds between two looks at the counter of changes, right after a change of others and when nothing changes."""
@@ -114,13 +114,13 @@ class MongoBackend:
                 here.close()
 
     def _after_try(self, outage: Outage, began: float, error: AutoReconnect) -> None:
-        """Raise the error of a try that did not reach the server, unless there is to be another one."""
+        """Raise the error of a try that did not reach the server, unless another try follows."""
         if not outage.seconds or outage.failed(began):
             raise error
         logger.debug("the MongoDB store %r cannot be reached, trying again", self._place)
 
     def _process(self) -> _Process:
-        """Return what belongs to this process."""
+        """Return the client and threads of this process."""
         if self._closed:
             raise ConflictError(f"The MongoDB store {self._place!r} is closed")
         here = self._processes.get(os.getpid())
@@ -130,7 +130,7 @@ class MongoBackend:
         return here
 
     def _write(self, here: _Process, script: Callable[[Tx], R], outage: Outage) -> tuple[R, Notes]:
-        """Run a script and flush its writes, again and again while somebody else is faster or the server is away."""
+        """Run a script and flush its writes; retry while another writer is faster or the server is unreachable."""
         end, delays = time.monotonic() + _TRY_SECONDS, backoff_delays(*_PAUSES)
         careful = reconnected = False
         direct = Direct()
@@ -191,7 +191,7 @@ class _Process:
 
     @property
     def partition(self) -> Partition:
-        """The collections, with their indexes, free of what a dead process left."""
+        """The collections, with their indexes, after the clean-up of what a dead process left."""
         if not self._prepared:
             with self._preparing:
                 if not self._prepared:
@@ -203,7 +203,7 @@ class _Process:
         return self._partition
 
     def server_time(self) -> float:
-        """Return the server's clock, wall-clock seconds in milliseconds' steps; this machine's if it tells none."""
+        """Return the server's wall-clock seconds, in steps of a millisecond; this machine's if it reports none."""
         server_time = self._client.admin.command("hello").get("localTime")
         return server_time.replace(tzinfo=UTC).timestamp() if isinstance(server_time, datetime) else time.time()
 
@@ -226,7 +226,7 @@ class _Process:
             self._waiting -= 1
 
     def others_wrote(self, timeout: float) -> bool:
-        """Wait for that long; True if other processes may have changed something since the last time."""
+        """Wait up to `timeout` seconds; return True if other processes may have changed data since the last call."""
         assert self.partition  # connected
         woken = self._wait(timeout)
         if not woken and time.monotonic() < self._next_look:
@@ -238,7 +238,7 @@ class _Process:
         return news
 
     def _wait(self, timeout: float) -> bool:
-        """Wait; True as soon as the server tells of a change. Only replica sets and clusters do."""
+        """Wait; return True as soon as the server reports a change. Only replica sets and clusters do."""
         if not self._streams:
             self._stopped.wait(timeout)
             return False
@@ -246,14 +246,14 @@ class _Process:
             if self._stream is None:
                 changes = [{"$match": {"fullDocument.partition": self._partition.name}}, {"$project": {"_id": 1}}]
                 self._stream = self._partition.rollouts.watch(changes, max_await_time_ms=max(1, int(timeout * 1000)))
-            end, told = time.monotonic() + timeout, False
+            end, changed = time.monotonic() + timeout, False
             while self._stream.try_next() is not None:
-                told = True
+                changed = True
                 if time.monotonic() > end:
                     break
-            if not told:
+            if not changed:
                 self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
-            return told
+            return changed
         except OperationFailure as error:
             logger.warning("no change stream, the counter is looked at instead: error code %s", error.code)
             self._streams = False
@@ -269,7 +269,7 @@ class _Process:
                 stream.close()
 
     def close(self) -> None:
-        """Wait for the jobs under way, then hang up."""
+        """Wait for the jobs in progress, then close the client."""
         self._stopped.set()
         self._pool.shutdown(wait=True)
         self._end_stream()

@@ -1,10 +1,10 @@
 """The numbers that order a partition: changes, rows and queue places, allocated from one counter document.
 
-A number is allocated before what carries it is written, so for a moment a reader does not find it. `Horizon`
-knows how far every change is there to be seen. For the changes of this process that is exact. Those of others are known
-only by the counter having moved: such a number is waited for until a document shows it, or for `FOREIGN_SECONDS` after
-this process first saw the counter beyond it. The other half of the bargain is `FRESH_SECONDS`: a flush writes a change
-within that time of allocating its number, or allocates a new one.
+A number is allocated before its document is written, so for a moment a reader does not find it. `Horizon` knows up to
+which number every change is visible. For the changes of this process that is exact. Changes of others are known only
+from the moved counter: a reader waits for such a number until a document has it, or for `FOREIGN_SECONDS` after this
+process first saw the counter beyond it. In return, a flush writes a change within `FRESH_SECONDS` of allocating its
+number, or allocates a new one.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ FRESH_SECONDS = 0.5
 
 
 class Horizon:
-    """Which changes are there to be seen; pure, times (monotonic seconds) come in. Not thread-safe."""
+    """The visible changes. Pure: times (monotonic seconds) are arguments. Not thread-safe."""
 
     def __init__(self) -> None:
         self.top = 0
         """The largest number known to be allocated."""
         self._own: dict[int, int] = {}
-        """First and last number of each flush of this process that is under way."""
+        """First and last number of each flush of this process that is in progress."""
         self._foreign: list[tuple[int, int, float]] = []
-        """First and last number that others allocated, and when that was noticed."""
+        """First and last number that others allocated, and the time at which this was noticed."""
 
     def observe(self, top: int, now: float) -> None:
-        """The counter stands at `top`: what lies above the last look was allocated by others."""
+        """Record that the counter is at `top`: numbers above the last look were allocated by others."""
         if top > self.top:
             self._foreign.append((self.top + 1, top, now))
             self.top = top
 
     def allocated(self, first: int, last: int, now: float) -> None:
-        """A flush of this process allocated the numbers from `first` to `last`."""
+        """Record that a flush of this process allocated the numbers from `first` to `last`."""
         self.observe(first - 1, now)
         if last >= first:
             self._own[first] = last
             self.top = max(self.top, last)
 
     def finished(self, first: int, now: float, *, sure: bool) -> None:
-        """That flush is over; `sure` says that nothing of it can still reach the server."""
+        """Record that a flush is over; `sure` means that nothing of it can still reach the server."""
         last = self._own.pop(first, None)
         if last is not None and not sure:
             self._foreign.append((first, last, now))
 
     def unsure(self, now: float) -> bool:
-        """True while others may still be writing what the counter has counted."""
+        """Return True while others may still be writing what the counter has counted."""
         self._foreign = [span for span in self._foreign if now - span[2] < FOREIGN_SECONDS]
         return bool(self._foreign)
 
     def visible(self, now: float, after: int, seen: Collection[int]) -> int:
-        """Return the largest number up to which no change beyond `after` is still to come.
+        """Return the largest number up to which no change after `after` is still missing.
 
-        `seen` are numbers beyond `after` that documents show.
+        `seen` are numbers after `after` that documents have.
         """
         self.unsure(now)
         stop = min([self.top, *(first - 1 for first in self._own)])
@@ -78,7 +78,7 @@ class Horizon:
 
 @dataclass
 class Block:
-    """Numbers that one flush has to itself."""
+    """Numbers that belong to one flush."""
 
     changes: int
     """The first of the change numbers."""
@@ -95,8 +95,8 @@ class Block:
 class ChangeNumbers:
     """The counter document of one partition, as one process uses it. Thread-safe.
 
-    The counter is incremented with write concern 1. That loses nothing: server and replica set keep writes in order, so
-    a document that is durable under a number has the increments before it made durable, too.
+    The counter is incremented with write concern 1. That is safe: server and replica set keep writes in order, so when
+    a document with a number is durable, the increments before it are durable, too.
     """
 
     def __init__(self, counters: MongoCollection[Document], counter_id: str) -> None:
@@ -107,7 +107,7 @@ class ChangeNumbers:
 
     @contextmanager
     def for_flush(self) -> Generator[FlushNumbers]:
-        """Return what allocates the numbers of one flush; they are in use until the context ends."""
+        """Yield the allocator of the numbers of one flush; they are in use until the context ends."""
         flush_numbers, sure = FlushNumbers(self), True
         try:
             yield flush_numbers
@@ -139,24 +139,24 @@ class ChangeNumbers:
             return block
 
     def look(self) -> int:
-        """Read the counter; returns the largest change number allocated by anybody."""
+        """Read the counter and return the largest change number that anybody has allocated."""
         with self._lock:
             counted = self._counters.find_one({"_id": self._id}, {"change": 1})
             self._horizon.observe(counted["change"] if counted else 0, time.monotonic())
             return self._horizon.top
 
     def unsure(self) -> bool:
-        """True while others may still be writing what the counter has counted."""
+        """Return True while others may still be writing what the counter has counted."""
         with self._lock:
             return self._horizon.unsure(time.monotonic())
 
     def visible(self, after: int, seen: Collection[int]) -> int:
-        """Return the largest number up to which no change beyond `after` is still to come (see `Horizon`)."""
+        """Return the largest number up to which no change after `after` is still missing (see `Horizon`)."""
         with self._lock:
             return self._horizon.visible(time.monotonic(), after, seen)
 
     def others_wrote(self) -> bool:
-        """True if others may have changed something since the last call, visible or about to be."""
+        """Return True if others may have changed data since the last call, visible now or soon."""
         with self._lock:
             before = self._horizon.unsure(time.monotonic())
         self.look()

@@ -1,4 +1,4 @@
-"""The check of a partition in MongoDB: every record can be read, and what is kept of it in short is what it says."""
+"""The check of a partition in MongoDB: every record can be read, and its summary agrees with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WITH_SUMMARIES = 5
 
 
 def check_partition(uri: str, name: str) -> FileReport:
-    """Decode every record that the partition holds.
+    """Decode every record of the partition.
 
     Raises:
         ConflictError: there is no store, or one of a newer program.
@@ -37,9 +37,9 @@ def check_partition(uri: str, name: str) -> FileReport:
         try:
             if partition.counters.find_one({"_id": "schema"}) is None:
                 raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")
-            known = check_version(partition.counters)
+            document = check_version(partition.counters)
             partition.spans = database[partition.recorded_spans()]
-            version = known.get("from", known["version"])
+            version = document.get("from", document["version"])
             here: dict[str, object] = {"partition": name}
             rollouts, spans = count(partition.rollouts, here), count(partition.spans, here)
             return FileReport.of(version, rollouts, spans, _problems(partition, with_short=version >= _WITH_SUMMARIES))
@@ -71,7 +71,7 @@ def _problems(partition: Partition, *, with_short: bool) -> Iterator[str]:
 def _unreadable(
     partition: Partition, collection: Collection[Document], read: Callable[[Document], Any]
 ) -> Iterator[tuple[Document, str]]:
-    """Yield the documents that cannot be read, with the reason and how to remove them."""
+    """Yield the documents that cannot be read, with the reason and the way to remove them."""
     for each in collection.find({"partition": partition.name}):
         try:
             read({"body": "", **each})

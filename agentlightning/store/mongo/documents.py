@@ -1,9 +1,9 @@
-"""What a partition looks like in MongoDB: collections, indexes, and how records, spans and rows become documents.
+"""The layout of a partition in MongoDB: collections, indexes, and the documents of records, spans and rows.
 
-A rollout is one document: its JSON in `body`, beside it what is searched and sorted by, and what makes a change of it
+A rollout is one document: its JSON in `body`, the fields for searching and sorting, and two fields that make a change
 exact: `change` (the number of its last change, which a writer must name to replace it) and `recent` (the numbers of its
-last changes; spans carry the number of the change that counts them). `claimed_until` is a claim's lease, `lock` the one
-of a flush that changes several documents. A span is one document, a row is one document.
+last changes; spans carry the number of the change that counts them). `claimed_until` is the lease of a claim, `lock` is
+the lease of a flush that changes several documents. A span is one document, a row is one document.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from agentlightning.store.rules.tx import Record
 
 Key = list[tuple[str, int]]
 RECENT = 32
-"""How many of its last changes a document names."""
+"""Number of its last changes that a document names."""
 MAX_BODY = 16 * 1024 * 1024 - 64 * 1024
-"""Bytes; a document holds 16 MiB, with its other fields."""
+"""Largest body, in bytes; a document holds 16 MiB, including its other fields."""
 _DUPLICATE = 11000
 
 
@@ -40,7 +40,7 @@ def check_spans(name: str) -> str:
     """Return the name of a collection for spans.
 
     Raises:
-        BadRequestError: MongoDB takes no such name, or other things of a store are there.
+        BadRequestError: MongoDB does not accept the name, or the collection holds other data of a store.
     """
     if not name or name in _OTHERS or name.startswith("system.") or "$" in name or "\0" in name:
         raise BadRequestError(
@@ -51,7 +51,7 @@ def check_spans(name: str) -> str:
 
 
 class LostRace(Exception):
-    """Somebody else changed what the script read; it is run again. `careful` asks for spans to be looked up first."""
+    """Raised when another writer changed data that the script read; run it again. `careful`: look up spans first."""
 
     def __init__(self, *, careful: bool = False) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class LostRace(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record as it was read, and what the next writer of its document must know."""
+    """A record as it was read, with the fields that the next writer of its document needs."""
 
     record: Record
     change: int
@@ -68,7 +68,7 @@ class Stored:
     number: int
 
     def counts(self, tag: int) -> bool:
-        """True if spans with this number are counted in the record, so they are there for good."""
+        """Return True if the record counts the spans with this number, so they are stored for good."""
         floor = self.recent[0] if len(self.recent) == RECENT else 1
         return tag < floor or tag in self.recent
 
@@ -80,9 +80,9 @@ class StoredRow:
     body: str
     version: int
     written: float
-    """When, by the clock of whoever wrote it; 0: long ago."""
+    """Time of writing by the writer's clock; 0: long ago."""
     recent: Sequence[int] = ()
-    """Of a run: the numbers of its last changes, as of a rollout."""
+    """Numbers of the last changes of a run, as for a rollout."""
 
 
 class Partition:
@@ -102,8 +102,8 @@ class Partition:
         return "/".join((self._prefix, *parts))
 
     def prepare(self) -> None:
-        """Bring an older database up to date, make the indexes if they are not there, and finish what a process that
-        died has left; any number of processes may do so at once.
+        """Upgrade an older database, create missing indexes, and finish the work that a crashed process left. Any
+        number of processes may do so at the same time.
 
         Raises:
             ConflictError: a newer version wrote the database, or the spans of the partition are in another collection.
@@ -178,10 +178,10 @@ _RUN_RECORDS = [
 
 
 def record_document(partition: Partition, record: Record) -> Document:
-    """Return the document of a record, but for its numbers.
+    """Return the document of a record, without its numbers.
 
     Raises:
-        TooLargeError: it is more than a document holds.
+        TooLargeError: the record is larger than a document may be.
     """
     rollout = record.rollout
     return {
@@ -218,7 +218,7 @@ def fitting(body: bytes, what: str) -> str:
     """Return a body as text.
 
     Raises:
-        TooLargeError: it is more than a document holds.
+        TooLargeError: the body is larger than a document may be.
     """
     if len(body) > MAX_BODY:
         raise TooLargeError(
@@ -229,7 +229,7 @@ def fitting(body: bytes, what: str) -> str:
 
 
 def stored_record(document: Document) -> Stored:
-    """Return what a rollout's document holds.
+    """Return the contents of a rollout's document.
 
     Raises:
         DamagedRecordError: it cannot be read.
@@ -243,11 +243,11 @@ def stored_record(document: Document) -> Stored:
 
 
 def stored_row(document: Document) -> StoredRow:
-    """Return what a row's document holds."""
+    """Return the contents of a row's document."""
     return StoredRow(document["body"], document["version"], document["written"], document.get("recent", ()))
 
 
 def only_duplicates(error: BulkWriteError) -> bool:
-    """True if nothing failed but the insertion of what is there already."""
+    """Return True if the only failures are insertions of existing documents."""
     failures = [*error.details["writeErrors"], *error.details["writeConcernErrors"]]
     return all(failure["code"] == _DUPLICATE for failure in failures)

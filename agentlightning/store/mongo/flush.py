@@ -1,34 +1,34 @@
-"""How the writes of a script reach the server without a transaction: in an order that a crash cannot spoil.
+"""Writes of a script to the server without a transaction, in an order that is safe against a crash at any point.
 
-One document changes as a whole, several do not. So every flush has a commit, the replacement of rollouts on the number
-of their last change; what comes before it has no effect without it, what comes after it may be done by anybody.
+One document changes as a whole, several do not. So every flush has a commit: the replacement of rollouts on the number
+of their last change. The steps before it have no effect without it, and any process may do the steps after it.
 
-1.  *Rows of tokens* (claims, and what they were given; what other calls were answered) are inserted first: of two
-    requests with one token the second finds the row and is run again. Dead here: a claim's row names attempts that do
-    not exist; who repeats the token waits for them for a while, then claims afresh. What was claimed is free again when
-    its lease runs out. A row of resources names a version without its token, so it is
-    published again; one of a deletion, rollouts that are there still, which go then. Rows that say what became of
-    calls answered before (a deleted rollout's, a record's oldest) are true whatever becomes of the flush.
-2.  *Fences*: a rollout for which an earlier flush was given up gets a new number, so that flush can commit no more.
-3.  *Spans* are inserted under the number of the change that will count them. Dead here: they are there and not counted;
-    who repeats them finds a number that the rollout does not name, removes them and stores them again.
-4.  *New rollouts* are inserted in their order, each whole and at once in the queue. Dead here: some of a batch are
-    there; who repeats the token finds those and adds the others.
-5.  *Changed rollouts*: the commit. One is replaced if its number is still what the script read. Several are locked in
-    the same way, all or none, then replaced; a lock keeps writers away for ten seconds at most. Dead between: some are
-    changed. Claims: the row of the token gives what was given, the rest is free again. Spans: those that are not
-    counted are stored again when they are repeated. Deletions: the next one takes the rest.
-    A deleted rollout becomes a mark without its partition, which nobody finds, and which is finished in step 7.
+1.  *Rows of tokens* (claims with their results; answers of other calls) are inserted first: of two requests with the
+    same token, the second finds the row and is run again. After a crash here, a claim's row names attempts that do not
+    exist; a request that repeats the token waits for them for a while, then claims again. The claimed rollouts are free
+    again when their leases expire. A row of resources names a version without its token, so the resources are published
+    again; a row of a deletion names rollouts that still exist, which are removed then. Rows that record the results of
+    earlier calls (of a deleted rollout, or the oldest of a record) are valid whatever happens to the flush.
+2.  *Fences*: a rollout with an abandoned earlier flush gets a new number, so that this flush can no longer commit.
+3.  *Spans* are inserted under the number of the change that will count them. After a crash here, they exist but are not
+    counted; a repeated call finds a number that the rollout does not name, removes them and stores them again.
+4.  *New rollouts* are inserted in order, each complete and in the queue at once. After a crash here, some of a batch
+    exist; a request that repeats the token finds them and adds the others.
+5.  *Changed rollouts*: the commit. One rollout is replaced if its number is still the one that the script read. Several
+    are locked in the same way, all or none, then replaced; a lock blocks writers for at most ten seconds. After a crash
+    in between, some are changed. Claims: the row of the token has the claimed ones, the others are free again. Spans:
+    uncounted ones are stored again by a repeated call. Deletions: the next one removes the rest.
+    A deleted rollout becomes a mark without its partition, which nobody finds, and which step 7 removes.
 6.  *Other rows*. Resources: the row of the id is replaced on its version and carries the rows that follow it (the
-    version, the pointer to the latest). Dead after it: who reads the row writes them, so a repeated token, and
-    everybody who learns of the version, finds it complete. The row of a run is replaced on its version, too; its
-    records were written before (`run_records.py`), and it remembers by itself which calls changed it.
-7.  *Spans of deleted rollouts*, then their marks. Dead here: the next process that opens the partition does it.
-8.  *Worker rows*, which only say what the attempts say. A lost race must not repeat the steps above, so what the script
-    changed is laid over what is there now. Dead here: the worker's next call says it again.
+    version, the pointer to the latest). After a crash, a reader of the row writes them, so a repeated token and every
+    reader of the version find it complete. The row of a run is replaced on its version, too; its records were written
+    before (`run_records.py`), and it records the calls that changed it.
+7.  *Spans of deleted rollouts*, then their marks. After a crash, the next process that opens the partition does it.
+8.  *Worker rows*, which only repeat the attempts. A lost race must not repeat the steps above, so the script's changes
+    are merged into the present row. After a crash, the worker's next call writes them again.
 
-A race lost up to step 6 takes back what steps 1 and 3 wrote and the script is run again. When the connection breaks,
-nothing is taken back, since nobody knows what was carried out.
+A race lost up to step 6 removes the data of steps 1 and 3, and the script is run again. When the connection breaks,
+nothing is removed, since nobody knows which steps were carried out.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from agentlightning.store.mongo.queue import LEASE_SECONDS
 from agentlightning.store.mongo.tx import MongoTx
 
 _CHUNK = 500
-"""New rollouts sent at a time, so that they are there soon after their numbers were allocated."""
+"""New rollouts sent at a time, so that they are stored soon after their numbers were allocated."""
 
 
 def flush(tx: MongoTx) -> None:
-    """Write what a script changed.
+    """Write the changes of a script.
 
     Raises:
-        LostRace: somebody changed what the script read; nothing of it counts.
-        TooLargeError: something does not fit into a document; nothing was written.
+        LostRace: another writer changed data that the script read; none of its changes counts.
+        TooLargeError: a value does not fit into a document; nothing was written.
     """
     if tx.records or tx.new_spans or tx.rows.changed:
         with tx.numbers.for_flush() as flush_numbers:
@@ -75,7 +75,7 @@ def flush(tx: MongoTx) -> None:
 
 @dataclass
 class _Change:
-    """One rollout's document on its way."""
+    """The change of one rollout's document."""
 
     rollout_id: str
     document: Document
@@ -83,7 +83,7 @@ class _Change:
     expected: int
     """The number that the document must have to be replaced."""
     numbers: list[int] = field(default_factory=list[int])
-    """Those that the change was given; the last one counts, all are told, so that no reader waits for one."""
+    """Numbers of the change: the last one counts, and all are written, so that no reader waits for one."""
     tag: int = 0
     """The number under which its new spans are written."""
 
@@ -96,7 +96,7 @@ class _Change:
 
     @property
     def standing(self) -> Document:
-        """The query for the document that it replaces."""
+        """Query for the document that it replaces."""
         return {"_id": self.document["_id"], "change": self.expected}
 
 
@@ -173,7 +173,7 @@ class _Flush:
         self._tx.rows.drop()
 
     def _number(self) -> Block:
-        """Allocate what the flush needs: a number for each fence, lock, change, new rollout and row."""
+        """Allocate the numbers of the flush: one for each fence, lock, change, new rollout and row."""
         fences, locks = sorted(self._tx.fenced), len(self._old) if len(self._old) > 1 else 0
         puts = [*self._claims, *self._notes, *self._rows, *self._workers]
         runs = [put for put in self._rows if put.kind == "run"]
@@ -227,7 +227,7 @@ class _Flush:
             raise
 
     def _take_back(self) -> None:
-        """Remove what has no effect now. What cannot be removed is found to be abandoned later."""
+        """Remove the writes that have no effect now. Those that cannot be removed are recognised as abandoned later."""
         with contextlib.suppress(PyMongoError):
             for rollout_id in {key[0] for key in self._tx.new_spans} - self._inserted:
                 if rollout_id in self._changes:
@@ -273,7 +273,7 @@ class _Flush:
                 )
 
     def _lock(self) -> None:
-        """Give each rollout the number of its lock; without all of them the race is lost."""
+        """Give each rollout the number of its lock; if one fails, the race is lost."""
         begun, until = time.monotonic(), time.time() + LEASE_SECONDS
         lock: list[UpdateOne] = []
         for change, number in zip(self._old, self._locks, strict=True):
@@ -286,7 +286,7 @@ class _Flush:
         self._locked = []
 
     def _renew(self, block: Block, changes: Sequence[_Change]) -> None:
-        """Allocate new numbers if the others were allocated too long ago for a reader to wait for them."""
+        """Allocate new numbers if the old ones were allocated so long ago that readers no longer wait for them."""
         if changes and not block.fresh:
             again = self._flush_numbers.allocate(len(changes))
             for place, change in enumerate(changes):

@@ -1,4 +1,4 @@
-"""Where a MongoDB store is: the client for its URI, and the callers' errors when the server fails. The
+"""The connection to a MongoDB store: the client for its URI, and the errors raised when the server fails. The
 password of the URI stays here: no repr, error or log text holds it."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DEFAULTS: dict[str, Any] = {
     "w": "majority",
     "appName": "agentlightning",
 }
-"""What neither the URI nor the caller says. The first limit is that of one try; `OUTAGE_SECONDS` that of an outage."""
+"""Options that neither the URI nor the caller sets. The first limits one try; `OUTAGE_SECONDS` limits an outage."""
 logging.getLogger("pymongo.command").setLevel(logging.INFO)  # its DEBUG lines show documents, which may hold keys
 _REFUSED = (13, 18, 8000)
 """Error codes: not authorized, wrong user or password."""
@@ -47,7 +47,7 @@ _REASON_LENGTH = 300
 
 
 class Place:
-    """A server and how to reach it."""
+    """The address of a server."""
 
     def __init__(self, uri: str, client_kwargs: Mapping[str, Any] | None = None) -> None:
         if not uri.startswith(("mongodb://", "mongodb+srv://")):
@@ -57,11 +57,11 @@ class Place:
             )
         self._uri = uri
         named = [piece.partition("=")[0] for piece in uri.partition("?")[2].split("&")]
-        given = {name.lower() for name in (*named, *(client_kwargs or ()))}
-        defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in given}
+        options = {name.lower() for name in (*named, *(client_kwargs or ()))}
+        defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in options}
         self._options = {**defaults, **(client_kwargs or {})}
-        self.outage_seconds = 0.0 if "serverselectiontimeoutms" in given else OUTAGE_SECONDS
-        """How long a server may be away before a call fails; 0 is until the driver gives up, as the user has set it."""
+        self.outage_seconds = 0.0 if "serverselectiontimeoutms" in options else OUTAGE_SECONDS
+        """Seconds that a server may be unreachable before a call fails; 0 if the user has set the driver's limit."""
         self._text = "a MongoDB URI"
         self.client().close()
         scheme, address = uri.split("://", 1)
@@ -89,9 +89,9 @@ class Place:
                 warnings.simplefilter("error", UserWarning)  # an option that nobody knows is no option
                 client = MongoClient[Document](self._uri, connect=False, **self._options)
         except (PyMongoError, ValueError, TypeError, UserWarning) as error:
-            known = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may hold a password)"
+            reason = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may hold a password)"
             raise BadRequestError(
-                f"The URI of the MongoDB store or an option beside it cannot be used{known}; expected "
+                f"The URI of the MongoDB store or an option beside it cannot be used{reason}; expected "
                 "mongodb://user:password@host:27017/database?option=value with %-escapes for special characters"
             ) from None  # the cause quotes the URI
         if not client.write_concern.acknowledged:

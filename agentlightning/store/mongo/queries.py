@@ -1,4 +1,4 @@
-"""Questions about many rollouts of a partition, each answered by an index that begins with the partition."""
+"""Queries over many rollouts of a partition, each with an index that begins with the partition."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from agentlightning.store.rules.tx import Counts, Found, Notes, Record, RunRow
 
 _BODY = {"body": 1, "rollout_id": 1}
 _LOOK_BACK = 1000
-"""Changes before the last one that are looked at to tell where the present is."""
+"""Number of latest changes that are read to find the present cursor."""
 _LARGEST = 2**62
 _LOOK_AT = 100
-"""Rollouts that are looked at to tell when the next one may be claimed."""
+"""Number of rollouts that are read to find when the next one may be claimed."""
 
 
 class Queries:
-    """The questions of one script; each is answered by an index that begins with the partition."""
+    """The queries of one script, each with an index that begins with the partition."""
 
     def __init__(self, partition: Partition, numbers: ChangeNumbers) -> None:
         self.notes = Notes()
@@ -35,29 +35,31 @@ class Queries:
         self.numbers = numbers
 
     def find(self, plan: Plan) -> Found:
-        wanted, parts = filter_of(plan, self.partition), parts_of(plan)
+        plan_query, parts = filter_of(plan, self.partition), parts_of(plan)
         if plan.limit == -1 and plan.sort_by is not None and plan.after is None:
             # in the order of what never changes, so that a rollout that changes meanwhile is there, and once
-            documents = list(self.partition.rollouts.find(wanted, {**_BODY, "number": 1}, sort=[("number", ASCENDING)]))
+            documents = list(
+                self.partition.rollouts.find(plan_query, {**_BODY, "number": 1}, sort=[("number", ASCENDING)])
+            )
             numbers = {document["rollout_id"]: document["number"] for document in documents}
             return page_of_records(self._records(documents), numbers, plan)
-        found: list[Document] = []
+        results: list[Document] = []
         fields, skip = {**_BODY, "number": 1, plan.sort_by or "number": 1}, plan.offset
         for further, order in parts if plan.limit else ():
-            left = plan.one_more - len(found)
-            if plan.limit >= 0 and not left:
+            remaining = plan.one_more - len(results)
+            if plan.limit >= 0 and not remaining:
                 break
-            query = {"$and": [wanted, further]}
-            found += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(left, 0))
+            query = {"$and": [plan_query, further]}
+            results += self.partition.rollouts.find(query, fields, sort=order, skip=skip, limit=max(remaining, 0))
             if skip and len(parts) > 1:
-                skip = 0 if found else max(0, skip - count(self.partition.rollouts, query))
-        page = found if plan.limit == -1 else found[: plan.limit]
+                skip = 0 if results else max(0, skip - count(self.partition.rollouts, query))
+        page = results if plan.limit == -1 else results[: plan.limit]
         records, after, total = self._records(page), None, plan.total
-        if len(page) < len(found):
+        if len(page) < len(results):
             after = (page[-1][plan.sort_by] if plan.sort_by else None, page[-1]["number"])
         if total is None and after is None and plan.limit and (page or not plan.offset):
             total = plan.offset + len(records)  # the end is on this page
-        return Found(records, count(self.partition.rollouts, wanted) if total is None else total, after)
+        return Found(records, count(self.partition.rollouts, plan_query) if total is None else total, after)
 
     def runs(self) -> list[str | None]:
         groups = [{"$match": {"partition": self.partition.name}}, {"$group": {"_id": "$run_id"}}]
@@ -68,16 +70,16 @@ class Queries:
         if run_id is not None:
             query["run_id"] = run_id[0]
         sums = {"rollouts": 1, "attempts": "$attempts", "spans": "$span_count", "span_bytes": "$span_bytes"}
-        found = _sums(self.partition.rollouts, query, sums)
-        return Counts(*(found.get(name, 0) for name in sums))
+        totals = _sums(self.partition.rollouts, query, sums)
+        return Counts(*(totals.get(name, 0) for name in sums))
 
     def due(self, now: float, limit: int) -> list[Record]:
         query = {"partition": self.partition.name, "deadline": {"$gte": 0, "$lt": now}}
-        found = self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit)
-        return self._records(found)
+        documents = self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit)
+        return self._records(documents)
 
     def next_available(self, run_id: str | None) -> float | None:
-        """Return the earliest moment at which something may be claimed: a leased rollout when its lease has run out."""
+        """Return the earliest time at which a rollout may be claimed: a leased one when its lease has expired."""
         queued = {"partition": self.partition.name, "run_id": run_id, "available_at": {"$gte": 0}}
         fields, order = {"available_at": 1, "claimed_until": 1}, [("available_at", ASCENDING)]
         moments: list[float] = []
@@ -91,7 +93,7 @@ class Queries:
         return self.partition.rollouts.find_one(query, {"_id": 1}) is not None
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
-        """Return rollouts and runs changed after a cursor, as far as none can come between them any more.
+        """Return rollouts and runs changed after a cursor, up to the first change that may still be missing.
 
         Raises:
             BadRequestError: not a cursor of this store.
@@ -104,11 +106,11 @@ class Queries:
             text = f"{after!r} is no cursor of this store; take it from an earlier page, or '0'"
             raise BadRequestError(text) from None
         top = self.numbers.look()
-        found = self._changed(cursor, top, limit, body=True)
-        last = found[-1]["change"] if len(found) == limit else top
-        visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(found))))
+        documents = self._changed(cursor, top, limit, body=True)
+        last = documents[-1]["change"] if len(documents) == limit else top
+        visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(documents))))
         changed: list[Record | RunRow] = []
-        for document in found:
+        for document in documents:
             if document["change"] > visible:
                 break
             if "key" in document:
@@ -119,7 +121,7 @@ class Queries:
         return changed, str(visible)
 
     def last_change(self) -> str:
-        """Return the cursor behind everything that is there, or a moment before it while others write."""
+        """Return the cursor after all present changes, or a slightly earlier one while others write."""
         top = self.numbers.look()
         if not self.numbers.unsure():
             return str(self.numbers.visible(top, ()))
@@ -129,45 +131,45 @@ class Queries:
     def _changed(self, after: int, last: int, limit: int, *, body: bool) -> list[Document]:
         query = {"partition": self.partition.name, "status": {"$ne": DAMAGED}, "change": {"$gt": after, "$lte": last}}
         fields, order = {"change": 1, "recent": 1, **(_BODY if body else {})}, [("change", ASCENDING)]
-        found = list(self.partition.rollouts.find(query, fields, sort=order, limit=limit))
+        documents = list(self.partition.rollouts.find(query, fields, sort=order, limit=limit))
         runs = {name: test for name, test in query.items() if name != "status"}
-        found += self.partition.rows.find(runs, {**fields, "key": 1}, sort=order, limit=limit)
-        return sorted(found, key=itemgetter("change"))[:limit]
+        documents += self.partition.rows.find(runs, {**fields, "key": 1}, sort=order, limit=limit)
+        return sorted(documents, key=itemgetter("change"))[:limit]
 
     def _records(self, documents: Iterable[Document]) -> list[Record]:
-        """Return the records that can be read, and note the others."""
+        """Return the readable records, and note the others."""
         rows = ((document.get("body", ""), document["rollout_id"]) for document in documents)
         return readable_records(rows, self.notes.damaged.append)
 
 
 def filter_of(plan: Plan, partition: Partition) -> Document:
-    """Return the query for what a plan asks for."""
+    """Return the query of a plan."""
     tests: list[Document] = []
     if plan.status_in is not None:
         tests.append({"status": {"$in": list(plan.status_in)}})
     if plan.ids is not None:
         tests.append({"_id": {"$in": [partition.id(rollout_id) for rollout_id in dict.fromkeys(plan.ids)]}})
     if plan.id_contains is not None:
-        found: Document = {"$in": []} if "\0" in plan.id_contains else {"$regex": re.escape(plan.id_contains)}
-        tests.append({"rollout_id": found})  # no id holds a null byte, and a pattern cannot
-    wanted: Document = {"partition": partition.name, "status": {"$ne": DAMAGED}}
+        pattern: Document = {"$in": []} if "\0" in plan.id_contains else {"$regex": re.escape(plan.id_contains)}
+        tests.append({"rollout_id": pattern})  # no id holds a null byte, and a pattern cannot
+    query: Document = {"partition": partition.name, "status": {"$ne": DAMAGED}}
     if plan.run_id is not None:
-        wanted["run_id"] = {"$eq": plan.run_id[0]}
+        query["run_id"] = {"$eq": plan.run_id[0]}
     if plan.ended_before is not None:
-        wanted["end_time"] = {"$lt": plan.ended_before}
+        query["end_time"] = {"$lt": plan.ended_before}
     if tests and plan.any_of:
-        wanted["$or"] = tests
+        query["$or"] = tests
     else:
         for test in tests:
-            wanted.update(test)
-    return wanted
+            query.update(test)
+    return query
 
 
 def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
-    """Return the further filter and the order of each part of a plan's answer, one part after the other.
+    """Return the additional filter and the order of each part of a plan's answer, one part after the other.
 
-    A null time comes last, another null first (both the other way round, when descending). Only the latter is the
-    database's own order. What is equal to the place behind which the page begins is a part of its own, too.
+    A null time comes last, another null first (both reversed if descending). Only the latter is the database's own
+    order. Items equal to the place after which the page begins are also a separate part.
     """
     name, in_order = plan.sort_by, list[tuple[str, int]]([("number", ASCENDING)])
     if name is None:
@@ -177,24 +179,24 @@ def parts_of(plan: Plan) -> list[tuple[Document, Key]]:
     nulls_last = name.endswith("_time") != plan.descending
     if plan.after is None and (name != "end_time" or plan.ended_before is not None):
         return [({}, order)]
-    known: tuple[Document, Key] = ({name: {"$ne": None}}, order)
+    values: tuple[Document, Key] = ({name: {"$ne": None}}, order)
     if plan.after is None:
-        return [known, nulls] if nulls_last else [nulls, known]
+        return [values, nulls] if nulls_last else [nulls, values]
     value, number = plan.after
     parts: list[tuple[Document, Key]] = [({name: {"$eq": value}, "number": {"$gt": number}}, in_order)]
     if value is not None:
         parts.append(({name: {"$lt" if plan.descending else "$gt": value}}, order))
         return [*parts, nulls] if nulls_last else parts
-    return parts if nulls_last else [*parts, known]
+    return parts if nulls_last else [*parts, values]
 
 
 def count(collection: Collection[Document], query: Document) -> int:
-    """Return how many documents match."""
+    """Return the number of matching documents."""
     return _sums(collection, query, {"n": 1}).get("n", 0)
 
 
 def _sums(collection: Collection[Document], query: Document, sums: dict[str, Any]) -> Document:
-    """Return sums over the documents that match; nothing at all if none does."""
+    """Return sums over the matching documents; an empty document if none matches."""
     group = {"_id": None, **{name: {"$sum": what} for name, what in sums.items()}}
     for document in collection.aggregate([{"$match": query}, {"$group": group}]):
         return document

@@ -1,6 +1,6 @@
-"""Leases on queued rollouts: what one script claims, no other is given for a while.
+"""Leases on queued rollouts: for a while, no other script receives a rollout that one script claims.
 
-Nothing hangs on a lease but speed: a claim is exact because its rollout is replaced on the number of its last change.
+A lease serves speed only: a claim is exact because its rollout is replaced on the number of its last change.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pymongo.write_concern import WriteConcern
 from agentlightning.store.mongo.documents import Document, Key, Partition
 
 LEASE_SECONDS = 10.0
-"""For so long nobody else is given what a script has claimed, or locked for its flush."""
+"""Seconds for which a rollout that a script has claimed, or locked for its flush, is withheld from others."""
 CLOCKS_DIFFER_SECONDS = 60.0
-"""A lease that would run longer was written by a clock that is wrong, and holds nobody up."""
+"""A lease with more seconds left was written by a wrong clock and is ignored."""
 _ORDER: Key = [("priority", -1), ("available_at", 1), ("number", 1)]
 
 
 class Leases:
-    """What one script has taken from the queues of a partition."""
+    """The rollouts that one script has leased from the queues of a partition."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -33,7 +33,7 @@ class Leases:
     def take(self, run_id: str | None, now: float) -> Document | None:
         """Return the document of the rollout of the run to be claimed next.
 
-        One at a time: what is leased and then not needed would for a moment look like an empty queue to others.
+        It leases one at a time: rollouts that are leased but not needed would look like an empty queue to others.
         """
         clock = time.time()
         free = [{"claimed_until": {"$lte": clock}}, {"claimed_until": {"$gt": clock + CLOCKS_DIFFER_SECONDS}}]
@@ -55,15 +55,16 @@ class Leases:
         return document
 
     def give_back(self, written: set[str]) -> None:
-        """End the leases, but of what is written, which has none any more. Never fails: they run out by themselves."""
-        left = [document_id for document_id in self._leased if document_id not in written]
-        if left:
+        """End the leases on documents not in `written` (a write ends a lease). Never fails, since leases expire."""
+        unwritten = [document_id for document_id in self._leased if document_id not in written]
+        if unwritten:
             with contextlib.suppress(PyMongoError):
                 self._partition.rollouts.update_many(
-                    {"_id": {"$in": left}, "claimant": self._claimant}, {"$set": {"claimed_until": 0.0, "claimant": ""}}
+                    {"_id": {"$in": unwritten}, "claimant": self._claimant},
+                    {"$set": {"claimed_until": 0.0, "claimant": ""}},
                 )
 
 
 def in_force(until: float) -> bool:
-    """True while a lease, or a lock, holds others up."""
+    """Return True while a lease or a lock blocks others."""
     return 0 < until - time.time() < CLOCKS_DIFFER_SECONDS

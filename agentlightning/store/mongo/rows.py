@@ -1,8 +1,8 @@
-"""The rows of a partition as one script sees and changes them, and how the changes reach the server.
+"""The rows of a partition as one script sees and changes them, and the writing of the changes to the server.
 
 A row is replaced on its version, the number of its last change. Rows that belong together are written one after the
-other: the first is the commit and says what is to follow, and whoever reads it writes that, should it not be there. A
-worker's row, which only says what attempts say, never makes a script run twice: changes are laid over one another.
+other: the first is the commit and names the rows that follow, and a reader of it writes them if they are missing. A
+worker's row, which only repeats its attempts, never makes a script run twice: its changes are merged.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from agentlightning.store.rules.tx import Kind, Row, WorkerRow, row_type
 from agentlightning.types import Worker
 
 _MERGES = 5
-"""A worker's row that is replaced again and again meanwhile is left as the others have it."""
+"""Tries to merge a worker's row; if others keep replacing it, their version stays."""
 
 
 @dataclass
@@ -44,22 +44,22 @@ class Put:
     key: str
     body: str
     stored: StoredRow | None
-    """As the script read it."""
+    """The row as the script read it."""
     read: bool
     """The script looked for it."""
     version: int = 0
     change: int = 0
-    """Of a run: the number of this change."""
+    """Number of this change, for a run."""
 
     @property
     def change_fields(self) -> Document:
-        """What says where among the changes it stands."""
+        """Fields that hold the row's position among the changes."""
         before = self.stored.recent if self.stored is not None else ()
         return {"change": self.change, "recent": [*before, self.change][-RECENT:]} if self.change else {}
 
 
 class Rows:
-    """The rows that a script read and wants changed. Reads see the changes."""
+    """The rows that a script has read and changed. Reads see the changes."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -72,7 +72,7 @@ class Rows:
         return bool(self._changed)
 
     def get(self, kind: Kind, key: str) -> tuple[Row | None, StoredRow | None]:
-        """Return a row, and how it is stored unless the script has changed it."""
+        """Return a row, and its stored form unless the script has changed it."""
         if (kind, key) in self._changed:
             return self._changed[kind, key], None
         stored = self._fetch(kind, key)
@@ -109,13 +109,13 @@ class Rows:
         return list(rows.items())[:limit]
 
     def count(self, kind: Kind) -> int:
-        """Return how many rows of a kind there are."""
+        """Return the number of rows of a kind."""
         if any(of_kind == kind for of_kind, _ in self._changed):
             return len(self.scan(kind, None))
         return count(self._partition.rows, {"partition": self._partition.name, "kind": kind})
 
     def puts(self) -> list[Put]:
-        """Return what is to be written.
+        """Return the rows to write.
 
         Raises:
             TooLargeError: a row does not fit into a document.
@@ -130,10 +130,10 @@ class Rows:
         return puts
 
     def drop(self) -> None:
-        """Remove what the script wants removed, unless somebody has changed it since.
+        """Remove the rows that the script removed, unless another writer has changed them since.
 
         Raises:
-            LostRace: that is a run.
+            LostRace: another writer has changed the row of a run.
         """
         removed: list[DeleteOne] = []
         for (kind, key), row in self._changed.items():
@@ -150,10 +150,10 @@ class Rows:
 
 
 def write_all(partition: Partition, puts: Sequence[Put]) -> None:
-    """Write rows that belong together: first those that the script read, on what it read; the others follow.
+    """Write rows that belong together: first those that the script read, on their versions; then the others.
 
     Raises:
-        LostRace: the first of them is not as the script read it.
+        LostRace: the first of them has changed since the script read it.
     """
     following = [put for put in puts if not put.read]
     for put in puts:
@@ -165,10 +165,10 @@ def write_all(partition: Partition, puts: Sequence[Put]) -> None:
 
 
 def write(partition: Partition, put: Put, following: Sequence[Put] = ()) -> None:
-    """Write a row on what the script read, then those that follow it.
+    """Write a row on the version that the script read, then the rows that follow it.
 
     Raises:
-        LostRace: it is not as the script read it.
+        LostRace: it has changed since the script read it.
     """
     then = [[row.kind, row.key, None if row.body == put.body else row.body] for row in following]
     document = _document(partition, put, then)
@@ -183,7 +183,7 @@ def write(partition: Partition, put: Put, following: Sequence[Put] = ()) -> None
 
 
 def write_notes(partition: Partition, puts: Sequence[Put]) -> None:
-    """Insert rows that nobody reads before and nobody changes; those that are there stay."""
+    """Insert rows that nobody reads before and nobody changes; existing ones stay."""
     documents = [_document(partition, put, []) for put in puts]
     if documents:
         try:
@@ -194,7 +194,7 @@ def write_notes(partition: Partition, puts: Sequence[Put]) -> None:
 
 
 def finish(partition: Partition, document: Document) -> None:
-    """Write the rows that a row says are to follow it, and take the note of them away; may be done twice."""
+    """Write the rows that a row names as following it, and remove the names from it; may be done twice."""
     if document["then"]:
         for kind, key, body in document["then"]:
             _put_newer(partition, kind, key, document["body"] if body is None else body, document["version"])
@@ -203,8 +203,8 @@ def finish(partition: Partition, document: Document) -> None:
 
 
 def merge(partition: Partition, put: Put) -> None:
-    """Write a worker's row: as it shall be, or only what the script changed of it if it is no longer what it read."""
-    wanted, stored = put.body, put.stored
+    """Write a worker's row: the whole row, or only the script's changes if another writer has changed it since."""
+    body, stored = put.body, put.stored
     base = row_type("worker").dump_json(WorkerRow(Worker(worker_id=put.key))) if stored is None else stored.body
     for _ in range(_MERGES):
         if stored is None:
@@ -216,16 +216,16 @@ def merge(partition: Partition, put: Put) -> None:
         document = partition.rows.find_one({"_id": partition.id(put.kind, put.key)})
         stored = None if document is None else stored_row(document)
         if stored is not None:
-            put.body = merged(base, wanted, stored.body)
+            put.body = merged(base, body, stored.body)
 
 
-def merged(base: str | bytes, wanted: str, there: str) -> str:
-    """Return the worker's row that is there with those fields that differ between `base` and `wanted` (all JSON)."""
+def merged(base: str | bytes, changed: str, there: str) -> str:
+    """Return the present row of a worker with the fields that differ between `base` and `changed` (all JSON)."""
     try:
-        before, after, result = (json.loads(body) for body in (base, wanted, there))
+        before, after, result = (json.loads(body) for body in (base, changed, there))
         worker, was = dict(result["worker"]), dict(before["worker"])
     except (ValueError, TypeError, KeyError):  # damaged: it is made anew
-        return wanted
+        return changed
     worker.update({name: value for name, value in after["worker"].items() if was.get(name) != value})
     beside = {name: value for name, value in after.items() if name != "worker" and before.get(name) != value}
     return json.dumps({**result, **beside, "worker": worker}, ensure_ascii=False)
@@ -253,7 +253,7 @@ def _replace(partition: Partition, put: Put, version: int, then: Sequence[object
 
 
 def _put_newer(partition: Partition, kind: str, key: str, body: str, version: int) -> None:
-    """Insert or replace a row, unless a newer version of it is there."""
+    """Insert or replace a row, unless a newer version of it exists."""
     fields = {"partition": partition.name, "kind": kind, "key": key, "body": body, "version": version}
     with contextlib.suppress(DuplicateKeyError):  # it is there, and no older
         partition.rows.update_one(

@@ -1,8 +1,8 @@
-"""The records of runs in MongoDB: one document each, written as the script goes, before the run's row is.
+"""The records of runs in MongoDB: one document each, written while the script runs, before the run's row.
 
-The row is the commit. Dead between the two: the records are there, and who repeats the call is told that they are. A
-script that lost the race for the row is run again and counts what its earlier try wrote as its own (`Direct`); if the
-run was deleted meanwhile, that is taken back.
+The row is the commit. After a crash between the two the records exist, and a repeated call reports them as existing. A
+script that lost the race for the row is run again and counts the records of its earlier try as its own (`Direct`); if
+the run was deleted meanwhile, those records are removed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _Place = tuple[RecordKind, int, str]
 
 @dataclass
 class Direct:
-    """What the tries of one script have written by now."""
+    """The records that the tries of one script have written so far."""
 
     added: set[tuple[str, _Place]] = field(default_factory=set[tuple[str, _Place]])
     dropped: int = 0
 
     def take_back(self, partition: Partition) -> None:
-        """Remove the records that were added: the script was refused after all."""
+        """Remove the added records, because the script was refused."""
         for run_id, (kind, step, name) in self.added:
             here = {**_of_run(partition, run_id), "kind": kind, "step": step, "name": name}
             partition.run_records.delete_one(here)
@@ -39,7 +39,7 @@ class Direct:
 
 
 def add(partition: Partition, run_id: str, records: Sequence[NewRunRecord], direct: Direct) -> list[bool]:
-    """Store records that are not there yet; say for each if it was new."""
+    """Store the records that do not exist yet; return for each whether it was new."""
     first: dict[_Place, NewRunRecord] = {}
     fresh = [first.setdefault(record[:3], record) is record for record in records]
     if not first:
@@ -60,14 +60,14 @@ def add(partition: Partition, run_id: str, records: Sequence[NewRunRecord], dire
         }
         for number, record in enumerate(first.values(), counted["number"] - len(first) + 1)
     ]
-    known: set[int] = set()
+    duplicates: set[int] = set()
     try:
         partition.run_records.insert_many(documents, ordered=False)
     except BulkWriteError as error:
         if not only_duplicates(error):
             raise
-        known = {failure["index"] for failure in error.details["writeErrors"]}
-    direct.added.update((run_id, place) for index, place in enumerate(first) if index not in known)
+        duplicates = {failure["index"] for failure in error.details["writeErrors"]}
+    direct.added.update((run_id, place) for index, place in enumerate(first) if index not in duplicates)
     return [new and (run_id, record[:3]) in direct.added for new, record in zip(fresh, records, strict=True)]
 
 
@@ -93,31 +93,31 @@ def find(partition: Partition, plan: RecordPlan) -> FoundRecords:
         return FoundRecords([], total, None)
     sign = -1 if plan.descending else 1  # never from the other end: the total may be another by now
     order, fields = [("step", sign), ("number", sign)], {"step": 1, "number": 1, "size": 1}
-    found = list(partition.run_records.find(query, fields, sort=order, skip=skip, limit=most))
-    places = [(document["step"], document["number"]) for document in found]
-    taken = plan.cut(document["size"] for document in found)
-    ids = [document["_id"] for document in found[:taken]]
+    rows = list(partition.run_records.find(query, fields, sort=order, skip=skip, limit=most))
+    places = [(document["step"], document["number"]) for document in rows]
+    length = plan.cut(document["size"] for document in rows)
+    ids = [document["_id"] for document in rows[:length]]
     chosen = partition.run_records.find({"_id": {"$in": ids}}, {"body": 1})
     bodies = {document["_id"]: document["body"] for document in chosen}
     there = [bodies[place] for place in ids if place in bodies]  # some may have been removed just now
-    return FoundRecords(there, total, plan.ends_at(places, taken, total))
+    return FoundRecords(there, total, plan.ends_at(places, length, total))
 
 
 def drop(partition: Partition, run_id: str, after_step: int, direct: Direct) -> int:
-    """Remove the records of a run with a greater step; returns how many."""
+    """Remove the records of a run with a greater step; return the number removed."""
     after = {**_of_run(partition, run_id), "step": {"$gt": after_step}}
     direct.dropped += partition.run_records.delete_many(after).deleted_count
     return direct.dropped
 
 
 def counts(partition: Partition, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-    """Return for each kind of record of a run how many there are, and the greatest step."""
-    query, found = _of_run(partition, run_id), dict[RecordKind, tuple[int, int]]()
+    """Return the number of records and the greatest step of each kind of record of a run."""
+    query, result = _of_run(partition, run_id), dict[RecordKind, tuple[int, int]]()
     for group in partition.run_records.aggregate([{"$match": query}, {"$group": {"_id": "$kind", "n": {"$sum": 1}}}]):
         last = partition.run_records.find_one({**query, "kind": group["_id"]}, {"step": 1}, sort=[("step", -1)])
         if last is not None:
-            found[group["_id"]] = (group["n"], last["step"])
-    return found
+            result[group["_id"]] = (group["n"], last["step"])
+    return result
 
 
 def _of_run(partition: Partition, run_id: str) -> Document:

@@ -1,10 +1,10 @@
-"""The schema version of a MongoDB database, and how one of an earlier version is brought up to date.
+"""The schema version of a MongoDB database, and the upgrade of a database of an earlier version.
 
-Without a transaction an upgrade is made of steps that may be done twice, and at a time at which they are done already.
-One process at a time does them, under a lease in the document `schema`: the new version is written there first, with
-the old one beside it, so that programs that know only the old one open nothing from then on; then into the counter of
-each partition, from which every flush allocates, so that open ones write nothing from then on; then the steps
-are done, and the old version is taken away. Who opens the database after a process died in the middle goes on with it.
+Without a transaction, an upgrade consists of steps that may be done twice, even when they are already done.
+One process at a time does them, under a lease in the document `schema`. It first writes the new version there, with
+the old one beside it, so that programs that know only the old one can no longer open the database. Then it writes the
+version into the counter of each partition, from which every flush allocates, so that open programs can no longer write.
+Then it does the steps and removes the old version. After a crash, the next process that opens the database continues.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
 
 Document = dict[str, Any]
 LEASE_SECONDS = 60.0
-"""For so long others wait for the process that upgrades."""
+"""Seconds that others wait for the process that upgrades."""
 _LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 1.0
-"""A flush with numbers from before the counters were marked has written, or allocated others, after this time."""
+"""Seconds after which a flush with numbers from before the counters were marked has written or allocated others."""
 
 STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [
     (3, lambda database: None),
     (4, lambda database: None),
     (5, upgrade),
 ]
-"""What leads to each version from an earlier one: repeatable, and harmless where it is done already."""
+"""The upgrade step to each version: repeatable, and harmless where it is already done."""
 
 
 def prepare(database: Database[Document], counters: Collection[Document], counter: Document) -> None:
-    """Bring a database up to date and note its version in the counter of a partition, which is made if it is not there;
-    any number of processes may do so at once.
+    """Upgrade a database and record its version in the counter of a partition, which is created if it does not exist.
+    Any number of processes may do so at the same time.
 
     Raises:
         ConflictError: a newer version wrote the database.
@@ -55,14 +55,14 @@ def prepare(database: Database[Document], counters: Collection[Document], counte
     counters.update_one(mark, {"$set": {"schema": SCHEMA_VERSION}})
     end = time.monotonic() + 2 * LEASE_SECONDS
     while True:
-        known = check_version(counters)
-        if "from" not in known and known["version"] == SCHEMA_VERSION:
+        state = check_version(counters)
+        if "from" not in state and state["version"] == SCHEMA_VERSION:
             return
-        if known.get("lease", 0.0) <= time.time():
-            _upgrade(database, counters, known)
+        if state.get("lease", 0.0) <= time.time():
+            _upgrade(database, counters, state)
         elif time.monotonic() > end:
             raise BusyError(
-                f"The MongoDB database {database.name!r} is being upgraded to schema version {known['version']} by "
+                f"The MongoDB database {database.name!r} is being upgraded to schema version {state['version']} by "
                 "another process; try again later"
             )
         else:
@@ -73,18 +73,18 @@ def check_version(counters: Collection[Document]) -> Document:
     """Return the document that holds the version.
 
     Raises:
-        ConflictError: it is a newer one.
+        ConflictError: the version is newer.
     """
-    known = counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
-    check_not_newer(f"in the MongoDB database {counters.database.name!r}", known["version"])
-    return known
+    document = counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
+    check_not_newer(f"in the MongoDB database {counters.database.name!r}", document["version"])
+    return document
 
 
-def _upgrade(database: Database[Document], counters: Collection[Document], known: Document) -> None:
-    """Take the lease, unless somebody else is faster, and do what is left to do."""
-    begun, owner = known.get("from", known["version"]), uuid.uuid4().hex
+def _upgrade(database: Database[Document], counters: Collection[Document], state: Document) -> None:
+    """Take the lease, unless another process is faster, and do the remaining steps."""
+    begun, owner = state.get("from", state["version"]), uuid.uuid4().hex
     lease = {"version": SCHEMA_VERSION, "from": begun, "lease": time.time() + LEASE_SECONDS, "owner": owner}
-    if not counters.update_one(known, {"$set": lease}).matched_count:
+    if not counters.update_one(state, {"$set": lease}).matched_count:
         return
     older = {"_id": {"$ne": "schema"}, "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
     counters.update_many(older, {"$set": {"schema": SCHEMA_VERSION}})

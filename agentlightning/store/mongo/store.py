@@ -1,10 +1,10 @@
 """The store in MongoDB: for a fleet of processes and machines, several stores (partitions) in one database.
 
-No replica set is needed: what a script changes is exact because each rollout is one document that is replaced on the
-number of its last change, and what a crash interrupts is completed when the call is repeated (`flush.py`). An
-acknowledged change is written with the concern `majority`: in the journal of a single server, or on most members of a
-replica set. That a single server of MongoDB 8.0 may lose such a change when it is killed is reported in
-https://jira.mongodb.org/browse/SERVER-139311, a replica set not. For MongoDB 4.4 and later, collections unsharded.
+No replica set is needed: a script's changes are exact because each rollout is one document that is replaced on the
+number of its last change, and a repeated call completes an interrupted one (`flush.py`). An acknowledged change is
+written with the concern `majority`: in the journal of a single server, or on most members of a replica set. A single
+server of MongoDB 8.0 may lose such a change when it is killed, a replica set does not; see
+https://jira.mongodb.org/browse/SERVER-139311. Needs MongoDB 4.4 or later, collections unsharded.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ DATABASE = "agentlightning"
 
 
 class MongoLightningStore(EngineStore):
-    """A durable store in a MongoDB database. The first operation connects, and makes collections and indexes.
+    """A durable store in a MongoDB database. The first operation connects, and creates collections and indexes.
 
-    `mongo_uri` is mongodb://user:password@host:27017/database, `database_name` wins over the one in it. `partition_id`
-    tells stores in one database apart: two stores share their data if they have the same. `uri` and `database` are
-    other names of the first two. `collection` names the collection of the spans, `agl_spans` by default; a partition
-    keeps the one with which it was made. `mongo_client_kwargs` goes to `pymongo.MongoClient`. The store is always
-    thread-safe.
+    `mongo_uri` is mongodb://user:password@host:27017/database; `database_name` overrides the database in it.
+    `partition_id` separates stores in one database: two stores with the same id share their data. `uri` and `database`
+    are other names of the first two. `collection` names the collection of the spans, `agl_spans` by default; a
+    partition keeps the one with which it was created. `mongo_client_kwargs` goes to `pymongo.MongoClient`. The store is
+    always thread-safe.
 
     Raises:
-        BadRequestError: an argument has a wrong value, or two names of one are given.
+        BadRequestError: an argument has a wrong value, or two names of one argument are given.
         StoreUnreachableError (operations): the server does not answer.
     """
 
@@ -86,7 +86,7 @@ class MongoLightningStore(EngineStore):
         super().__init__(backend, tracker=tracker, **engine)
 
     def connect(self) -> None:
-        """Connect as the first operation does; blocks. A store that cannot connect is closed.
+        """Connect now instead of with the first operation; blocks. A store that cannot connect is closed.
 
         Raises:
             StoreUnreachableError: the server does not answer.
@@ -99,7 +99,7 @@ class MongoLightningStore(EngineStore):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy in another process opens the same partition. What is pickled holds the password."""
+        """Pickle the arguments, so that a copy opens the same partition. The pickle holds the password."""
         return partial(MongoLightningStore, **self._settings), ()
 
 
@@ -107,7 +107,7 @@ def _one(name: str, value: str | None, other_name: str, other: str | None) -> st
     """Return the value of an argument with two names.
 
     Raises:
-        BadRequestError: both are given, and differ.
+        BadRequestError: both names are given, with different values.
     """
     if value is not None and other is not None and value != other:
         raise BadRequestError(f"{other_name} is another name of {name}; give one of them")

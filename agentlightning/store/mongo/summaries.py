@@ -1,4 +1,4 @@
-"""Rollouts in short in MongoDB: their facts and inputs in fields of their documents, read instead of the records."""
+"""Summaries of rollouts in MongoDB: facts and inputs in fields of their documents, read instead of the records."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ Document = dict[str, Any]
 
 
 def fields_of(record: Record) -> Document:
-    """Return the fields of a rollout's document from which summaries are made."""
+    """Return the fields of a rollout's document for its summary."""
     text = input_text(record.rollout.input)
     facts = facts_of(record.rollout, record.latest, len(record.attempts))
     return {"facts": list(facts), "preview": preview_of(text), "searched": searched(text)}
 
 
 def upgrade(database: Database[Document]) -> None:
-    """Write these fields of every rollout that lacks them, and into its record the rewards, which are read out of the
-    spans. May be done twice."""
+    """Write these fields of every rollout that lacks them, and write the rewards, read from its spans, into its record.
+    May be done twice."""
     spans: Collection[Document] = database["agl_spans"]
     marked = {"$regex": "|".join(re.escape(mark.decode()) for mark in MARKS)}
     groups = [{"$match": {"body": marked}}, {"$group": {"_id": "$rollout_id"}}]
@@ -50,8 +50,8 @@ def upgrade(database: Database[Document]) -> None:
         changes = {}
         if place[1] in rewarding:
             query = {"partition": place[0], "rollout_id": place[1], "body": marked}
-            found = spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
-            if read_again(record, readable_spans(each["body"] for each in found)):
+            rows = spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            if read_again(record, readable_spans(each["body"] for each in rows)):
                 changes["body"] = record_type().dump_json(record).decode()
         standing = {"_id": document["_id"], "change": document["change"]}
         rollouts.update_one(standing, {"$set": {**changes, **fields_of(record)}})

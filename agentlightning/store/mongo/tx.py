@@ -1,7 +1,7 @@
-"""The primitives of a script over one partition in MongoDB: reads go to the server, writes are kept for the flush.
+"""The primitives of a script over one partition in MongoDB: reads go to the server, writes are buffered for the flush.
 
-Nothing here waits for another flush: a rollout that one has locked, or spans that one may still be counting, raise
-`LostRace`, and the script is run again a little later.
+Nothing here waits for another flush: a rollout that another flush has locked, or spans that it may still be counting,
+raise `LostRace`, and the script is run again a little later.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
 
 SETTLE_SECONDS = 2.0
-"""What a flush left half done is taken for abandoned after this time; until then it is waited for."""
+"""Seconds after which a half-done flush counts as abandoned; until then it is waited for."""
 _TURN_SECONDS = 1.0
 _encode = Span.__pydantic_serializer__.to_json
 SpanKey = tuple[str, str, str]
-"""Rollout, attempt, span."""
+"""(rollout id, attempt id, span id)."""
 
 
 class Turns:
-    """Lets those who write one rollout or run in this process go one after the other: at once, they would only lose
-    races to each other. A matter of speed alone, so nobody waits long, and a script has one turn at most."""
+    """Turns for the writers of one rollout or run in this process, which would otherwise lose races to each other.
+    They serve speed only, so nobody waits long, and a script has one turn at most."""
 
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(256)]
 
     def take(self, rollout_id: str) -> threading.Lock | None:
-        """Return the turn, to be released; None if it was not to be had."""
+        """Return the turn, which the caller releases; None if it was not free in time."""
         turn = self._locks[hash(rollout_id) % len(self._locks)]
         return turn if turn.acquire(timeout=_TURN_SECONDS) else None
 
 
 class MongoTx(Queries):
-    """One run of a script, reading only if it has no `turns`. `careful` looks spans up before they are added.
+    """One run of a script, which only reads if it has no `turns`. `careful` looks up spans before they are added.
 
-    The public fields tell the flush what the script read and what it wants written.
+    The public fields are the reads and the writes of the script, for the flush.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class MongoTx(Queries):
         self.stored: dict[str, Stored | None] = {}
         """Rollouts as they were read."""
         self.records: dict[str, Record | None] = {}
-        """Rollouts as they shall be; None: removed."""
+        """Rollouts to write; None: to remove."""
         self.new_spans: dict[SpanKey, str] = {}
         self.abandoned: dict[str, set[int]] = {}
-        """Numbers of a rollout's spans that a flush left behind; they go before new ones are written."""
+        """Numbers of a rollout's spans that a dead flush left; they are removed before new ones are written."""
         self.fenced: set[str] = set()
-        """Rollouts that an abandoned flush must find changed, should it live after all."""
+        """Rollouts that get a new number, so that an abandoned flush fails if it is still running."""
         self.flushing = False
         """Something may have been written."""
         self._turns = turns
@@ -92,7 +92,7 @@ class MongoTx(Queries):
         self._leases = Leases(partition)
 
     def end(self, *, flushed: bool, reachable: bool = True) -> None:
-        """Give back the turn and what was claimed and not written."""
+        """Release the turn, and the claims that were not written."""
         if self._turn is not None:
             self._turn.release()
         if reachable:
@@ -109,7 +109,7 @@ class MongoTx(Queries):
         return None if record is None else record.copy()
 
     def fetch(self, rollout_id: str) -> Stored | None:
-        """Return a rollout as the script first read it, reading it now if it did not."""
+        """Return a rollout as the script first read it; read it now if it did not."""
         if rollout_id not in self.stored:
             if self._turns is not None and self._turn is None:
                 self._turn = self._turns.take(rollout_id)
@@ -156,8 +156,8 @@ class MongoTx(Queries):
         return None
 
     def set_aside(self, rollout_id: str) -> None:
-        gone = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
-        self.partition.rollouts.update_one({"_id": self.partition.id(rollout_id)}, {"$set": gone})
+        fields = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
+        self.partition.rollouts.update_one({"_id": self.partition.id(rollout_id)}, {"$set": fields})
 
     # --- many rollouts ---------------------------------------------------------------------------------------------
 
@@ -173,28 +173,28 @@ class MongoTx(Queries):
         return summaries.aggregate(self.partition.rollouts, self.partition.name, plan)
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        found: list[tuple[float, tuple[str, str]]] = []
+        claims: list[tuple[float, tuple[str, str]]] = []
         for rollout_id, record in self.records.items():
             if record is not None and record.holder == worker_id:
                 stored = self.stored.get(rollout_id)
-                found.append(
+                claims.append(
                     (math.inf if stored is None else stored.number, (rollout_id, record.attempts[-1].attempt_id))
                 )
         query = {"partition": self.partition.name, "worker_id": worker_id}
         fields, most = {"number": 1, "rollout_id": 1, "attempt_id": 1}, limit + len(self.records)
         for document in self.partition.rollouts.find(query, fields, sort=[("number", -1)], limit=most):
             if document["rollout_id"] not in self.records:
-                found.append((document["number"], (document["rollout_id"], document["attempt_id"])))
-        return [pair for _, pair in sorted(found, reverse=True)[:limit]]
+                claims.append((document["number"], (document["rollout_id"], document["attempt_id"])))
+        return [pair for _, pair in sorted(claims, reverse=True)[:limit]]
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        known = self._known(spans) if self._careful else set[SpanKey]()
+        duplicates = self._known(spans) if self._careful else set[SpanKey]()
         sizes: list[int] = []
         for span in spans:
             key = (span.rollout_id, span.attempt_id, span.span_id)
-            if key in known or key in self.new_spans:
+            if key in duplicates or key in self.new_spans:
                 sizes.append(0)
             else:
                 body = _encode(span)
@@ -203,24 +203,24 @@ class MongoTx(Queries):
         return sizes
 
     def _known(self, spans: Sequence[Span]) -> set[SpanKey]:
-        """Return which of the spans are there for good, and note those that a dead flush left behind."""
-        asked: dict[str, list[str]] = {}
+        """Return the spans that are stored for good, and note those that a dead flush left."""
+        requests: dict[str, list[str]] = {}
         for span in spans:
-            asked.setdefault(span.rollout_id, []).append(span.span_id)
-        known: set[SpanKey] = set()
+            requests.setdefault(span.rollout_id, []).append(span.span_id)
+        keys: set[SpanKey] = set()
         fields = {"attempt_id": 1, "span_id": 1, "change": 1, "written": 1}
-        for rollout_id, span_ids in asked.items():
+        for rollout_id, span_ids in requests.items():
             query = {"partition": self.partition.name, "rollout_id": rollout_id, "span_id": {"$in": span_ids}}
             for document in self.partition.spans.find(query, fields):
                 stored = self.fetch(rollout_id)
                 if stored is None or stored.counts(document["change"]):
-                    known.add((rollout_id, document["attempt_id"], document["span_id"]))
+                    keys.add((rollout_id, document["attempt_id"], document["span_id"]))
                 elif _settling(document["written"]):
                     raise LostRace(careful=True)
                 else:
                     self.abandoned.setdefault(rollout_id, set()).add(document["change"])
                     self.fenced.add(rollout_id)
-        return known
+        return keys
 
     def span_bodies(
         self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
@@ -232,8 +232,8 @@ class MongoTx(Queries):
             query["attempt_id"] = attempt_id
         bodies: list[str] = []
         if self.records.get(rollout_id, ...) is not None:
-            found = self.partition.spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
-            bodies.extend(document["body"] for document in found)
+            rows = self.partition.spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            bodies.extend(document["body"] for document in rows)
         for (rollout, attempt, span), body in self.new_spans.items():
             if rollout == rollout_id and attempt_id in (None, attempt) and span_id in (None, span):
                 bodies.append(body)
@@ -262,8 +262,8 @@ class MongoTx(Queries):
         return row
 
     def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
-        """Return what of a claim was really given: its flush may have ended half-way, or be under way. None if nothing
-        was, and it may be made afresh."""
+        """Return the rollouts that a claim really got: its flush may have ended half-way, or be in progress. None if it
+        got none and may be made again."""
         missing = [
             (rollout_id, attempt_id)
             for rollout_id, attempt_id in row.claims
@@ -291,5 +291,5 @@ class MongoTx(Queries):
 
 
 def _settling(written: float) -> bool:
-    """True while the flush that wrote this may still be under way."""
+    """Return True while the flush that wrote this may still be in progress."""
     return -CLOCKS_DIFFER_SECONDS < time.time() - written < SETTLE_SECONDS

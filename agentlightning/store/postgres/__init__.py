@@ -1,4 +1,4 @@
-"""The store in PostgreSQL; see `store.py` for the class and `tx.py` for what makes it exact."""
+"""The store in PostgreSQL; see `store.py` for the class and `tx.py` for the way in which it stays exact."""
 
 from agentlightning.store.postgres.store import PostgresBackend, PostgresLightningStore
 

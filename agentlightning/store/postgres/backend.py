@@ -1,4 +1,4 @@
-"""Hands scripts to the threads of this process, and nothing more: a few writers, a few readers, one listener."""
+"""Passes scripts to the threads of this process: a few writers, a few readers, one listener."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PostgresBackend:
         return self._process().submit(script, write)
 
     def _process(self) -> _Process:
-        """Return what belongs to this process."""
+        """Return the threads and connections of this process."""
         pid = os.getpid()
         return self._processes.get(pid) or self._processes.setdefault(pid, _Process(self._place, self._partition))
 
@@ -116,7 +116,7 @@ class _Process:
         self._closed = False
 
     def submit(self, script: Script, write: bool) -> Future:
-        """Hand a script in; the future has its result and its notes."""
+        """Submit a script; the future has its result and its notes."""
         jobs = self._writes if write else self._reads
         if jobs.qsize() >= _MAX_WAITING:
             raise BusyError(f"{_MAX_WAITING} calls wait for the store {self._place!r} already; try again later")
@@ -142,7 +142,7 @@ class _Process:
         return job.future
 
     def close(self) -> None:
-        """Run what waits, then end every thread."""
+        """Run the waiting scripts, then end every thread."""
         with self._starting:
             self._closed = True
         for writer, jobs in zip(self._writers, (self._writes, self._slow_writes), strict=False):
@@ -157,7 +157,7 @@ class _Process:
         self.listener.close()
 
     def _refuse(self, jobs: Jobs) -> None:
-        """Tell those who came too late, when no thread takes their scripts any more."""
+        """Fail the scripts that came too late, when no thread runs them any more."""
         if any(each.thread.is_alive() for each in (*self._writers, *self._readers)):
             return
         with contextlib.suppress(queue.Empty):

@@ -26,7 +26,7 @@ class _Reading(Link):
 
 
 def check_partition(uri: str, partition: str) -> FileReport:
-    """Check what the partition holds.
+    """Check the data of the partition.
 
     Raises:
         ConflictError: there is no store, or one of a newer program.

@@ -1,4 +1,4 @@
-"""A script on its way to a thread, and the error that its caller gets when the database refuses it."""
+"""A script that waits for a thread, and the error that its caller gets when the database refuses it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from agentlightning.store.rules.tx import Tx
 from agentlightning.utils.backoff import OUTAGE_SECONDS, backoff_delay
 
 _PAUSE_SECONDS = (0.005, 0.25)
-"""Between two runs of a script: about the first one, and the longest."""
+"""Pauses between two runs of a script, in seconds: about the first one, and the longest."""
 _TRIES_IN_COMPANY = 3
-"""After so many runs with others a script is run in a transaction of its own, which waits for locks."""
+"""Number of runs with others after which a script is run in a separate transaction, which waits for locks."""
 
 __all__ = ["OUTAGE_SECONDS", "Future", "Job", "Jobs", "Script", "refused"]
 Script = Callable[[Tx], object]
@@ -35,23 +35,23 @@ class Job:
     since: float = field(default_factory=time.monotonic)
     tries: int = 0
     due: float = 0.0
-    """It is not run again before this moment (monotonic)."""
+    """Earliest time of its next run (monotonic)."""
     alone: bool = False
-    """To be run in a transaction of its own."""
+    """It must be run in a separate transaction."""
 
     def put_aside(self) -> None:
-        """Have it run again, after a pause that grows."""
+        """Schedule another run after a growing pause."""
         self.tries += 1
         self.due = time.monotonic() + backoff_delay(self.tries, *_PAUSE_SECONDS)
 
     def put_back(self) -> None:
-        """Have it run again at once, and alone if that has happened too often."""
+        """Schedule another run at once, and alone if that has happened too often."""
         self.tries += 1
         self.due = 0.0
         self.alone = self.alone or self.tries >= _TRIES_IN_COMPANY
 
     def waited(self) -> float:
-        """Return the seconds since it was handed in."""
+        """Return the seconds since it was submitted."""
         return time.monotonic() - self.since
 
 
@@ -60,7 +60,7 @@ Jobs = queue.SimpleQueue["Job | None"]
 
 
 def refused(place: Place, error: Exception) -> Exception:
-    """Return the caller's error for one that the next try would meet, too."""
+    """Return the caller's error for a database error that a retry would meet, too."""
     if not isinstance(error, psycopg.Error):
         return error
     if is_bad_value(error):

@@ -1,5 +1,5 @@
-"""One connection to PostgreSQL as the store uses it: statements are prepared, sent without waiting (pipeline mode), and
-what goes wrong is told apart. The password of the URI stays here: no error or log text holds it.
+"""One connection to PostgreSQL for the store: statements are prepared and sent without waiting (pipeline mode), and
+errors are classified. The password of the URI stays here: no error or log text holds it.
 Source: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
@@ -27,7 +27,7 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""What the URI does not say: a server that is gone without a word is noticed within half a minute."""
+"""Options that the URI does not set: a server that disappears silently is noticed within half a minute."""
 
 _SETTINGS = (
     "SET jit = off",
@@ -35,11 +35,11 @@ _SETTINGS = (
     "SET lock_timeout = '250ms'",
     "SET idle_in_transaction_session_timeout = '30s'",
 )
-"""Every statement has its index. A lock that is not had within the time is another transaction's; the script is then
-run again later. A process that is frozen in the middle of a transaction loses its locks."""
+"""Every statement has its index. If a lock is not free within its timeout, another transaction holds it, and the script
+is run again later. A process that is frozen in the middle of a transaction loses its locks."""
 
 _PLANS_KEPT_SECONDS = 1.0
-"""A plan that was made while a table was empty must not be kept for long: any index is as good then."""
+"""Seconds that a plan is kept: one made while a table was empty may use any index, so it must not be kept for long."""
 
 
 Cursor = psycopg.Cursor[Columns]
@@ -47,7 +47,7 @@ Database = psycopg.Connection[Columns]
 
 
 class Place:
-    """Where a store is: the URI for connecting, and its text without the password for people."""
+    """The address of a store: the URI for connecting, and its text without the password for messages."""
 
     def __init__(self, uri: str) -> None:
         if not uri.startswith(("postgresql://", "postgres://")):
@@ -56,7 +56,7 @@ class Place:
                 "postgresql://user:password@host:5432/database"
             )
         try:
-            known = conninfo.conninfo_to_dict(uri)
+            parts = conninfo.conninfo_to_dict(uri)
         except psycopg.Error:
             raise BadRequestError(
                 "The URI of the PostgreSQL store cannot be read (not shown: it may hold a password); expected "
@@ -66,12 +66,12 @@ class Place:
             uri,
             client_encoding="utf8",
             fallback_application_name="agentlightning",
-            **{name: value for name, value in _DEFAULTS.items() if name not in known},
+            **{name: value for name, value in _DEFAULTS.items() if name not in parts},
         )
-        user, port = known.get("user"), known.get("port")
-        host = known.get("host") or known.get("hostaddr") or ""
+        user, port = parts.get("user"), parts.get("port")
+        host = parts.get("host") or parts.get("hostaddr") or ""
         self._text = (
-            f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{known.get('dbname', '')}"
+            f"postgresql://{f'{user}@' if user else ''}{host}{f':{port}' if port else ''}/{parts.get('dbname', '')}"
         )
 
     def __repr__(self) -> str:
@@ -92,7 +92,7 @@ class Place:
 
 @dataclass(slots=True)
 class _Statement:
-    """A statement that is executed often: the driver is fastest with the cursor that executed the same text before."""
+    """A frequent statement: the driver is fastest with the cursor that executed the same text before."""
 
     text: bytes
     free: list[Cursor] = field(default_factory=list[Cursor])
@@ -127,7 +127,7 @@ class Link(link.Link):
         self._under_way: list[tuple[_Statement, Cursor]] = []
 
     def begin(self, options: str = "") -> None:
-        """Begin a transaction without waiting. What `send` has returned before is of no more use."""
+        """Begin a transaction without waiting. Earlier results of `send` are no longer usable."""
         for statement, cursor in self._under_way:
             statement.free.append(cursor)
         self._under_way.clear()
@@ -137,9 +137,9 @@ class Link(link.Link):
         self.send(f"BEGIN{options}")
 
     def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
-        """Execute a statement, wait, and return its rows. Raises what a statement sent before has met, too.
+        """Execute a statement, wait, and return its rows. Also raises the errors of statements sent before.
 
-        `once`: the statement is one of many, and not worth preparing.
+        `once`: the statement has many variants and is not worth preparing.
         """
         cursor = self._cursor.execute(self._render(text), values, prepare=False) if once else self.send(text, values)
         self.sync()  # and not only for its rows: so the server knows when it waits for us
@@ -155,10 +155,10 @@ class Link(link.Link):
         return cursor.execute(statement.text, values)
 
     def send_rollback(self, statement: str = "ROLLBACK") -> None:
-        """Roll back, to a savepoint if the statement says so, without waiting.
+        """Roll back without waiting, to a savepoint if the statement names one.
 
-        The driver takes a rollback for a reason to drop its prepared statements, which they survive, and in pipeline
-        mode drops the next ones, too. It does so only while it prepares statements.
+        After a rollback, the driver drops its prepared statements, although they survive it, and in pipeline mode also
+        the next ones. It does so only while it prepares statements.
         """
         self.db.prepare_threshold = None
         try:
@@ -167,13 +167,13 @@ class Link(link.Link):
             self.db.prepare_threshold = 0
 
     def sync(self) -> None:
-        """Wait until everything that was sent is done; raise what it has met."""
+        """Wait until all sent statements are done; raise their error."""
         self._flush()
         self._pipeline.sync()
 
     def _flush(self) -> None:
-        """Hand everything to the system: the driver would wait for the answer to a large value of which it has sent the
-        first part only."""
+        """Write everything to the socket: the driver would wait for the answer to a large value of which it has only
+        sent the first part."""
         connection = self.db.pgconn
         while connection.flush():
             with selectors.DefaultSelector() as selector:
@@ -182,7 +182,7 @@ class Link(link.Link):
                     connection.consume_input()  # or neither side would go on reading
 
     def roll_back(self) -> bool:
-        """Leave the transaction under way, after an error or without one; False if the connection is of no more use."""
+        """Leave the transaction, after an error or without one; return False if the connection is unusable."""
         try:
             with contextlib.suppress(psycopg.Error):
                 self._pipeline.sync()
@@ -205,7 +205,7 @@ class Link(link.Link):
 
 
 def renderer(db: Database, partition: str) -> Callable[[str], bytes]:
-    """Return what gives the statements of a partition in the words of this database."""
+    """Return a function that renders the statements of a partition in the SQL of this database."""
     literal = sql.Literal(partition).as_string(db).replace("%", "%%")
     return lambda text: POSTGRES.render(text, literal).encode(db.info.encoding)
 
@@ -217,10 +217,10 @@ def reason(error: psycopg.Error) -> str:
 
 
 def passes(error: psycopg.Error) -> bool:
-    """True if the same script may well succeed the next time: a deadlock, a lock not had, a race that was lost."""
+    """Return True if the same script may succeed the next time: after a deadlock, a lock timeout or a lost race."""
     return isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable))
 
 
 def is_bad_value(error: psycopg.Error) -> bool:
-    """True if a value of the caller cannot be stored: a null byte in an id, an id too long for an index."""
+    """Return True if a value of the caller cannot be stored: a null byte in an id, an id too long for an index."""
     return isinstance(error, (psycopg.DataError, errors.ProgramLimitExceeded))

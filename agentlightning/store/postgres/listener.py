@@ -1,7 +1,6 @@
-"""Hears that another process changed something in a partition (LISTEN), with one thread, while somebody asks.
+"""Detects that another process changed data in a partition (LISTEN), with one thread, while a caller waits for it.
 
-The thread reads what the server sends even when nobody asks at the moment: a listener that does not read holds back the
-server's queue for all.
+The thread also reads when nobody waits: a listener that does not read holds back the server's queue for everybody.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
-"""After so long without a question the thread ends and the connection is closed."""
+"""Seconds without a call after which the thread ends and the connection is closed."""
 _RECONNECT_SECONDS = 0.5
 _HELD_BACK_SECONDS = 0.02
 
 
 class Listener:
-    """Notes the announcements of others on a channel; those of `instance` are our own."""
+    """Records the announcements of others on a channel; those of `instance` are from this process."""
 
     def __init__(self, place: Place, channel: str, instance: str) -> None:
         self._place = place
@@ -44,7 +43,7 @@ class Listener:
         """Closing it wakes the thread."""
 
     def await_change(self, timeout: float) -> bool:
-        """Block for at most `timeout` seconds until there may be news; False if there surely is none."""
+        """Block for at most `timeout` seconds until there may be changes; return False if there certainly are none."""
         self._last_call = time.monotonic()
         with self._lock:
             if self._thread is None and not self._closed:
@@ -54,13 +53,13 @@ class Listener:
                 )
                 self._thread.start()
         held_back, self._held_back = self._held_back, False
-        heard = self._news.wait(min(timeout, _HELD_BACK_SECONDS) if held_back else timeout)
-        if heard:
+        news = self._news.wait(min(timeout, _HELD_BACK_SECONDS) if held_back else timeout)
+        if news:
             self._news.clear()
-        return heard or held_back
+        return news or held_back
 
     def look_again(self) -> None:
-        """Have the next `await_change` say yes: changes are there that could not be told yet."""
+        """Make the next `await_change` return True: there are changes that could not be reported yet."""
         self._held_back = True
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A thread that runs reading scripts, one at a time, each on a snapshot of its own."""
+"""A thread that runs reading scripts, one at a time, each on a separate snapshot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentlightning.store.rules.tx import Notes
 
 
 class Reader:
-    """One connection and its thread, which ends after it has taken None from `jobs`."""
+    """One connection and its thread, which ends when it gets None from `jobs`."""
 
     def __init__(self, name: str, place: Place, partition: str, jobs: Jobs, on_held_back: Callable[[], None]) -> None:
         self._place = place
@@ -54,7 +54,7 @@ class Reader:
         return result, tx.notes
 
     def _after_error(self, job: Job, error: Exception) -> None:
-        """Tell the caller, unless the connection was lost: reading again does no harm."""
+        """Pass the error to the caller, unless the connection was lost: a read can be repeated."""
         if not isinstance(error, psycopg.Error) or (self._link is not None and self._link.roll_back()):
             job.future.set_exception(refused(self._place, error))
             return

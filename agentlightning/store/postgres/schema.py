@@ -1,4 +1,4 @@
-"""The tables of the PostgreSQL store, and how those of an earlier version are brought up to date.
+"""The tables of the PostgreSQL store, and the upgrade of those of an earlier version.
 
 A version is one more entry of `STEPS`; the table `agl_schema` holds the version of a database (see
 `rules/durable.py`). Several stores, each a partition, share the tables: the partition is the first column of every
@@ -16,7 +16,7 @@ from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.summaries import add_all
 
 _LOCK = 0x61676C5F73746F72
-"""Number of the advisory lock under which tables are made and changed ("agl_stor")."""
+"""Number of the advisory lock for creating and changing tables ("agl_stor")."""
 
 _FIRST = """
 CREATE TABLE agl_rollouts (
@@ -68,8 +68,8 @@ CREATE TABLE agl_rows (
 );
 CREATE INDEX agl_rows_number ON agl_rows (partition, kind, number)
 """
-"""The end of a rollout that has none is infinite, so that an index orders it last. `change` is the transaction that
-wrote the row last; `version` counts the changes of a row."""
+"""The end of a rollout without one is infinity, so that an index orders it last. `change` is the transaction that wrote
+the row last; `version` counts the changes of a row."""
 
 _FOURTH = """
 CREATE TABLE agl_run_records (
@@ -90,7 +90,7 @@ CREATE INDEX agl_run_records_name ON agl_run_records (partition, run_id, name, s
 ALTER TABLE agl_rows ADD COLUMN change xid8;
 CREATE INDEX agl_rows_change ON agl_rows (partition, change, number) WHERE change IS NOT NULL
 """
-"""`change` of a row: of a run, as that of a rollout."""
+"""`change` is set for the row of a run, in the same way as for a rollout."""
 
 _FIFTH = """
 CREATE TABLE agl_summaries (
@@ -128,7 +128,7 @@ CREATE TABLE agl_inputs (
     PRIMARY KEY (partition, rollout_id)
 )
 """
-"""No index has a column that changes often, so that a change of a row is made beside it (HOT)."""
+"""No index has a column that changes often, so that a changed row is written next to the old one (HOT)."""
 
 
 def _begin(db: Database) -> None:
@@ -155,20 +155,20 @@ STEPS: list[tuple[int, Callable[[Database], None]]] = [
     (4, _add_runs),
     (5, _add_summaries),
 ]
-"""What leads to each version from an earlier one."""
+"""The upgrade step to each version."""
 
 OTHER_VERSION = "SELECT version FROM agl_schema WHERE version <> %s"
-"""Gives no row while the tables have this version. Asked after the writes of a transaction: they waited for an upgrade
-that was under way, and one that comes later waits for the transaction's end."""
+"""Returns no row while the tables have this version. Sent after the writes of a transaction: they have waited for an
+upgrade in progress, and a later upgrade waits for the transaction's end."""
 
 
 def prepare(db: Database, place: str, partition: str) -> None:
-    """Make the tables in a new database, bring those of an older one up to date, all in one transaction.
+    """Create the tables in a new database, or upgrade those of an older one, all in one transaction.
 
     `place` names the database in errors; `db` is in autocommit mode. Any number of processes may do this at once.
 
     Raises:
-        ConflictError: a newer version made the tables.
+        ConflictError: a newer version created the tables.
     """
     if check_version(db, place) < SCHEMA_VERSION:
         with db.transaction():

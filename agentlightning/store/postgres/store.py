@@ -1,10 +1,10 @@
 """The store in PostgreSQL: for a fleet of processes and machines, several stores (partitions) in one database.
 
-Isolation is READ COMMITTED; what a script changes it locks, or checks when it is done (`tx.py`). A few writers commit
-many scripts at once (`writer.py`), readers have snapshots. An acknowledged change is on the disk of the server as its
-setting `synchronous_commit` promises (on, by default). Waiters in other processes hear of changes by NOTIFY
-(`listener.py`). Needs PostgreSQL 13 or newer, and connections that keep their session: no pooler in transaction mode in
-between. Each process has up to five connections.
+Isolation is READ COMMITTED; a script locks the rows that it changes, or checks them at its end (`tx.py`). A few writers
+commit many scripts at once (`writer.py`), readers have snapshots. An acknowledged change is on the disk of the server
+according to its setting `synchronous_commit` (on, by default). Waiters in other processes are notified of changes by
+NOTIFY (`listener.py`). Needs PostgreSQL 13 or later, and connections that keep their session: no pooler in transaction
+mode. Each process has up to five connections.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class PostgresLightningStore(EngineStore):
-    """A durable store in a PostgreSQL database; its tables are made if they are not there.
+    """A durable store in a PostgreSQL database; its tables are created if they do not exist.
 
-    `uri` is postgresql://user:password@host:5432/database; `partition` tells stores in one database apart: two stores
-    share their data if they have the same.
+    `uri` is postgresql://user:password@host:5432/database; `partition` separates stores in one database: two stores
+    with the same partition share their data.
 
     Raises:
         BadRequestError: an argument has a wrong value.
-        ConflictError: the tables are of a newer version, or may not be made.
-        StoreUnreachableError: the server does not answer, or does not let the user in.
+        ConflictError: the tables have a newer version, or the user may not create them.
+        StoreUnreachableError: the server does not answer, or rejects the user.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PostgresLightningStore(EngineStore):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy in another process opens the same partition. What is pickled holds the password."""
+        """Pickle the arguments, so that a copy opens the same partition. The pickle holds the password."""
         return partial(PostgresLightningStore, self._uri, **self._settings), ()
 
 

@@ -1,7 +1,7 @@
-"""The primitives of a script over one PostgreSQL connection: what differs from SQLite.
+"""The primitives of a script over one PostgreSQL connection: the differences from SQLite.
 
-A writing script locks what it loads and claims; of the rows it reads it locks those of workers and runs, and writes
-the others only if their version is the one it read.
+A writing script locks the records that it loads and claims. It locks the rows of workers and runs that it reads, and
+writes other rows only if their version is the one that it read.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _CHANGES = (
     f" FROM @rollouts WHERE @here AND status <> '{DAMAGED}' AND (change, number) > (?::xid8, ?)"
     " ORDER BY change, number LIMIT ?"
 )
-"""The first column says whether every transaction that began earlier has ended."""
+"""The first column is true if every transaction that began earlier has ended."""
 _RUN_NUMBER = 10**17
-"""Stands for the number of a run's row in cursors: within a transaction the runs come last, all together."""
+"""Replaces the number of a run's row in cursors: within a transaction the runs come last, all together."""
 _RUN_CHANGES = (
     f"SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text AS digits, {_RUN_NUMBER}::bigint, body, key"
     " FROM @rows WHERE @here AND change >= ?::xid8 AND (change > ?::xid8 OR ?)"
@@ -51,20 +51,20 @@ _RUN_CHANGES = (
 
 
 class LockedError(Exception):
-    """Another transaction has in hand what the script wants; run the script again."""
+    """Raised when another transaction has locked a row that the script needs; run the script again."""
 
 
 class PostgresTx(SqlTx):
     """One script's view of a partition.
 
-    A script waits for a lock only while its transaction holds none, so that no two ever wait for each other, and takes
-    its spans for new ones. A `careful` one waits for every lock, and looks.
+    A script waits for a lock only while its transaction holds none, so that no two ever wait for each other, and
+    assumes that its spans are new. A `careful` one waits for every lock, and looks up its spans.
     """
 
     def __init__(self, link: Link, seen: Seen | None = None, *, careful: bool = False) -> None:
         super().__init__(link, seen)
         self.held_back = False
-        """There are changes that may not be told yet: a transaction that began earlier is still under way."""
+        """There are changes that may not be reported yet: a transaction that began earlier is still in progress."""
         self._careful = careful
         self._spans: dict[SpanKey, bytes] = {}
 
@@ -76,10 +76,10 @@ class PostgresTx(SqlTx):
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         change, number = _read_cursor(after)
-        found = self._link.fetch(_CHANGES, (change, number, limit))
-        told = number >= _RUN_NUMBER
-        found += self._link.fetch(_RUN_CHANGES, (change, change, not told, limit))
-        rows = _first_of(found, limit)
+        changes = self._link.fetch(_CHANGES, (change, number, limit))
+        runs_done = number >= _RUN_NUMBER
+        changes += self._link.fetch(_RUN_CHANGES, (change, change, not runs_done, limit))
+        rows = _first_of(changes, limit)
         settled = [row for row in rows if row[0]]
         self.held_back = len(settled) < len(rows)
         if settled:
@@ -95,24 +95,24 @@ class PostgresTx(SqlTx):
         return self._link.fetch("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")[0][0] + ".0"
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        known: set[SpanKey] = set(self._spans)
+        present: set[SpanKey] = set(self._spans)
         if self._careful:
-            wanted: dict[str, tuple[set[str], set[str]]] = {}
+            lookups: dict[str, tuple[set[str], set[str]]] = {}
             for span in spans:
-                attempt_ids, span_ids = wanted.setdefault(span.rollout_id, (set(), set()))
+                attempt_ids, span_ids = lookups.setdefault(span.rollout_id, (set(), set()))
                 attempt_ids.add(span.attempt_id)
                 span_ids.add(span.span_id)
-            for rollout_id, (attempt_ids, span_ids) in wanted.items():  # finds those that are stored, perhaps others
+            for rollout_id, (attempt_ids, span_ids) in lookups.items():  # finds those that are stored, perhaps others
                 values = (rollout_id, list(attempt_ids), list(span_ids))
                 rows = self._link.fetch(_KNOWN_SPANS, values)
-                known.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
+                present.update((rollout_id, attempt_id, span_id) for attempt_id, span_id in rows)
         sizes: list[int] = []
         for span in spans:
             key = (span.rollout_id, span.attempt_id, span.span_id)
-            if key in known:
+            if key in present:
                 sizes.append(0)
                 continue
-            known.add(key)
+            present.add(key)
             body = self._spans[key] = _encode(span)
             sizes.append(len(body))
         return sizes
@@ -134,7 +134,7 @@ class PostgresTx(SqlTx):
         """Fetch at most one row, locked in a writing script.
 
         Raises:
-            LockedError: another transaction has it, and this one is not to wait.
+            LockedError: another transaction has locked it, and this one must not wait.
         """
         if not (self._writing and lock):
             return self._link.fetch(query, values)
@@ -151,7 +151,7 @@ class PostgresTx(SqlTx):
 
     @property
     def lost_a_race(self) -> bool:
-        """True if another transaction changed what the script read; known after the link's next `sync`."""
+        """True if another transaction changed data that the script read; known after the link's next `sync`."""
         return self._writes.lost_a_race
 
     def _send(self) -> None:
@@ -170,8 +170,8 @@ class PostgresTx(SqlTx):
 
 @cache
 def _locking_if_free(query: str) -> str:
-    """Return the query of one row such that it gives nulls for a row that another transaction has locked. Takes the
-    values of the query twice."""
+    """Return a query for one row that returns nulls for a row that another transaction has locked. It needs the values
+    of the query twice."""
     columns, _, rest = query.removeprefix("SELECT ").partition(" FROM ")
     nulls = ", ".join("NULL" for _ in columns.split(", "))
     return (
@@ -181,7 +181,7 @@ def _locking_if_free(query: str) -> str:
 
 
 def _first_of(rows: list[Columns], limit: int) -> list[Columns]:
-    """Return the first of changed rollouts and runs, and what has the place of the last one."""
+    """Return the first changed rollouts and runs, including all that share the place of the last one."""
     rows.sort(key=_place)
     end = limit
     while limit < len(rows) and end < len(rows) and _place(rows[end]) == _place(rows[end - 1]):
@@ -194,15 +194,15 @@ def _place(row: Columns) -> tuple[int, int]:
 
 
 def _read_cursor(text: str) -> tuple[str, int]:
-    """Return the transaction and the number of the row behind which a cursor is.
+    """Return the transaction and the number of the row after which a cursor is.
 
     Raises:
         BadRequestError: not a cursor of this store.
     """
-    found = re.fullmatch(r"(\d{1,19})(?:\.(\d{1,18}))?", text, re.ASCII)
-    if found is None:
+    match = re.fullmatch(r"(\d{1,19})(?:\.(\d{1,18}))?", text, re.ASCII)
+    if match is None:
         raise _no_cursor(text)
-    return found[1], int(found[2] or 0)
+    return match[1], int(match[2] or 0)
 
 
 def _no_cursor(text: str) -> BadRequestError:

@@ -1,10 +1,10 @@
 """A thread that runs writing scripts, many in one transaction (group commit).
 
-A script that raises has sent nothing, so it does not disturb the other scripts of its batch. One that meets a row that
-another transaction holds, or finds at the end that what it read was changed, is run again: scripts are repeatable.
+A script that raises has sent nothing, so it does not disturb the other scripts of its batch. A script that meets a row
+locked by another transaction, or finds at the end that its data was changed, is run again: scripts are repeatable.
 
-A process has one writer for all, and one for the scripts that must be run alone and may have to wait. Two for all would
-be no faster: what a process does at one time it often does to the same workers, and they would wait for each other.
+A process has one writer for most scripts, and one for scripts that must be run alone and may have to wait. Two writers
+for all scripts would not be faster: concurrent scripts often concern the same workers and would wait for each other.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agentlightning.store.sql.writes import Seen
 logger = logging.getLogger(__name__)
 _BATCH = 64
 _PATIENCE_SECONDS = 30.0
-"""So long a script is run again after lost races."""
+"""Seconds for which a script is retried after lost races."""
 
 
 class LostRacesError(Exception):
-    """What these scripts read was changed by another transaction; nothing was committed."""
+    """Raised when another transaction changed data that these scripts read; nothing was committed."""
 
     def __init__(self, jobs: list[Job]) -> None:
         super().__init__(f"{len(jobs)} scripts")
@@ -39,13 +39,13 @@ class LostRacesError(Exception):
 
 
 class UnknownOutcomeError(Exception):
-    """The connection was lost while the server committed."""
+    """Raised when the connection was lost while the server committed."""
 
 
 class Writer:
-    """One connection and its thread, which ends after it has taken None from `jobs` and answered all it took before.
+    """One connection and its thread, which ends when it gets None from `jobs` and has answered all earlier jobs.
 
-    What must be run alone goes to `slow`; without one it is run here. `announcement`: channel and text of the
+    Scripts that must be run alone go to `slow`, or are run here without one. `announcement`: channel and text of the
     notification that goes with a change.
     """
 
@@ -76,7 +76,7 @@ class Writer:
                 self._link.close()
 
     def _next_batch(self) -> list[Job]:
-        """Wait for work; what was put aside comes first, so that it is the first to wait for its locks."""
+        """Wait for work. Jobs that were put aside come first, so that they are the first to wait for their locks."""
         now = time.monotonic()
         batch = [job for job in self._aside if job.due <= now]
         self._aside = [job for job in self._aside if job.due > now]
@@ -130,7 +130,7 @@ class Writer:
                     job.future.set_exception(raised)
 
     def _transact(self, jobs: list[Job]) -> list[tuple[Job, object, Exception | None]]:
-        """Run the scripts in one transaction, return what they return or raise when that is on disk.
+        """Run the scripts in one transaction; return their results or errors when the transaction is on disk.
 
         Raises:
             LostRacesError: some of them must be run again; nothing was committed.
@@ -177,7 +177,7 @@ class Writer:
         return answers
 
     def _after_error(self, jobs: list[Job], error: Exception) -> None:
-        """Nothing was committed: run the scripts again, each by itself, or say why that is of no use."""
+        """Run the scripts again one by one, since nothing was committed, or fail them if the error would recur."""
         connected = self._roll_back()
         if connected and len(jobs) > 1:
             for job in jobs:
@@ -201,7 +201,7 @@ class Writer:
                 job.future.set_exception(refused(self._place, error))
 
     def _roll_back(self) -> bool:
-        """Leave the transaction; False if there is no connection, or it had to be given up."""
+        """Leave the transaction; return False if there is no connection, or it had to be closed."""
         if self._link is None:
             return False
         if self._link.roll_back():

@@ -1,4 +1,4 @@
-"""Where a claim is decided: which queued rollouts a worker is given, each with a new attempt."""
+"""Rules of a claim: the choice of queued rollouts that a worker receives, each with a new attempt."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LOADED_AT_ONCE = 1000
 
 @dataclass(slots=True)
 class Claimed:
-    """What a claim is given."""
+    """The result of a claim."""
 
     claims: list[Claim]
     answered: bool
-    """There is nothing to wait for: something was given, or this is a copy of a claim that was given nothing."""
+    """There is nothing to wait for: the claim has rollouts, or it is a copy of a claim that had none."""
     due: float | None = None
-    """If nothing was given: when the first delayed rollout may be claimed."""
+    """Time at which the first delayed rollout may be claimed, if the claim is empty."""
 
 
 def claim(
@@ -41,15 +41,15 @@ def claim(
     *,
     looks_again: bool = False,
 ) -> Claimed:
-    """Take the oldest queued rollouts of the run, each with a new attempt.
+    """Claim the oldest queued rollouts of the run, each with a new attempt.
 
-    A copy is given what the first one was given, though that be nothing: who asks for work with a new token gets new
-    work. `looks_again`: this is the first one still, which found nothing so far and waits.
+    A copy of the call gets the result of the first one, even an empty one; a request with a new token gets new work.
+    `looks_again`: this is still the first call, which has found nothing so far and waits.
     """
-    row, asked = None, ""
+    row, digests = None, ""
     if token is not None:
         call = claim_call(token, run_id, worker_id, limit)
-        row, asked = cast("ClaimRow | None", tx.get("claim", token)), call.asked
+        row, digests = cast("ClaimRow | None", tx.get("claim", token)), call.asked
         if row is not None:
             if row.asked:
                 call.check(row.asked, "dequeue_many_rollouts")
@@ -57,29 +57,29 @@ def claim(
                 return Claimed(
                     [claimed for pair in row.claims if (claimed := _open_claim(tx, *pair)) is not None], True
                 )
-    taken: list[Claim] = []
-    while len(taken) < limit:
+    claims: list[Claim] = []
+    while len(claims) < limit:
         record = tx.claim(run_id, now)
         if record is None:
             break
-        taken.append(begin_attempt(tx, record, now, "at-" + ids(len(taken)), worker_id, claimed=True))
-    if not taken and worker_id:
+        claims.append(begin_attempt(tx, record, now, "at-" + ids(len(claims)), worker_id, claimed=True))
+    if not claims and worker_id:
         mark_idle(tx, worker_id, now, run_id)
-    if token is not None and (taken or row is None):
-        pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in taken]
-        tx.put("claim", token, ClaimRow(pairs, now, asked=asked))
-    return Claimed(taken, bool(taken), None if taken else tx.next_available(run_id))
+    if token is not None and (claims or row is None):
+        pairs = [(rollout.rollout_id, attempt.attempt_id) for rollout, attempt in claims]
+        tx.put("claim", token, ClaimRow(pairs, now, asked=digests))
+    return Claimed(claims, bool(claims), None if claims else tx.next_available(run_id))
 
 
 def start_attempt(
     tx: Tx, now: float, rollout_id: str, attempt_id: str, worker_id: str | None, call: Call | None = None
 ) -> Claim:
-    """Begin a further attempt, whatever the rollout's status."""
+    """Begin another attempt, whatever the rollout's status."""
     record = existing(tx, rollout_id)
     recall(tx, record, call, "start_attempt", now)
-    known = record.find_attempt(attempt_id)
-    if known is not None:
-        return record.rollout, known
+    earlier = record.find_attempt(attempt_id)
+    if earlier is not None:
+        return record.rollout, earlier
     remember(tx, record, call, now)
     return begin_attempt(tx, record, now, attempt_id, worker_id, claimed=False)
 
@@ -97,7 +97,7 @@ def begin_attempt(
 
 
 def _open_claim(tx: Tx, rollout_id: str, attempt_id: str) -> Claim | None:
-    """Return what was claimed before; None if that claim is over: it ended, lapsed, or was cancelled or deleted."""
+    """Return an earlier claim; None if it is over: it ended, expired, or was cancelled or deleted."""
     record = tx.load(rollout_id)
     attempt = None if record is None else record.latest
     if record is None or attempt is None or attempt.attempt_id != attempt_id or record.rollout.status not in RUNNING:
@@ -106,9 +106,9 @@ def _open_claim(tx: Tx, rollout_id: str, attempt_id: str) -> Claim | None:
 
 
 def forget_claim_tokens(tx: Tx, now: float, most: int = _LOADED_AT_ONCE, age: Age | None = None) -> bool:
-    """Forget tokens of claims that nobody repeats any more, among the first `most`; True if there may be more.
+    """Delete tokens of claims that nobody repeats any more, among the first `most`; return True if there may be more.
 
-    One whose claim is still in hand is kept: who has not been told of it yet may ask after any outage.
+    The token of a pending claim is kept: a worker that has not received the claim may ask again after any outage.
     """
     age = age or by_wall_clock(now)
     rows = tx.scan("claim", most)
@@ -125,25 +125,25 @@ def forget_claim_tokens(tx: Tx, now: float, most: int = _LOADED_AT_ONCE, age: Ag
 
 
 def queued_ahead(tx: Tx, now: float) -> list[str]:
-    """Return what was queued at a time that is still to come, before the clock was set back, in the order of the queue.
+    """Return the rollouts whose queue time is in the future because the clock was set back, in the order of the queue.
     For reading scripts."""
-    found: list[tuple[float, str]] = []
+    rollouts: list[tuple[float, str]] = []
     for status in ("queuing", "requeuing"):
         plan = Plan(status_in=[status], sort_by="start_time", descending=True, limit=_LOADED_AT_ONCE)
         while True:
             page, total, after = tx.find(plan)
-            found += [(r.queued_at, r.rollout.rollout_id) for r in page if r.queued_at and r.queued_at > now]
+            rollouts += [(r.queued_at, r.rollout.rollout_id) for r in page if r.queued_at and r.queued_at > now]
             if after is None or (status == "queuing" and page[-1].rollout.start_time <= now):
                 break
             plan = replace(plan, after=after, total=total)
-    found.sort(key=lambda queued: queued[0])  # among equals they are in the order of their numbers
-    return [rollout_id for _, rollout_id in found]
+    rollouts.sort(key=lambda queued: queued[0])  # among equals they are in the order of their numbers
+    return [rollout_id for _, rollout_id in rollouts]
 
 
 def queue_now(tx: Tx, now: float, rollout_ids: Sequence[str]) -> None:
-    """Give what was queued at a time that is still to come a place in the queue at this moment, in this order.
+    """Set the queue time of rollouts whose queue time is in the future to this moment, in this order.
 
-    A pause before a retry begins anew. A `not_before` that a user gave is a promise by the wall clock, and stays.
+    A pause before a retry starts over. A user's `not_before` refers to the wall clock and stays.
     """
     for place, rollout_id in enumerate(rollout_ids):
         record = tx.load(rollout_id)

@@ -1,6 +1,6 @@
-"""Which rollouts are deleted, by id or by a retention policy, and how.
+"""Deletion of rollouts, by id or by a retention policy.
 
-Only what has ended is deleted by a policy, a page at a time.
+A policy deletes only rollouts that have ended, a page at a time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ PAGE = 256
 def delete(
     tx: Tx, now: float, rollout_ids: Sequence[str], active: Literal["refuse", "skip", "force"], call: Call | None = None
 ) -> int | ConflictError:
-    """Remove rollouts with their spans; unknown ones are passed over. Returns how many were removed.
+    """Remove rollouts with their spans; return the number removed. Unknown ones are ignored.
 
-    `active` says what becomes of one that has not ended: an error (returned, so that it is remembered), nothing, or its
-    removal.
+    `active` selects the handling of a rollout that has not ended: an error (returned, so that it is recorded), nothing,
+    or its removal.
     """
     before = recall_row(tx, call, "delete_rollouts")
     if before is not None:  # what is there still was left when the first copy was cut off
@@ -67,7 +67,7 @@ def delete(
 
 
 def begin_deletion(tx: Tx, now: float, call: Call) -> TokenRow | None:
-    """Return what the first copy of a deletion in several steps left: when it came, its answer if it had one."""
+    """Return the row of the first copy of a deletion in several steps: its time, and its answer if it has one."""
     row = recall_row(tx, call, "delete_rollouts")
     if row is None:
         remember_row(tx, call, now, "")
@@ -75,14 +75,14 @@ def begin_deletion(tx: Tx, now: float, call: Call) -> TokenRow | None:
 
 
 def end_deletion(tx: Tx, call: Call, removed: int) -> None:
-    """Note how a deletion that takes several steps is answered."""
+    """Record the answer of a deletion in several steps."""
     row = recall_row(tx, call, "delete_rollouts")
     if row is not None:
         remember_row(tx, call, row.time, str(removed))
 
 
 def set_aside(tx: Tx, rollout_ids: Sequence[str]) -> None:
-    """Take those of the rollouts whose records cannot be read out of the queue and out of every list."""
+    """Remove the rollouts with unreadable records from the queue and from every list."""
     for rollout_id in rollout_ids:
         try:
             tx.load(rollout_id)
@@ -93,7 +93,7 @@ def set_aside(tx: Tx, rollout_ids: Sequence[str]) -> None:
 def surplus(
     tx: Tx, now: float, run_id: str | None, policy: RetentionPolicy, ended_before: float | None = None
 ) -> list[str]:
-    """Return up to `PAGE` ended rollouts of a run that go beyond the policy, those that ended first coming first."""
+    """Return up to `PAGE` ended rollouts of a run that exceed the policy, in the order of their ends."""
     chosen: list[Record] = []
     if policy.max_age is not None:
         oldest = now - policy.max_age

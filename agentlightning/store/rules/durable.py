@@ -1,24 +1,24 @@
-"""What the durable backends share: the version of what they keep, and what becomes of a record that cannot be read.
+"""Shared parts of the durable backends: the version of the stored data, and the handling of unreadable records.
 
-A program upgrades what an older one wrote, when it opens it, and refuses what a newer one wrote: it would drop fields
-that it does not know. It looks again with every write, so that one that was running before an upgrade writes nothing
-after it (programs of version 2 and earlier look when they open a store only).
+A program upgrades the data of an older version when it opens a store, and refuses the data of a newer one, whose fields
+it would drop. It checks the version again with every write, so that a program that was running before an upgrade writes
+nothing after it (programs of version 2 and earlier check only when they open a store).
 
-To change what is kept: count `SCHEMA_VERSION` up and give each backend its step to that number (`sqlite/schema.py`,
-`postgres/schema.py`, `mongo/schema.py`), which may be none; then write the present databases down for the tests, with
-the program as it was before (`tests/fixtures/stores/make.py`).
+To change the stored data: increase `SCHEMA_VERSION` and give each backend its step to that number (`sqlite/schema.py`,
+`postgres/schema.py`, `mongo/schema.py`), which may be empty; then save databases of the version before as fixtures for
+the tests, with the program as it was before the change (`tests/fixtures/stores/make.py`).
 
 1  the first one
 2  priorities, ends, sizes and changes of rollouts in columns of their own (SQLite; the others began with them)
-3  versions are looked at with every write
+3  versions are checked with every write
 4  runs and their records, vocabularies; a change of a run has its number among those of rollouts
-5  rewards on attempts, read out of the spans that are there; summaries and inputs as text beside the records
+5  rewards on attempts, read from the existing spans; summaries and inputs as text beside the records
 
-A record that cannot be read (bad JSON, a missing field, an unknown status) is a fault of the store, not of the caller:
-`DamagedRecordError` names the row, and the log has it once. A rollout is set aside: its row gets the status `damaged`
-and leaves the queue, so that claims and lists go on without it. A worker's row says only what attempts say, and is
-made anew by the worker's next call. The other rows and the spans stay as they are, and whoever asks for exactly them
-gets the error. `agl store check` lists all of it.
+A record that cannot be read (bad JSON, a missing field, an unknown status) is an error of the store, not of the caller:
+`DamagedRecordError` names the row, and the log reports it once. A rollout is set aside: its row gets the status
+`damaged` and leaves the queue, so that claims and lists skip it. A worker's row only repeats its attempts, and the
+worker's next call creates it again. The other rows and the spans stay as they are, and a request for exactly one of
+them gets the error. `agl store check` lists all of them.
 """
 
 from __future__ import annotations
@@ -51,37 +51,37 @@ INDEXED = (
     *("status", "start_time", "end_time", "priority", "available_at", "deadline", "worker_id"),
     *("attempts", "span_count", "span_bytes"),
 )
-"""Columns of a rollout's table that repeat what its record says, so that it is found by them."""
+"""Columns of the rollouts table that repeat fields of the record, for searching."""
 LISTED = 50
 """Problems of a file that are listed; further ones are only counted."""
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """What a check of a file saw."""
+    """The result of a check of a file."""
 
     schema_version: int
     rollouts: int = 0
     spans: int = 0
     found: int = 0
-    """How many problems there are."""
+    """Number of problems."""
     problems: list[str] = field(default_factory=list[str])
     """The first `LISTED` of them."""
 
     @classmethod
     def of(cls, schema_version: int, rollouts: int, spans: int, problems: Iterator[str]) -> Self:
-        """Return the report of these problems, which are looked for here."""
+        """Return the report of these problems; this call reads the iterator."""
         listed = list(islice(problems, LISTED))
         return cls(schema_version, rollouts, spans, len(listed) + sum(1 for _ in problems), listed)
 
     @property
     def complete(self) -> bool:
-        """False for a file of an older version, of which only SQLite's own structure was checked."""
+        """False if the file has an older version, so that only SQLite's own structure was checked."""
         return self.schema_version == SCHEMA_VERSION
 
 
 def check_not_newer(place: str, version: int) -> None:
-    """Check that this program knows what is kept in `place` (a text for people).
+    """Check that this program knows the version of the data in `place` (a name for messages).
 
     Raises:
         ConflictError: a newer program wrote it; names both versions.
@@ -96,12 +96,12 @@ def check_not_newer(place: str, version: int) -> None:
 
 @cache  # made at its first use, since a store in memory needs none
 def record_type() -> TypeAdapter[Record]:
-    """Return what writes and reads a record."""
+    """Return the type adapter that writes and reads a record."""
     return TypeAdapter(Record)
 
 
 def read_record(body: bytes | str, rollout_id: str) -> Record:
-    """Return what the row of a rollout holds.
+    """Return the record in the row of a rollout.
 
     Raises:
         DamagedRecordError: it cannot be read.
@@ -113,7 +113,7 @@ def read_record(body: bytes | str, rollout_id: str) -> Record:
 
 
 def indexed(record: Record) -> tuple[str | float | None, ...]:
-    """Return the values of `INDEXED`. A rollout that has not ended does so at infinity, which an index orders last."""
+    """Return the values of `INDEXED`. The end of a rollout that has not ended is infinity, last in an index."""
     rollout = record.rollout
     return (
         *(rollout.status, rollout.start_time, math.inf if rollout.end_time is None else rollout.end_time),
@@ -123,7 +123,7 @@ def indexed(record: Record) -> tuple[str | float | None, ...]:
 
 
 def readable_records(rows: Iterable[Sequence[Any]], set_aside: Callable[[str], None]) -> list[Record]:
-    """Return the records that can be read out of (body, rollout id, ...); the ids of the others go to `set_aside`."""
+    """Return the readable records in rows of (body, rollout id, ...); pass the ids of the others to `set_aside`."""
     records: list[Record] = []
     for body, rollout_id, *_ in rows:
         try:
@@ -134,7 +134,7 @@ def readable_records(rows: Iterable[Sequence[Any]], set_aside: Callable[[str], N
 
 
 def page_of_records(records: Iterable[Record], numbers: Mapping[str, int], plan: Plan) -> Found:
-    """Return the page of a plan out of all records that match it, in the order of their numbers."""
+    """Return the page of a plan from all matching records, in the order of their numbers."""
     by_id = {record.rollout.rollout_id: record for record in records}
     rollouts, total = page_of([record.rollout for record in by_id.values()], plan.sort_by, plan.descending, -1, 0)
     if plan.after is not None:
@@ -155,7 +155,7 @@ def page_of_records(records: Iterable[Record], numbers: Mapping[str, int], plan:
 
 
 def behind_place(plan: Plan, mark: str) -> tuple[str, list[object]]:
-    """Return the further condition, in SQL, on rows behind the place where the page begins, and its values."""
+    """Return the SQL condition on rows after the place where the page begins, and its values."""
     if plan.after is None:
         return "", []
     value, number = plan.after
@@ -167,13 +167,13 @@ def behind_place(plan: Plan, mark: str) -> tuple[str, list[object]]:
 
 
 def last_place(rows: Sequence[Sequence[Any]]) -> Place:
-    """Return the place of the last of these rows, which end with the value that is sorted by and the number."""
+    """Return the place of the last of these rows, whose last columns are the sort value and the number."""
     *_, value, number = rows[-1]
     return None if value == math.inf else value, number
 
 
 def read_row(kind: Kind, key: str, body: bytes | str) -> Row:
-    """Return what another row holds.
+    """Return another row, decoded.
 
     Raises:
         DamagedRecordError: it cannot be read.
@@ -185,7 +185,7 @@ def read_row(kind: Kind, key: str, body: bytes | str) -> Row:
 
 
 def read_row_or_none(kind: Kind, key: str, body: bytes | str) -> Row | None:
-    """Return what another row holds; None for a worker's that cannot be read.
+    """Return another row, decoded; None for a worker's row that cannot be read.
 
     Raises:
         DamagedRecordError: a row of another kind cannot be read.
@@ -199,7 +199,7 @@ def read_row_or_none(kind: Kind, key: str, body: bytes | str) -> Row | None:
 
 
 def readable_rows(kind: Kind, rows: Iterable[tuple[str, bytes | str]]) -> list[tuple[str, Row]]:
-    """Return keys and rows of those rows of a kind that can be read."""
+    """Return the keys and rows of a kind that can be read."""
     readable: list[tuple[str, Row]] = []
     for key, body in rows:
         with contextlib.suppress(DamagedRecordError):

@@ -1,6 +1,6 @@
-"""How a rollout comes into the store: enqueued, or started with its first attempt.
+"""Creation of rollouts: enqueued, or started with a first attempt.
 
-A call with a token makes each rollout once: the ids are made from the token, so a repeated call finds what it made.
+A call with a token creates each rollout once: ids are derived from the token, so a repeated call finds its rollouts.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from agentlightning.store.rules.values import DEFAULT_CONFIG, new_rollout
 from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout
 
 _FURTHER_DRAW = 1 << 32
-"""Past every index that a call uses."""
+"""An index beyond every index that a call uses."""
 
 
 def enqueue(
     tx: Tx, now: float, ids: Ids, requests: Sequence[EnqueueRolloutRequest], call: Call | None = None
 ) -> list[Rollout]:
     """Create rollouts and queue them, in order."""
-    made: list[Rollout] = []
+    rollouts: list[Rollout] = []
     pins: dict[str | None, tuple[str | None, int | None]] = {}
     made_by = ""
     for index, request in enumerate(requests):
         if call is not None:
             made_by = _maker(call, request, len(requests))
         rollout_id = "ro-" + ids(index)
-        known = tx.load(rollout_id)
-        if known is not None:
-            rollout_id, known = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
-        if known is None:
+        existing = tx.load(rollout_id)
+        if existing is not None:
+            rollout_id, existing = _own_id(tx, ids, index, partial(_is_made_by, made_by, request, now))
+        if existing is None:
             if call is not None:
                 _check_not_deleted(tx, call, rollout_id)
             rollout = _new_rollout(tx, now, rollout_id, request, pins)
             note_change(tx, Record(rollout, [], queued_at=now, made_by=made_by), None, now)
-            made.append(rollout)
+            rollouts.append(rollout)
         else:
-            _check_same_request(made_by, request, known, "enqueue_many_rollouts")
-            made.append(known.rollout)
-    return made
+            _check_same_request(made_by, request, existing, "enqueue_many_rollouts")
+            rollouts.append(existing.rollout)
+    return rollouts
 
 
 def start_rollout(
@@ -57,12 +57,12 @@ def start_rollout(
     worker_id: str | None,
     call: Call | None = None,
 ) -> Claim:
-    """Create a rollout with its first attempt in hand; it is never queued."""
+    """Create a rollout with a pending first attempt; it is never queued."""
     made_by = "" if call is None else _maker(call, request, worker_id)
-    rollout_id, known = _own_id(tx, ids, 0, lambda known: known.find_attempt(attempt_id) is not None)
-    if known is not None:
-        _check_same_request(made_by, request, known, "start_rollout")
-        return known.rollout, cast("Attempt", known.find_attempt(attempt_id))
+    rollout_id, existing = _own_id(tx, ids, 0, lambda existing: existing.find_attempt(attempt_id) is not None)
+    if existing is not None:
+        _check_same_request(made_by, request, existing, "start_rollout")
+        return existing.rollout, cast("Attempt", existing.find_attempt(attempt_id))
     if call is not None:
         _check_not_deleted(tx, call, rollout_id)
     record = Record(_new_rollout(tx, now, rollout_id, request, {}), made_by=made_by)
@@ -76,36 +76,36 @@ def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> t
     """
     while True:
         rollout_id = "ro-" + ids(index)
-        known = tx.load(rollout_id)
-        if known is None or is_own(known):
-            return rollout_id, known
+        existing = tx.load(rollout_id)
+        if existing is None or is_own(existing):
+            return rollout_id, existing
         index += _FURTHER_DRAW
 
 
 def _maker(call: Call, request: EnqueueRolloutRequest, further: object) -> str:
-    """Return what a rollout says of the call that made it: its key, and a digest of all that was asked for."""
+    """Return the `made_by` of a rollout: the key of the call that made it, and a digest of all its arguments."""
     return f"{call.key} {digest([request, further])}"
 
 
-def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, known: Record) -> bool:
-    """True if a rollout, found under an id of this request, says that this call made it, or does not say which and
-    seems to be no other that drew the same id."""
-    if made_by != "" and known.made_by.split()[:1] == made_by.split()[:1]:
+def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, record: Record) -> bool:
+    """Return True if this call made a rollout with an id of this request: the rollout names the call, or it names none
+    and does not seem to be another one that drew the same id."""
+    if made_by != "" and record.made_by.split()[:1] == made_by.split()[:1]:
         return True
-    young = known.rollout.start_time > now - TOKEN_SECONDS
-    return not known.made_by and (young or known.rollout.input == request.input)
+    young = record.rollout.start_time > now - TOKEN_SECONDS
+    return not record.made_by and (young or record.rollout.input == request.input)
 
 
-def _check_same_request(made_by: str, request: EnqueueRolloutRequest, known: Record, operation: str) -> None:
-    if made_by and known.made_by and made_by != known.made_by:
+def _check_same_request(made_by: str, request: EnqueueRolloutRequest, record: Record, operation: str) -> None:
+    if made_by and record.made_by and made_by != record.made_by:
         names = ("input", "mode", "run_id", "priority", "metadata")
-        given = {name: getattr(request, name) for name in names}
-        given["metadata"] = given["metadata"] or {}
-        raise reused(operation, [name for name in names if given[name] != getattr(known.rollout, name)])
+        values = {name: getattr(request, name) for name in names}
+        values["metadata"] = values["metadata"] or {}
+        raise reused(operation, [name for name in names if values[name] != getattr(record.rollout, name)])
 
 
 def _check_not_deleted(tx: Tx, call: Call, rollout_id: str) -> None:
-    """Refuse to make a rollout that an earlier copy of the call made, and that was deleted since."""
+    """Refuse to make a rollout that an earlier copy of the call made and that was deleted since."""
     if tx.get("token", call.key) is not None:
         raise GoneError(
             f"This call was answered before, and rollout {rollout_id}, which it made, was deleted since. "
@@ -120,7 +120,7 @@ def _new_rollout(
     request: EnqueueRolloutRequest,
     pins: dict[str | None, tuple[str | None, int | None]],
 ) -> Rollout:
-    """Return the rollout of a request. `pins` keeps which version of which resources is the latest of a run."""
+    """Return the rollout of a request. `pins` caches the id and version of the latest resources of each run."""
     resources_id, run_id = request.resources_id, request.run_id
     if resources_id is None:
         pin = pins.get(run_id)

@@ -1,4 +1,4 @@
-"""What callers read that watch or wait: changes since a cursor, and which rollouts have ended."""
+"""Reads for callers that watch or wait: changes since a cursor, and rollouts that have ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FINISHED = sorted(FINISHED)
 
 
 def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> EventPage:
-    """Return what changed after a cursor and the cursor to go on from; None is this moment."""
+    """Return the changes after a cursor, and the next cursor; None is this moment."""
     if after is None:
         return EventPage(events=[], cursor=tx.last_change())
     changed, cursor = tx.changes(after, limit)
@@ -58,37 +58,39 @@ def _event(record: Record) -> RolloutEvent:
 
 
 def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return the rollouts with these ids, in their order; unknown ones are left out. For reading scripts."""
+    """Return the rollouts with these ids, in their order, without unknown ones. For reading scripts."""
     if len(rollout_ids) == 1:
         record = tx.load(rollout_ids[0])
         return [] if record is None else [record.rollout]
-    found: dict[str, Rollout] = {}
+    rollouts: dict[str, Rollout] = {}
     for start in range(0, len(rollout_ids), _LOADED_AT_ONCE):
         records = tx.find(Plan(ids=rollout_ids[start : start + _LOADED_AT_ONCE])).records
-        found.update((record.rollout.rollout_id, record.rollout) for record in records)
-    return [found[rollout_id] for rollout_id in rollout_ids if rollout_id in found]
+        rollouts.update((record.rollout.rollout_id, record.rollout) for record in records)
+    return [rollouts[rollout_id] for rollout_id in rollout_ids if rollout_id in rollouts]
 
 
 def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], list[str]]:
-    """Return those of the rollouts that have ended, in their order, and the ids of those that have not.
+    """Return the rollouts that have ended, in their order, and the ids of those that have not.
 
-    Unknown ones are in neither. For reading scripts. What has not ended is only counted.
+    Unknown ones are in neither. For reading scripts. Rollouts that have not ended are only counted.
     """
     if len(rollout_ids) == 1:
-        known = load_rollouts(tx, rollout_ids)
-        return [r for r in known if r.status in FINISHED], [r.rollout_id for r in known if r.status not in FINISHED]
-    wanted = list(dict.fromkeys(rollout_ids))
+        rollouts = load_rollouts(tx, rollout_ids)
+        return [r for r in rollouts if r.status in FINISHED], [
+            r.rollout_id for r in rollouts if r.status not in FINISHED
+        ]
+    ids = list(dict.fromkeys(rollout_ids))
     ended: dict[str, Rollout] = {}
     count = 0
-    for start in range(0, len(wanted), _LOADED_AT_ONCE):
-        some = wanted[start : start + _LOADED_AT_ONCE]
+    for start in range(0, len(ids), _LOADED_AT_ONCE):
+        some = ids[start : start + _LOADED_AT_ONCE]
         records = tx.find(Plan(ids=some, status_in=_FINISHED)).records
         ended.update((record.rollout.rollout_id, record.rollout) for record in records)
         count += tx.find(Plan(ids=some, limit=0)).total
-    if count < len(wanted):  # which of them are unknown is worth a look at each only now
-        there = {rollout.rollout_id for rollout in load_rollouts(tx, wanted)}
-        wanted = [rollout_id for rollout_id in wanted if rollout_id in there]
+    if count < len(ids):  # which of them are unknown is worth a look at each only now
+        present = {rollout.rollout_id for rollout in load_rollouts(tx, ids)}
+        ids = [rollout_id for rollout_id in ids if rollout_id in present]
     return (
         [ended[rollout_id] for rollout_id in rollout_ids if rollout_id in ended],
-        [rollout_id for rollout_id in wanted if rollout_id not in ended],
+        [rollout_id for rollout_id in ids if rollout_id not in ended],
     )

@@ -1,4 +1,4 @@
-"""How a finished history is taken in, piece by piece: what is there already is left, what does not fit is named."""
+"""Import of a finished history, piece by piece: existing records are skipped, records that do not fit are reported."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from agentlightning.utils.rewards import as_reward
 
 _COUNTS = ("resources", "rollouts", "attempts", "spans", "present")
 PIECE = 1000
-"""Rollouts, attempts and spans that are taken in at once, beyond which a history is cut between two rollouts."""
+"""Rollouts, attempts and spans that one step imports; a larger history is cut between two rollouts."""
 NO_REWARD = "no_reward"
 """Outcome reason of an attempt that succeeded without a reward."""
 _BEHIND_ALL_SPANS = 2**53
-"""Number of a reward that came with its attempt: no span of it changes that."""
+"""Number of a reward that came with its attempt, so that no span of the attempt changes it."""
 
 
 class History(NamedTuple):
@@ -40,7 +40,7 @@ class History(NamedTuple):
 
 
 def pieces_of(history: History) -> list[History]:
-    """Return a history in pieces that are taken in one after the other, each rollout with all that belongs to it."""
+    """Return a history in pieces for import one after the other, each rollout with everything that belongs to it."""
     if sum(map(len, history)) <= PIECE:
         return [history]
     by_rollout: dict[str, History] = {}
@@ -59,7 +59,7 @@ def pieces_of(history: History) -> list[History]:
 
 
 def add_up(one: HistoryImport, other: HistoryImport) -> HistoryImport:
-    """Return what became of two pieces: what was refused of each kind stands together."""
+    """Return the combined result of two pieces, with the refusals of each kind together."""
     kinds = get_args(HistoryKind)
     refused = sorted([*one.refused, *other.refused], key=lambda each: kinds.index(each.kind))
     counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
@@ -67,11 +67,11 @@ def add_up(one: HistoryImport, other: HistoryImport) -> HistoryImport:
 
 
 def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImport:
-    """Take in versions of resources; returns what became of each. No script changes these and rollouts at once."""
+    """Import versions of resources; return the result of each. No script changes these and rollouts at once."""
     done = HistoryImport()
     for update in sorted(updates, key=lambda each: each.version):
-        taken = take_version(tx, update)
-        if taken is None:
+        result = take_version(tx, update)
+        if result is None:
             message = (
                 f"Resources {update.resources_id!r} of version {update.version} are here with other values or another "
                 "origin; import into a store that does not have them"
@@ -79,18 +79,18 @@ def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImpor
             place = f"{update.resources_id}/{update.version}"
             done.refused.append(HistoryRefusal(kind="resources", id=place, reason="different", message=message))
         else:
-            done.resources += taken
-            done.present += not taken
+            done.resources += result
+            done.present += not result
     return done
 
 
 def import_history(tx: Tx, history: History) -> HistoryImport:
-    """Take in rollouts, attempts and spans; returns what became of each."""
+    """Import rollouts, attempts and spans; return the result of each."""
     return _Taking(tx).take(history)
 
 
 class _Taking:
-    """One call: the records that it has loaded, and what it answers."""
+    """One call: the records that it has loaded, and its answer."""
 
     def __init__(self, tx: Tx) -> None:
         self.tx = tx
@@ -193,10 +193,10 @@ class _Taking:
             self.done.spans += 1
             if may_reward(span) and (rewarded := rewarded_by(span)) is not None:
                 rewards.setdefault((span.rollout_id, span.attempt_id), []).append(rewarded)
-        for (rollout_id, attempt_id), found in rewards.items():
+        for (rollout_id, attempt_id), span_rewards in rewards.items():
             record = cast("Record", self.records[rollout_id])
             attempt = cast("Attempt", record.find_attempt(attempt_id))
-            record.put_attempt(_with_outcome(with_reward(record, attempt, found)))
+            record.put_attempt(_with_outcome(with_reward(record, attempt, span_rewards)))
 
     def _fits(self, span: Span) -> bool:
         record = self._record(span.rollout_id)
@@ -231,7 +231,7 @@ def _is_at_work(rollout: Rollout) -> str:
 
 
 def _without_unusable_rewards(attempt: Attempt) -> Attempt:
-    """Return an attempt with those of its rewards that can be used; without its outcome if that was said of another."""
+    """Return an attempt with its usable rewards only, and without its outcome if that described another reward."""
     usable = {name: value for name, value in (attempt.rewards or {}).items() if as_reward(value) is not None} or None
     reward = as_reward(attempt.reward)
     if (reward, usable) == (attempt.reward, attempt.rewards):
@@ -241,7 +241,7 @@ def _without_unusable_rewards(attempt: Attempt) -> Attempt:
 
 
 def _with_outcome(attempt: Attempt) -> Attempt:
-    """Return an attempt with the outcome that its status and its reward say, unless its source said one."""
+    """Return an attempt with the outcome that follows from its status and reward, unless its source set one."""
     if attempt.outcome is not None and (attempt.outcome, attempt.outcome_reason) != ("unscored", NO_REWARD):
         return attempt
     if attempt.status != "succeeded":

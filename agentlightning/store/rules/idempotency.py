@@ -1,10 +1,10 @@
-"""What is remembered of a call that carries a token, so that a copy of it, however late, changes nothing.
+"""Records of calls that carry a token, so that a copy of a call, however late, changes nothing.
 
-A copy is answered again or refused, never done again. The record of a rollout and the row of a run name the calls
-that made and changed them (`made_by` and `calls` of `Record`) as long as there is room; other calls, and those that
-made what was deleted since, are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: each operation
-that is called with it is a call of its own. All of this lives for `TOKEN_SECONDS`. Copies that come while the first
-one runs wait for it (`engine/calls.py`).
+A copy is answered again or refused, never carried out again. The record of a rollout and the row of a run name the
+calls that made and changed them (`made_by` and `calls` of `Record`) as long as there is room. Other calls, and those
+whose results were deleted since, are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: another
+operation with the same token is a separate call. These records live for `TOKEN_SECONDS`. Copies that arrive while the
+first one runs wait for it (`engine/calls.py`).
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from agentlightning.store.rules.tx import Age, Done, Record, RunRow, TokenRow, T
 
 R = TypeVar("R")
 TOKEN_SECONDS = 600.0
-"""For so long after a call a copy of it is known: longer than any client repeats one."""
+"""Seconds after a call for which a copy of it is recognised: longer than any client repeats one."""
 REMEMBERED = (ConflictError, NotFoundError)
-"""Refusals that rest on the state of the store. A copy that comes when the state has changed is refused like the first;
-any other refusal is the same at any time, or is one that the client is to try again."""
+"""Refusals that depend on the state of the store. A copy that arrives after the state has changed is refused like the
+first; any other refusal is the same at any time, or asks the client to retry."""
 _JSON = json.JSONEncoder(sort_keys=True, default=to_jsonable_python)
 _SHORT = 64
 _REFUSED = "!"
 _IN_RECORD = 32
-"""Calls that a record remembers by itself. Beyond that the older half of them moves into rows."""
+"""Calls that a record holds itself. Beyond that, the older half of them moves into rows."""
 _FORGOTTEN_AT_ONCE = 1000
 _BEAT = 16
 _BEATS = 60
-"""Heartbeats that a worker's row remembers: at one every ten seconds as long as any other call."""
+"""Heartbeats that a worker's row records: with one every ten seconds, for as long as any other call."""
 
 
 class Call(NamedTuple):
     """A call that carries a token."""
 
     key: str
-    """Made of operation and token."""
+    """The key made of operation and token."""
     asked: str
     """A digest of each argument."""
     token: str
 
     @classmethod
     def of(cls, operation: str, token: str, arguments: Mapping[str, object]) -> Call:
-        """Return the call of an operation with these arguments; None is the same as an argument left out."""
-        asked = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
-        return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(asked), token)
+        """Return the call of an operation with these arguments; None is the same as an omitted argument."""
+        digests = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
+        return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(digests), token)
 
     def check(self, before: str, operation: str) -> None:
-        """Refuse a token that came with other arguments before.
+        """Refuse a token that was used with other arguments before.
 
         Raises:
             TokenReusedError: names the arguments that differ.
         """
         if before != self.asked:
-            ours, theirs = (dict(part.split("=") for part in asked.split()) for asked in (self.asked, before))
+            ours, theirs = (dict(part.split("=") for part in digests.split()) for digests in (self.asked, before))
             raise reused(operation, sorted(name for name in ours.keys() | theirs if ours.get(name) != theirs.get(name)))
 
     def done(self, now: float, answer: str) -> Done:
-        """Return what is remembered of the call."""
+        """Return the record of the answered call."""
         return Done(self.key, self.asked, now, answer)
 
 
@@ -77,7 +77,7 @@ def reused(operation: str, differing: list[str]) -> TokenReusedError:
 
 
 def refusal_text(error: AgentLightningError) -> str:
-    """Return the text under which a refusal is remembered."""
+    """Return the text that records a refusal."""
     return f"{_REFUSED}{type(error).__name__}: {error}"
 
 
@@ -89,7 +89,7 @@ def raise_if_refused(answer: str) -> None:
 
 
 def digest(value: object) -> str:
-    """Return 8 hexadecimal characters that tell a value from another."""
+    """Return 8 hexadecimal characters that distinguish a value from others."""
     if value.__class__ is str and len(cast(str, value)) <= _SHORT:
         return _digest_of_text(cast(str, value))
     return _hash(_JSON.encode(value).encode(), 8)
@@ -97,7 +97,7 @@ def digest(value: object) -> str:
 
 @lru_cache(maxsize=1024)
 def _digest_of_text(text: str) -> str:
-    """The same of a short text: most are statuses and names of workers, which come again and again."""
+    """Return the digest of a short text, cached: most are statuses and names of workers, which repeat."""
     return _hash(_JSON.encode(text).encode(), 8)
 
 
@@ -106,7 +106,7 @@ def _hash(content: bytes, length: int) -> str:
 
 
 def claim_call(token: str, run_id: str | None, worker_id: str | None, limit: int) -> Call:
-    """Return the call that a claim is, whatever the time that it waits."""
+    """Return the call of a claim, which does not depend on its waiting time."""
     return Call.of("dequeue_many_rollouts", token, {"run_id": run_id, "worker_id": worker_id, "limit": limit})
 
 
@@ -114,7 +114,7 @@ def claim_call(token: str, run_id: str | None, worker_id: str | None, limit: int
 
 
 def recall(tx: Tx, record: Record | RunRow, call: Call | None, operation: str, now: float) -> Done | None:
-    """Return what is known of a call if this is a copy of it.
+    """Return the record of a call if this is a copy of it.
 
     Raises:
         TokenReusedError: the first one had other arguments.
@@ -141,7 +141,7 @@ def _find(tx: Tx, record: Record | RunRow, call: Call, now: float) -> Done | Non
 
 
 def remember(tx: Tx, record: Record | RunRow, call: Call | None, now: float, answer: str = "") -> None:
-    """Note in a record that a call was answered; the caller saves it."""
+    """Add an answered call to a record; the caller saves the record."""
     if call is None:
         return
     calls = [done for done in record.calls if now - done.time <= TOKEN_SECONDS]
@@ -153,8 +153,8 @@ def remember(tx: Tx, record: Record | RunRow, call: Call | None, now: float, ans
 
 
 def refusable(tx: Tx, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R | Exception:
-    """Run a change of a rollout. A refusal that rests on the rollout's state is remembered and returned, not raised:
-    a script that raises leaves no trace."""
+    """Run a change of a rollout. A refusal that depends on the rollout's state is recorded and returned, not raised: a
+    script that raises leaves no trace."""
     try:
         return change(tx)
     except REMEMBERED as error:
@@ -170,7 +170,7 @@ def refusable(tx: Tx, now: float, rollout_id: str, call: Call | None, change: Ca
 
 
 def recall_row(tx: Tx, call: Call | None, operation: str) -> TokenRow | None:
-    """The same as `recall` for a call that changes no single rollout."""
+    """Same as `recall`, for a call that changes no single rollout."""
     row = None if call is None else cast("TokenRow | None", tx.get("token", call.key))
     if call is not None and row is not None:
         call.check(row.asked, operation)
@@ -179,33 +179,33 @@ def recall_row(tx: Tx, call: Call | None, operation: str) -> TokenRow | None:
 
 
 def remember_row(tx: Tx, call: Call | None, now: float, answer: str | AgentLightningError) -> None:
-    """Note what a call was answered with, or how it was refused."""
+    """Record the answer or the refusal of a call."""
     if call is not None:
         text = answer if isinstance(answer, str) else refusal_text(answer)
         tx.put("token", call.key, TokenRow(now, call.asked, text))
 
 
 def is_known_beat(row: WorkerRow, call: Call | None) -> bool:
-    """True if a heartbeat is a copy of one of the last; notes it otherwise.
+    """Return True if a heartbeat is a copy of one of the last ones; otherwise record it.
 
     Raises:
         TokenReusedError: that one had other arguments.
     """
     if call is None:
         return False
-    key, asked = call.key[: _BEAT // 2], digest(call.asked)
+    key, arguments = call.key[: _BEAT // 2], digest(call.asked)
     for start in range(0, len(row.beats), _BEAT):
         beat = row.beats[start : start + _BEAT]
         if beat.startswith(key):
-            if not beat.endswith(asked):
+            if not beat.endswith(arguments):
                 raise reused("update_worker", [])
             return True
-    row.beats = (row.beats + key + asked)[-_BEATS * _BEAT :]
+    row.beats = (row.beats + key + arguments)[-_BEATS * _BEAT :]
     return False
 
 
 def forget_call_tokens(tx: Tx, now: float, age: Age | None = None) -> bool:
-    """Forget the tokens of other calls that nobody repeats any more, a page of them; True if there may be more."""
+    """Delete a page of tokens of other calls that nobody repeats any more; return True if there may be more."""
     age = age or by_wall_clock(now)
     rows = tx.scan("token", _FORGOTTEN_AT_ONCE)
     for key, row in rows:

@@ -12,7 +12,7 @@ Attempts (rows: from, columns: to; `.` allowed, `=` no change, `x` ConflictError
 
 Rollouts: from a non-terminal status to any; from a terminal one (failed, succeeded, cancelled) only to itself (no
 change), or to queuing and requeuing, which clears `end_time`. `start_attempt` is the other way out. An attempt's change
-never moves a terminal rollout, and only the latest attempt moves a rollout at all.
+never changes the status of a terminal rollout, and only the latest attempt changes the status of a rollout.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _STICKY: Final[frozenset[AttemptStatus]] = frozenset(("failed", "succeeded"))
 _RETRIABLE: Final[frozenset[AttemptStatus]] = frozenset(("failed", "timeout", "unresponsive"))
 
 LEASE_EXPIRED: Final = "lease_expired"
-"""Outcome reason of an attempt whose worker fell silent, or no longer names it."""
+"""Outcome reason of an attempt whose worker stopped sending heartbeats, or no longer names it."""
 SPANS_LOST: Final = "spans_lost"
-"""Outcome reason of an attempt that was finished while the store was away for too long to take its spans."""
+"""Outcome reason of an attempt that finished while the store was unreachable for too long to receive its spans."""
 STORE_UNREACHABLE: Final = "store_unreachable"
-"""Outcome reason of an attempt that could not go on without the store, which was away for too long."""
+"""Outcome reason of an attempt that could not continue because the store was unreachable for too long."""
 RUNNER_DIED: Final = "runner_died"
 """Outcome reason of an attempt whose process died, reported by the process that saw its end."""
 STOPPED: Final = "stopped"
-"""Outcome reason of an attempt that was broken off because its run ended."""
+"""Outcome reason of an attempt that was interrupted because its run ended."""
 _LOST: Final = frozenset((LEASE_EXPIRED, RUNNER_DIED, SPANS_LOST, STORE_UNREACHABLE))
-"""Reasons that say nothing of the attempt: it is made again, beside `max_attempts`."""
+"""Reasons that are not about the attempt itself: it is retried without counting against `max_attempts`."""
 
 
 def check_attempt_status(status: object) -> Any:
-    """Return the status of an attempt that a word means.
+    """Return the attempt status that a word stands for.
 
     Raises:
         BadRequestError: there is no such status.
@@ -59,7 +59,7 @@ def check_attempt_status(status: object) -> Any:
 
 
 def check_rollout_status(status: object) -> Any:
-    """Return the status of a rollout that a word means.
+    """Return the rollout status that a word stands for.
 
     Raises:
         BadRequestError: there is no such status.
@@ -93,7 +93,7 @@ def check_rollout_change(rollout_id: str, status: RolloutStatus, to: RolloutStat
 
     Raises:
         BadRequestError: no such status.
-        ConflictError: the rollout is at an end and `to` does not queue it again.
+        ConflictError: the rollout has ended and `to` does not queue it again.
     """
     check_rollout_status(to)
     if status == to:
@@ -109,8 +109,8 @@ def check_rollout_change(rollout_id: str, status: RolloutStatus, to: RolloutStat
 def rollout_after(attempt: Attempt, config: RolloutConfig, infrastructure_retries: int) -> RolloutStatus:
     """Return the status of a rollout whose latest attempt is this one.
 
-    `infrastructure_retries` is how many of its attempts were retries after a lost worker; they do not count against
-    `max_attempts`.
+    `infrastructure_retries` is the number of its attempts that were retries after a lost worker; they do not count
+    against `max_attempts`.
     """
     status = attempt.status
     if status in ("preparing", "running", "succeeded"):
@@ -124,7 +124,7 @@ def rollout_after(attempt: Attempt, config: RolloutConfig, infrastructure_retrie
 
 
 def is_infrastructure_retry(attempt: Attempt, config: RolloutConfig, infrastructure_retries: int) -> bool:
-    """True if the rollout is queued again because the attempt was lost, and not because of how it ended."""
+    """Return True if the rollout is queued again because the attempt was lost, not because of its result."""
     return attempt.outcome_reason in _LOST and infrastructure_retries < config.infrastructure_retries
 
 
@@ -141,7 +141,7 @@ def health(
 ) -> AttemptStatus | None:
     """Return `timeout` or `unresponsive` if the attempt is past a limit of its rollout, else None.
 
-    `age` says how long ago a moment was; by default the difference to `now`.
+    `age` returns the seconds since a moment; by default the difference to `now`.
     """
     age = age or (lambda since: now - since)
     if config.timeout_seconds is not None and age(attempt.start_time) > config.timeout_seconds:
@@ -154,7 +154,7 @@ def health(
 
 
 def deadline(attempt: Attempt, config: RolloutConfig) -> float | None:
-    """Return the first moment at which `health` may say something; None if never."""
+    """Return the first moment at which `health` may return a status; None if never."""
     if config.timeout_seconds is None and config.unresponsive_seconds is None:
         return None
     limits: list[float] = []
@@ -167,14 +167,14 @@ def deadline(attempt: Attempt, config: RolloutConfig) -> float | None:
 
 
 def is_over(attempt: Attempt, rollout_status: RolloutStatus) -> bool:
-    """True if an attempt has ended for good: nothing that arrives from now on was made for its result. One that was
-    only given up (timeout, unresponsive) may still be ended by its worker, while its rollout has not ended."""
+    """Return True if an attempt has ended for good, so that later data is not part of its result. The worker may still
+    end an attempt that was only given up (timeout, unresponsive) while its rollout has not ended."""
     return attempt.status in _STICKY or (attempt.status == "timeout" and rollout_status in FINISHED)
 
 
 def default_outcome(status: AttemptStatus) -> tuple[Outcome | None, str | None]:
-    """Return outcome and reason of an attempt that ended without saying them itself; of one that ran past its time
-    limit, the same as its runner says, whichever of the two notices first."""
+    """Return outcome and reason of an attempt that ended without setting them. For a time limit, they are the same as
+    those of its runner, whichever of the two notices first."""
     if status == "timeout":
         return "cancelled", status
     if status == "unresponsive":
@@ -185,7 +185,7 @@ def default_outcome(status: AttemptStatus) -> tuple[Outcome | None, str | None]:
 
 
 def worker_after(status: AttemptStatus) -> WorkerStatus:
-    """Return what an attempt's status says of the worker that has no other claim."""
+    """Return the status of a worker without other claims after its attempt got this status."""
     if status in _STICKY:
         return "idle"
     return "unknown" if status in ("timeout", "unresponsive") else "busy"

@@ -21,12 +21,12 @@ from agentlightning.types.query import status_hint
 M = TypeVar("M", bound=BaseModel)
 _ALL = 2**31 - 1
 PAGE_BYTES = 16 << 20
-"""Of a page of records, beyond which it ends early: below what a request or an answer may have."""
+"""Size at which a page of records ends early: below the limit of a request or an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rollouts are asked for, in what order, which page."""
+    """The filter, order and page of a query for rollouts."""
 
     status_in: Sequence[str] | None = None
     ids: Sequence[str] | None = None
@@ -42,9 +42,9 @@ class Plan:
     limit: int = -1
     offset: int = 0
     after: Place | None = None
-    """The page begins behind this one."""
+    """The place after which the page begins."""
     total: int | None = None
-    """How many rollouts match, if it is known; counting them may take longer than the page."""
+    """Number of matching rollouts, if known; counting them may take longer than the page."""
     _chosen: frozenset[str] = field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -56,11 +56,11 @@ class Plan:
 
     @property
     def one_more(self) -> int:
-        """How many rollouts tell the page and whether there are more behind it; -1 is all."""
+        """Number of rollouts to read for the page and for whether more follow it; -1 is all."""
         return -1 if self.limit == -1 else self.limit + 1
 
     def matches(self, rollout: Rollout) -> bool:
-        """True if the rollout passes the filters."""
+        """Return True if the rollout passes the filters."""
         if self.run_id is not None and rollout.run_id != self.run_id[0]:
             return False
         if self.ended_before is not None and (rollout.end_time is None or rollout.end_time >= self.ended_before):
@@ -89,7 +89,7 @@ def sortable_fields(model: type[BaseModel]) -> tuple[str, ...]:
 
 
 def has_texts(model: type[BaseModel], sort_by: str | None) -> bool:
-    """True if a field by which a list of `model` may be sorted holds texts, not numbers."""
+    """Return True if a field by which a list of `model` may be sorted holds texts, not numbers."""
     return sort_by is not None and _is_text(model.model_fields[sort_by].annotation)
 
 
@@ -119,7 +119,7 @@ class FoundRecords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RecordPlan:
-    """Which records of a run are asked for, in what order, which page."""
+    """The filter, order and page of a query for records of a run."""
 
     run_id: str
     kind_in: Sequence[str] | None = None
@@ -132,46 +132,46 @@ class RecordPlan:
     total: int | None = None
     """The number of records that match, if the run's row or a cursor has it; counting takes longer than the page."""
     after: tuple[int, int] | None = None
-    """The step and the number of the record behind which the page begins."""
+    """The step and the number of the record after which the page begins."""
 
     def __post_init__(self) -> None:
         check_page(RunRecord, None, self.limit, self.offset)
         check_choices("kind_in", self.kind_in, RecordKind)
 
     def window(self, total: int) -> tuple[int, int, bool]:
-        """Return how many of so many matches to skip and to take, and if they are taken from the end: from where it is
-        nearer, so that the last page takes no longer than the first."""
+        """Return the numbers of matches to skip and to take, and whether to take them from the end: from the nearer
+        end, so that the last page takes no longer than the first."""
         if self.after is not None:  # one more than asked for, which shows that there is another page
             return 0, _ALL if self.limit == -1 else self.limit + 1, self.descending
-        left = max(0, total - self.offset)
-        count = left if self.limit == -1 else min(self.limit, left)
-        behind = left - count
+        remaining = max(0, total - self.offset)
+        count = remaining if self.limit == -1 else min(self.limit, remaining)
+        behind = remaining - count
         return (behind, count, not self.descending) if behind < self.offset else (self.offset, count, self.descending)
 
     def cut(self, sizes: Iterable[int]) -> int:
-        """Return how many records of these sizes are on the page that begins with them: it ends early where they take
-        more than `PAGE_BYTES`, but has one at least."""
+        """Return the number of records of these sizes on the page that begins with them: it ends early if they take
+        more than `PAGE_BYTES`, but has at least one."""
         if self.limit == -1:
             return len(list(sizes))
-        count = taken = 0
+        count = total = 0
         for size in itertools.islice(sizes, self.limit):
-            taken += size
-            if count and taken > PAGE_BYTES:
+            total += size
+            if count and total > PAGE_BYTES:
                 break
             count += 1
         return count
 
-    def ends_at(self, places: Sequence[tuple[int, int]], taken: int, total: int) -> tuple[int, int] | None:
-        """Return the place of the last record of a page that takes so many of those found; None if none follows it."""
-        more = len(places) > taken if self.after is not None else self.offset + taken < total
-        return places[taken - 1] if taken and more and self.limit != -1 else None
+    def ends_at(self, places: Sequence[tuple[int, int]], length: int, total: int) -> tuple[int, int] | None:
+        """Return the place of the last record of a page that has `length` of the places; None if none follows it."""
+        more = len(places) > length if self.after is not None else self.offset + length < total
+        return places[length - 1] if length and more and self.limit != -1 else None
 
 
 def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> list[str] | None:
-    """Return what a filter that takes a list of words of a `Literal` holds, aliases replaced.
+    """Return the words of a filter that takes a list of words of a `Literal`, with aliases replaced.
 
     Raises:
-        BadRequestError: it is no list, or holds another word.
+        BadRequestError: it is no list, or has another word.
     """
     words = get_args(get_args(known)[0] if get_origin(known) is Annotated else known)
     if isinstance(chosen, str):
@@ -184,7 +184,7 @@ def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> lis
 
 
 def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> str | None:
-    """Check the arguments of a list and return the field to sort by: `create_time` is the start of what has one.
+    """Check the arguments of a list and return the field to sort by; `create_time` means `start_time` if there is one.
 
     Raises:
         BadRequestError: an unknown or unsortable field, a limit below -1, a negative offset.
@@ -193,9 +193,9 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
     if sort_by == "create_time" and sort_by not in allowed and "start_time" in allowed:
         sort_by = "start_time"
     if sort_by is not None and sort_by not in allowed:
-        known = "cannot be ordered" if sort_by in model.model_fields else "field does not exist"
+        problem = "cannot be ordered" if sort_by in model.model_fields else "field does not exist"
         raise BadRequestError(
-            f"Failed to sort items by {sort_by!r}: {known} on {model.__name__}. "
+            f"Failed to sort items by {sort_by!r}: {problem} on {model.__name__}. "
             f"Invalid sort_by: {sort_by}, allowed fields are: {', '.join(allowed)}"
         )
     if limit < -1:
@@ -206,16 +206,16 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
 
 
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
-    """Sort and cut; returns the page and the number of items before the cut; ties keep their order."""
-    found = list(items)
+    """Sort items and return the page and the number of all items; ties keep their order."""
+    matches = list(items)
     if sort_by is not None:
-        found.sort(key=lambda item: rank(sort_by, getattr(item, sort_by)), reverse=descending)
+        matches.sort(key=lambda item: rank(sort_by, getattr(item, sort_by)), reverse=descending)
     end = None if limit == -1 else offset + limit
-    return found[offset:end], len(found)
+    return matches[offset:end], len(matches)
 
 
 def rank(sort_by: str, value: Any) -> tuple[bool, Any]:
-    """Return by what an item with this value is sorted: a null time is last, other nulls are first."""
+    """Return the sort key of an item with this value: a null time is last, other nulls are first."""
     null_is_last = sort_by.endswith("_time")
     return (null_is_last, 0) if value is None else (not null_is_last, value)
 
@@ -224,7 +224,7 @@ def read_cursor(text: str, last: int) -> int:
     """Return the number in a cursor of a store whose last change has the number `last`.
 
     Raises:
-        BadRequestError: it is none, or one of another store (or of this one before its data were gone).
+        BadRequestError: it is no cursor, or one of another store (or of this one before its data was lost).
     """
     cursor = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not 0 <= cursor <= last:

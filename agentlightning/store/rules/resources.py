@@ -1,4 +1,4 @@
-"""Resources: published in versions, read by id or as the latest of a run, forgotten with the run."""
+"""Resources: published in versions, read by id or as the latest of a run, deleted with the run."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def publish(
 
 
 def take_version(tx: Tx, update: ResourcesUpdate) -> bool | None:
-    """Take in a version that another store has published: True if it is new, False if it is there, None if another one
-    is. It becomes the latest of its run if none was published later; a set that is there stays with its run."""
+    """Import a version that another store has published; return True if it is new, False if it exists, None if another
+    one has its place. It becomes the latest of its run if none was published later; an existing set keeps its run."""
     key = f"{update.resources_id}\n{update.version}"
     there, of = tx.get("resources_version", key), resources_by_id(tx, update.resources_id, None)
     if of is not None:
@@ -73,7 +73,7 @@ def resources_by_id(tx: Tx, resources_id: str, version: int | None) -> Resources
 
 
 def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
-    """Return what was published last for the run, else what was published last for no run."""
+    """Return the resources published last for the run, else those published last for no run."""
     pointer = tx.get("latest_resources", _run_key(run_id))
     if pointer is None and run_id is not None:
         pointer = tx.get("latest_resources", _run_key(None))
@@ -81,7 +81,7 @@ def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
 
 
 def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:
-    """Forget the resources of runs that are not kept and have no rollouts left, unless they were published lately."""
+    """Delete the resources of runs that are not kept and have no rollouts left, unless they were published recently."""
     empty: dict[str, bool] = {}
     for resources_id, row in tx.scan("resources"):
         update = cast("ResourcesRow", row).update

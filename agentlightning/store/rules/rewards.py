@@ -1,6 +1,6 @@
 """The final reward of an attempt, kept up to date as spans arrive: that of the span with the greatest number.
 
-Of spans with one number the one stored last counts, as where spans are listed. A stale span does not count.
+Among spans with the same number, the one stored last counts, as in lists of spans. A stale span does not count.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from agentlightning.utils.rewards import MARKS, may_hold_reward, reward_of_span
 
 
 class Rewarded(NamedTuple):
-    """What one span says the reward is."""
+    """The reward that one span sets."""
 
     number: int
-    """Of the span."""
+    """Number of the span."""
     reward: float | None
     rewards: dict[str, float] | None
 
 
 def may_reward(span: Span | UnreadSpan) -> bool:
-    """False for a span that surely says no reward, after a look that costs little."""
+    """Return False for a span that certainly sets no reward, by a cheap check."""
     if isinstance(span, UnreadSpan):
         return any(mark in span.body for mark in MARKS)
     return may_hold_reward(span)
 
 
 def rewarded_by(span: Span | UnreadSpan) -> Rewarded | None:
-    """Return what a span says the reward is; None if it says none, or is stale."""
+    """Return the reward that a span sets; None if it sets none or is stale."""
     read = span.read() if isinstance(span, UnreadSpan) else span
-    if read.attributes.get(STALE) is True or (found := reward_of_span(read)) is None:
+    if read.attributes.get(STALE) is True or (reward := reward_of_span(read)) is None:
         return None
-    return Rewarded(span.sequence_id, *found)
+    return Rewarded(span.sequence_id, *reward)
 
 
-def with_reward(record: Record, attempt: Attempt, found: Iterable[Rewarded]) -> Attempt:
+def with_reward(record: Record, attempt: Attempt, rewards: Iterable[Rewarded]) -> Attempt:
     """Return an attempt with the last of these rewards, unless the one it has is of a later span."""
     last = record.reward_number(attempt)
     chosen: Rewarded | None = None
-    for each in found:
+    for each in rewards:
         if each.number >= last:
             chosen, last = each, each.number
     if chosen is None:
@@ -54,31 +54,31 @@ def with_reward(record: Record, attempt: Attempt, found: Iterable[Rewarded]) -> 
 
 
 def set_by_hand(record: Record, attempt: Attempt) -> None:
-    """Note that the reward of an attempt was given by a call: only spans with later numbers change it."""
+    """Record that a call set the reward of an attempt: only spans with later numbers change it."""
     record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: record.spans_issued + 1}
 
 
 def read_again(record: Record, spans: Iterable[Span]) -> bool:
     """Set the rewards of a record of an earlier version from all its spans, in the order in which they were stored;
-    True if there was one."""
-    found: dict[str, list[Rewarded]] = {}
+    return True if there was one."""
+    rewards: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
-            found.setdefault(span.attempt_id, []).append(rewarded)
+            rewards.setdefault(span.attempt_id, []).append(rewarded)
     for attempt in list(record.attempts):
-        if attempt.attempt_id in found:
-            record.put_attempt(with_reward(record, attempt, found[attempt.attempt_id]))
-    return bool(found)
+        if attempt.attempt_id in rewards:
+            record.put_attempt(with_reward(record, attempt, rewards[attempt.attempt_id]))
+    return bool(rewards)
 
 
 def problems_of_rewards(record: Record, spans: Iterable[Span]) -> Iterator[str]:
-    """Yield what the rewards in a record and its spans contradict in each other."""
-    found = record.copy()
-    found.reward_numbers = {}
-    found.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]
-    read_again(found, spans)
-    for attempt, said in zip(record.attempts, found.attempts, strict=True):
-        number, of_span = record.reward_numbers.get(attempt.attempt_id), found.reward_numbers.get(attempt.attempt_id)
-        differ = (attempt.reward, attempt.rewards) != (said.reward, said.rewards)
+    """Yield the contradictions between the rewards in a record and its spans."""
+    expected = record.copy()
+    expected.reward_numbers = {}
+    expected.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]
+    read_again(expected, spans)
+    for attempt, derived in zip(record.attempts, expected.attempts, strict=True):
+        number, of_span = record.reward_numbers.get(attempt.attempt_id), expected.reward_numbers.get(attempt.attempt_id)
+        differ = (attempt.reward, attempt.rewards) != (derived.reward, derived.rewards)
         if (differ and number in (None, of_span)) or (of_span is not None and (number is None or of_span > number)):
-            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, its spans say {said.reward}"
+            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, its spans say {derived.reward}"

@@ -1,4 +1,4 @@
-"""Runs, their records, and vocabularies: started, changed, gone back to a step, forgotten."""
+"""Runs, their records, and vocabularies: started, changed, rewound to a step, deleted."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from agentlightning.store.rules.values import LONGEST_NAME, evolve, to_json, val
 from agentlightning.types import BestFigure, RetentionPolicy, Run, RunRecord
 
 MOST_BYTES = 8 << 20
-"""JSON of one record, one run or one vocabulary; any backend can hold it."""
+"""Largest JSON of one record, one run or one vocabulary; any backend can hold it."""
 MOST_RECORDS = 10_000
 _LARGEST_STEP = 2**53
 _LATER = 1e-6
-"""Seconds between the stamps of two stop notes that came at one moment; a clock's float still tells them apart."""
+"""Seconds between the times of two stop notes that came at the same moment; a float of seconds still differs."""
 _FORGOTTEN_AT_ONCE = 8
 
 
 def check_size(what: str, body: bytes) -> bytes:
-    """Return what is small enough to be stored.
+    """Return a body if it is small enough to be stored.
 
     Raises:
         BadRequestError: it takes more than `MOST_BYTES`.
@@ -37,18 +37,18 @@ def check_size(what: str, body: bytes) -> bytes:
 
 
 def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
-    """Return records as they are stored.
+    """Return records in their stored form.
 
     Raises:
         BadRequestError: one is no record, or too large, or there are too many.
-        TypeError: `data` holds something that is no JSON value; names the place.
+        TypeError: `data` holds a value that is not JSON; names the place.
     """
     if len(records) > MOST_RECORDS:
         raise BadRequestError(f"add_run_records was given {len(records)} records; at most {MOST_RECORDS} in one call")
     made: list[NewRunRecord] = []
-    for given in records:
+    for value in records:
         with valid("records"):
-            record = RunRecord.model_validate(given)
+            record = RunRecord.model_validate(value)
         what = f"The {record.kind} record {record.name[:80]!r} of step {record.step}"
         if record.step > _LARGEST_STEP or "\0" in record.name or len(record.name) > LONGEST_NAME:
             raise BadRequestError(
@@ -66,7 +66,7 @@ def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
 
 
 def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call | None) -> Run:
-    """Begin a run, or go on with one."""
+    """Begin a run, or continue one."""
     row = load_run(tx, run_id)
     if row is None:
         row = _new_run(tx, now, run_id, call, "start_run")
@@ -81,7 +81,7 @@ def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call
 
 
 def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbeat: bool, call: Call | None) -> Run:
-    """Change a run; a stop note makes one that is unknown."""
+    """Change a run; a stop note creates an unknown one."""
     row = load_run(tx, run_id) if changes.get("stop_reason") is not None else _existing(tx, run_id)
     if row is None:
         row = _new_run(tx, now, run_id, call, "update_run")
@@ -89,8 +89,13 @@ def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbe
         return row.run
     before, fields = row.run, dict(changes)
     best: BestFigure | None = fields.get("best")
-    known = before.best
-    if best is not None and known is not None and known.name == best.name and known.value >= best.value:
+    best_before = before.best
+    if (
+        best is not None
+        and best_before is not None
+        and best_before.name == best.name
+        and best_before.value >= best.value
+    ):
         del fields["best"]
     if "stop_reason" in fields:
         stamp = now if before.stop_time is None else max(now, before.stop_time + _LATER)
@@ -104,7 +109,7 @@ def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbe
 
 
 def add_run_records(tx: Tx, now: float, run_id: str, records: Sequence[NewRunRecord], call: Call | None) -> int:
-    """Store the records of a run that are not there yet; returns how many those were."""
+    """Store the new records of a run; return their number."""
     row = _existing(tx, run_id)
     before = recall(tx, row, call, "add_run_records", now)
     if before is not None:
@@ -122,7 +127,7 @@ def add_run_records(tx: Tx, now: float, run_id: str, records: Sequence[NewRunRec
 
 
 def rewind_run(tx: Tx, now: float, run_id: str, step: int, call: Call | None) -> int:
-    """Remove the records of a run after a step; returns how many."""
+    """Remove the records of a run after a step; return the number removed."""
     row = _existing(tx, run_id)
     before = recall(tx, row, call, "rewind_run", now)
     if before is not None:
@@ -152,10 +157,10 @@ def load_run(tx: Tx, run_id: str) -> RunRow | None:
 
 
 def _new_run(tx: Tx, now: float, run_id: str, call: Call | None, operation: str) -> RunRow:
-    """Return the row of a run that is not there.
+    """Return the row of a run that does not exist yet.
 
     Raises:
-        GoneError: it was, for this call made it before.
+        GoneError: this call created the run before, and it was deleted.
     """
     if recall_row(tx, call, operation) is not None:
         raise GoneError(f"Run {run_id!r} was made by this call before, and was deleted since")
@@ -171,7 +176,7 @@ def _existing(tx: Tx, run_id: str) -> RunRow:
 
 
 def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -> Run:
-    """Write a changed row, and note that the call was answered."""
+    """Write a changed row, and record that the call was answered."""
     remember(tx, row, call, now, answer)
     tx.put("run", row.run.run_id, row)
     tx.notes.changed = True
@@ -182,7 +187,7 @@ def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -
 
 
 def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: Call | None) -> int | ConflictError:
-    """Remove runs with their records; unknown ones are passed over. A refusal is returned, so that it is remembered."""
+    """Remove runs with their records; unknown ones are ignored. A refusal is returned, so that it is recorded."""
     before = recall_row(tx, call, "delete_runs")
     if before is not None:
         return int(before.answer)
@@ -202,8 +207,8 @@ def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: C
 
 
 def forget_runs(tx: Tx, now: float, policy: RetentionPolicy) -> bool:
-    """Forget runs that ended longer ago than the policy keeps them, a few; True if there may be more. Without a run
-    left, the vocabularies go."""
+    """Delete a few runs that ended longer ago than the policy keeps them; return True if there may be more. When no run
+    is left, delete the vocabularies."""
     if policy.max_run_age is None:
         return False
     runs = [cast("RunRow", row) for _, row in tx.scan("run")]
@@ -225,7 +230,7 @@ def _delete(tx: Tx, row: RunRow) -> None:
 
 
 def add_vocabulary(tx: Tx, vocabulary_id: str, tokens: list[str]) -> bool:
-    """Store a vocabulary unless it is there."""
+    """Store a vocabulary unless it exists."""
     if tx.get("vocabulary", vocabulary_id) is not None:
         return False
     tx.put("vocabulary", vocabulary_id, VocabularyRow(tokens))

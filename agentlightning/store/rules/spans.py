@@ -33,13 +33,13 @@ _NO_REWARDS: Mapping[str, Sequence[Rewarded]] = {}
 
 
 AnySpan = Span | UnreadSpan
-"""A span on its way into a store; one that was not read, only if the backend keeps such ones."""
+"""A span to be stored; an unread one only if the backend keeps unread spans."""
 
 
 def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
-    """Store spans; each answer is the span as stored, or None if it was there already.
+    """Store spans; return for each the stored span, or None if it existed already.
 
-    One without a number is given the next, one whose attempt is over or no longer the latest is marked stale.
+    A span without a number gets the next one. A span whose attempt is over or no longer the latest is marked stale.
     """
     records: dict[str, Record] = {}
     issued: dict[str, int] = {}
@@ -69,49 +69,49 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
         ready.append(_marked_stale(span) if is_stale else span)
     sizes = tx.add_spans(cast("list[Span]", ready))
     stored: list[AnySpan | None] = list(ready)
-    seen: dict[str, dict[str, None]] = {rollout_id: {} for rollout_id in records}
+    attempts: dict[str, dict[str, None]] = {rollout_id: {} for rollout_id in records}
     if len(stale) == 1 and record is not None and all(sizes):  # of one attempt, and all of them new, as most are
         record.span_count += len(sizes)
         record.span_bytes += sum(sizes)
-        seen[place[0]][place[1]] = None
+        attempts[place[0]][place[1]] = None
     else:
-        _count(records, seen, spans, ready, sizes, stored)
-    found = _rewards([ready[index] for index in rewarding if sizes[index]]) if rewarding else _NO_REWARDS
+        _count(records, attempts, spans, ready, sizes, stored)
+    rewards = _rewards([ready[index] for index in rewarding if sizes[index]]) if rewarding else _NO_REWARDS
     for rollout_id, record in records.items():
-        if seen[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
-            _record_heartbeats(tx, record, seen[rollout_id], now, found)
+        if attempts[rollout_id] or record.spans_issued != issued[rollout_id]:  # else all of it was there
+            _record_heartbeats(tx, record, attempts[rollout_id], now, rewards)
     return stored
 
 
 def _rewards(spans: Sequence[AnySpan]) -> dict[str, list[Rewarded]]:
-    """Return what spans say the rewards are, by attempt."""
-    found: dict[str, list[Rewarded]] = {}
+    """Return the rewards that spans set, by attempt."""
+    rewards: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
-            found.setdefault(span.attempt_id, []).append(rewarded)
-    return found
+            rewards.setdefault(span.attempt_id, []).append(rewarded)
+    return rewards
 
 
 def _count(
     records: dict[str, Record],
-    seen: dict[str, dict[str, None]],
+    attempts: dict[str, dict[str, None]],
     spans: Sequence[AnySpan],
     ready: Sequence[AnySpan],
     sizes: Sequence[int],
     stored: list[AnySpan | None],
 ) -> None:
-    """Count spans of several attempts, some of which perhaps were there already."""
+    """Count spans of several attempts, some of which may have existed already."""
     for place, (span, size) in enumerate(zip(ready, sizes, strict=True)):
         if size:
             record = records[span.rollout_id]
             record.span_count += 1
             record.span_bytes += size
-            seen[span.rollout_id][span.attempt_id] = None
+            attempts[span.rollout_id][span.attempt_id] = None
         else:
             stored[place] = None
-    for given, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
+    for original, span, size in zip(reversed(spans), reversed(ready), reversed(sizes), strict=True):
         record = records[span.rollout_id]
-        if size == 0 and given.sequence_id < 0 and span.sequence_id == record.spans_issued:
+        if size == 0 and original.sequence_id < 0 and span.sequence_id == record.spans_issued:
             record.spans_issued -= 1  # the number of a span that was there already is given to the next one
 
 
@@ -152,7 +152,7 @@ def _record_heartbeats(
 
 
 def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
-    """Give out one number per pair; attempts of a rollout share the counter."""
+    """Return one number per pair; attempts of a rollout share the counter."""
     records: dict[str, Record] = {}
     numbers: list[int] = []
     for rollout_id, _attempt_id in pairs:
@@ -190,10 +190,10 @@ def read_spans(
 
 
 def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
-    """Return every span, in the order given.
+    """Return every span, in the given order.
 
     Raises:
-        DamagedRecordError: one of them cannot be read; without it the rollout's trace would be another.
+        DamagedRecordError: one of them cannot be read; without it the rollout's trace would be wrong.
     """
     spans: list[Span] = []
     for body in bodies:
@@ -201,8 +201,8 @@ def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
             spans.append(_decode(body) if isinstance(body, (bytes, str)) else body.read())
         except ValidationError as error:  # it is called by its id, if that much can be read
             text = body.decode("utf-8", "replace") if isinstance(body, bytes) else cast(str, body)
-            found = re.search(r'"span_id":"(\w{1,64})"', text)
-            raise damaged("span", f"{found[1] if found else '?'} of rollout {rollout_id}", error) from None
+            match = re.search(r'"span_id":"(\w{1,64})"', text)
+            raise damaged("span", f"{match[1] if match else '?'} of rollout {rollout_id}", error) from None
     return spans
 
 
@@ -216,7 +216,7 @@ def readable_spans(bodies: Iterable[bytes | str]) -> Iterator[Span]:
 def read_page(
     tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None, descending: bool, limit: int, offset: int
 ) -> tuple[Sequence[SpanBody], int]:
-    """Return one page of these spans in the order of their numbers, and how many there are; ties keep their order.
+    """Return one page of these spans in the order of their numbers, and the number of spans; ties keep their order.
     `limit` -1 is all.
 
     Raises:
@@ -242,13 +242,13 @@ def read_page(
 
 
 class _NoNumber(LookupError):
-    """A span has no number where it is looked for."""
+    """Raised when a span has no number at the expected place."""
 
 
 def _number_of(body: SpanBody) -> int:
     if not isinstance(body, (bytes, str)):
         return body.sequence_id
-    found = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
-    if found is None:
+    match = _NUMBER_BYTES.search(body) if isinstance(body, bytes) else _NUMBER.search(body)
+    if match is None:
         raise _NoNumber(body[:200])
-    return int(found[1])
+    return int(match[1])

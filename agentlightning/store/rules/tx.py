@@ -1,8 +1,8 @@
 """The storage seam: the record of a rollout, and the primitives over which every rule is written.
 
-A backend executes; it holds no rule. It runs a synchronous *script* against a `Tx`, atomically: either all that the
-script saved is there, or the script raised and nothing is. A script must be repeatable (a backend may run it twice):
-time, ids and randomness come in as arguments, effects go out through the `Tx` only.
+A backend executes and has no rules. It runs a synchronous *script* against a `Tx`, atomically: either all that the
+script saved is stored, or the script raised and nothing is. A script must be repeatable (a backend may run it twice):
+time, ids and randomness are arguments, and effects go through the `Tx` only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 Ids = Callable[[int], str]
-"""Gives the n-th identifier of a call: random for a plain call, made from its token for one that carries a token."""
+"""Returns the n-th identifier of a call: random for a plain call, derived from the token of a call that has one."""
 
 
 class OwnSpan(Protocol):
@@ -51,13 +51,13 @@ class OwnSpan(Protocol):
 
 
 SpanBody = bytes | str | OwnSpan
-"""A stored span: the JSON that `Span` writes, or what the backend makes of it."""
+"""A stored span: the JSON that `Span` writes, or the backend's own form."""
 HEAD: Final = 1000
-"""Bytes from the beginning of a stored span that have its number, as a rule."""
+"""Bytes at the beginning of a stored span that usually include its number."""
 Choice = Callable[[Sequence[SpanBody]], Sequence[int]]
-"""Chooses spans by their places in a list of all of them, each given whole or by its head."""
+"""Chooses spans from a list of all of them, each whole or only its head; returns their indexes."""
 Age = Callable[[float], float]
-"""Seconds since a wall-clock time, which a jump of the clock does not change."""
+"""Returns the seconds since a wall-clock time, which a jump of the clock does not change."""
 
 
 def by_wall_clock(now: float) -> Age:
@@ -72,7 +72,7 @@ class Done(NamedTuple):
     asked: str
     time: float
     answer: str
-    """What the call was answered with, or after `!` how it was refused."""
+    """The answer of the call, or `!` and the refusal."""
 
 
 @dataclass(slots=True)
@@ -85,32 +85,32 @@ class Record:
     rollout: Rollout
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     spans_issued: int = 0
-    """The largest span number given out or seen."""
+    """The largest span number issued or received."""
     span_count: int = 0
     """Spans that are stored now."""
     span_bytes: int = 0
     """Their encoded size."""
     attempts_dropped: int = 0
-    """Spans of the first so many attempts were evicted to keep the store within its bound."""
+    """Number of first attempts whose spans were evicted to keep the store within its bound."""
     queued_at: float | None = None
-    """When it entered the queue; None while it is in none."""
+    """Time at which it entered the queue; None while it is in none."""
     deadline: float | None = None
     """First moment at which the latest attempt may be past a limit."""
     infrastructure_retries: int = 0
-    """How often it was queued again because a worker was lost."""
+    """Number of times that it was queued again because a worker was lost."""
     tokens: tuple[str, ...] = ()
-    """Of updates that an earlier version did: one that comes again, late, changes nothing."""
+    """Tokens of updates by an earlier version, so that a late copy of one changes nothing."""
     made_by: str = ""
-    """The call that made it: its key and a digest of what it asked for; empty if it had no token."""
+    """The call that made it: its key and a digest of its arguments; empty if it had no token."""
     calls: tuple[Done, ...] = ()
-    """The calls answered last that changed it, or were refused to; those before are rows (`TokenRow`)."""
+    """The latest calls that changed it or were refused; earlier ones are rows (`TokenRow`)."""
     calls_moved: float = 0.0
-    """When calls were last moved out of it into rows."""
+    """Time at which calls were last moved from it into rows."""
     reward_numbers: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of the span from which each attempt that has a reward has it."""
+    """Number of the span that sets the reward, for each attempt that has one."""
 
     def copy(self) -> Record:
-        """Return a record that may be changed without touching this one."""
+        """Return a copy that may be changed without an effect on this one."""
         return Record(
             self.rollout,
             list(self.attempts),
@@ -129,7 +129,7 @@ class Record:
         )
 
     def reward_number(self, attempt: Attempt) -> int:
-        """Return the number of the span from which an attempt has its reward; below all numbers if it has none."""
+        """Return the number of the span that set an attempt's reward; below all numbers if there is none."""
         return self.reward_numbers.get(attempt.attempt_id, -1)
 
     @property
@@ -147,7 +147,7 @@ class Record:
 
     @property
     def holder(self) -> str | None:
-        """The worker that has the rollout in hand."""
+        """The worker that runs the rollout."""
         if self.rollout.status in RUNNING and self.attempts:
             return self.attempts[-1].worker_id or None
         return None
@@ -171,14 +171,14 @@ class Record:
 
 @dataclass(slots=True)
 class WorkerRow:
-    """A worker; what it has in hand is read from the records (`Tx.held`)."""
+    """A worker; its claims are read from the records (`Tx.held`)."""
 
     worker: Worker
     unnamed: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
-    """Rollout and attempt of each claim that its last heartbeat did not name, and the time up to which it may have been
-    named before."""
+    """Rollout and attempt of each claim that its last heartbeat did not name, and the time until which an earlier one
+    may have named it."""
     beats: str = ""
-    """Its last heartbeats, 16 characters each: one that comes again, late, is no sign of life."""
+    """Its last heartbeats, 16 characters each, so that a late copy does not count as a heartbeat."""
 
 
 @dataclass(slots=True)
@@ -198,38 +198,38 @@ class TextRow:
 
 @dataclass(slots=True)
 class ClaimRow:
-    """What a claim with a token was given, nothing perhaps, so that the same token is answered again."""
+    """The result of a claim with a token, which may be empty, so that the same token gets the same answer."""
 
     claims: list[tuple[str, str]]
     time: float
     renewed: bool = False
-    """It is older than its time says, and is kept because a claim of it is still in hand."""
+    """It is older than `time`, and is kept because one of its claims is still pending."""
     asked: str = ""
     """Digests of its arguments."""
 
 
 @dataclass(slots=True)
 class TokenRow:
-    """What is known of a call with a token beside the records: its key is the key of the call."""
+    """A call with a token that is recorded outside the records; the key of the row is the key of the call."""
 
     time: float
     asked: str = ""
     answer: str = ""
-    """As in `Done`. Of a call that made rollouts: empty, and some of them were deleted since."""
+    """The answer, as in `Done`; empty for a call that made rollouts of which some were deleted since."""
 
 
 @dataclass(slots=True)
 class RunRow:
-    """A run. It is replaced, never changed in place, and each time it is put it stands last among the changes."""
+    """A run. It is replaced, never changed in place, and each put makes it the last of the changes."""
 
     run: Run
     records: dict[RecordKind, int] = field(default_factory=dict[RecordKind, int])
-    """How many records of each kind it has."""
+    """Number of records of each kind."""
     tokens: tuple[str, ...] = ()
     calls: tuple[Done, ...] = ()
-    """As in `Record`."""
+    """Same as in `Record`."""
     calls_moved: float = 0.0
-    """As in `Record`."""
+    """Same as in `Record`."""
 
 
 @dataclass(slots=True)
@@ -240,7 +240,7 @@ class VocabularyRow:
 
 
 class NewRunRecord(NamedTuple):
-    """A record of a run on its way into the store."""
+    """A record of a run to be stored."""
 
     kind: RecordKind
     step: int
@@ -265,7 +265,7 @@ _ROWS: Final[dict[Kind, type[Row]]] = {
 
 @cache  # made at its first use: all of them take 10 ms, and only a durable backend needs them
 def row_type(kind: Kind) -> TypeAdapter[Row]:
-    """Return what writes and reads a row of a kind in a durable backend.
+    """Return the type adapter that writes and reads a row of a kind in a durable backend.
 
     Raises:
         KeyError: there is no such kind.
@@ -275,22 +275,22 @@ def row_type(kind: Kind) -> TypeAdapter[Row]:
 
 @dataclass(slots=True)
 class Notes:
-    """What a script changed that somebody may be waiting for."""
+    """Changes by a script that somebody may be waiting for."""
 
     queued: list[str | None] = field(default_factory=list[str | None])
     """Run of each rollout that entered the queue and may be claimed at once."""
     delayed: list[str | None] = field(default_factory=list[str | None])
     """Run of each rollout that entered the queue and may be claimed later."""
     finished: list[str] = field(default_factory=list[str])
-    """Rollouts that came to an end, or were deleted."""
+    """Rollouts that ended or were deleted."""
     ended: list[Rollout] = field(default_factory=list[Rollout])
-    """Rollouts that came to an end, as they then were."""
+    """Rollouts that ended, in their state at the end."""
     attempts_ended: list[Attempt] = field(default_factory=list[Attempt])
-    """Attempts that came to an end, as they then were."""
+    """Attempts that ended, in their state at the end."""
     changed: bool = False
     """A rollout changed."""
     damaged: list[str] = field(default_factory=list[str])
-    """Rollouts that a reading script passed over because their records cannot be read; they are to be set aside."""
+    """Rollouts that a reading script skipped because their records cannot be read; they are to be set aside."""
 
 
 class Tx(Protocol):
@@ -302,7 +302,7 @@ class Tx(Protocol):
         """Return a private copy of a record.
 
         Raises:
-            DamagedRecordError: it cannot be read. Primitives that return several pass over such a one.
+            DamagedRecordError: it cannot be read. Primitives that return several records skip it.
         """
         ...
 
@@ -312,16 +312,16 @@ class Tx(Protocol):
         ...
 
     def delete(self, rollout_id: str) -> bool:
-        """Remove a record and all its spans; False if it is not there."""
+        """Remove a record and all its spans; return False if it does not exist."""
         ...
 
     def set_aside(self, rollout_id: str) -> None:
-        """Take a rollout whose record cannot be read out of the queue and out of every list (see `durable.py`)."""
+        """Remove a rollout with an unreadable record from the queue and from every list (see `durable.py`)."""
         ...
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        """Return the record of the run to be claimed next, for this script alone: of those that are available at
-        `now` the one of highest priority, among equals the one available longest, then the one inserted first."""
+        """Return the next record of the run to claim, for this script alone: among those available at `now`, the one
+        with the highest priority, then the one available longest, then the one inserted first."""
         ...
 
     def next_available(self, run_id: str | None) -> float | None:
@@ -349,8 +349,8 @@ class Tx(Protocol):
         ...
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
-        """Return records and runs changed after a cursor, each once, the one changed first coming first, and the cursor
-        behind the last of them. The cursor "0" is before everything. Reading scripts only.
+        """Return records and runs changed after a cursor, each once, in the order of their changes, and the cursor
+        after the last of them. The cursor "0" is before everything. Reading scripts only.
 
         Raises:
             BadRequestError: not a cursor of this store.
@@ -358,23 +358,23 @@ class Tx(Protocol):
         ...
 
     def last_change(self) -> str:
-        """Return the cursor behind everything that is there."""
+        """Return the cursor after all present changes."""
         ...
 
     def due(self, now: float, limit: int) -> list[Record]:
-        """Return records whose deadline is past, the longest past first."""
+        """Return records whose deadline is past, the earliest deadline first."""
         ...
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        """Return (rollout id, attempt id) of what a worker has in hand, the newest first."""
+        """Return (rollout id, attempt id) of each claim of a worker, the newest first."""
         ...
 
     def any_held(self) -> bool:
-        """True if some worker has something in hand. For reading scripts."""
+        """Return True if some worker has a claim. For reading scripts."""
         ...
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        """Store spans; say for each its encoded size in bytes, 0 for one that was there already.
+        """Store spans; return for each its encoded size in bytes, 0 for one that existed already.
 
         Raises:
             BusyError: the store is full.
@@ -384,15 +384,15 @@ class Tx(Protocol):
     def span_bodies(
         self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
     ) -> Sequence[SpanBody]:
-        """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order in which they were
-        stored; with `choose`, those that it chooses, in its order."""
+        """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order of storing; with
+        `choose`, the spans that it chooses, in its order."""
         ...
 
     # What is done to records of runs is not undone if the script raises later, so it comes after every check.
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        """Store records of a run; say for each if it was new. One with the kind, step and name of one that is there
-        already, or before it in the list, changes nothing.
+        """Store records of a run; return for each whether it was new. A record with the kind, step and name of an
+        existing one, or of one before it in the list, changes nothing.
 
         Raises:
             BusyError: the store is full; nothing was stored.
@@ -400,15 +400,15 @@ class Tx(Protocol):
         ...
 
     def find_run_records(self, plan: RecordPlan) -> FoundRecords:
-        """Return one page of records, as they were given. Reading scripts only."""
+        """Return one page of records in their original form. Reading scripts only."""
         ...
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
-        """Remove the records of a run with a greater step; returns how many."""
+        """Remove the records of a run with a greater step; return the number removed."""
         ...
 
     def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        """Return for each kind of which a run has records how many, and their greatest step."""
+        """Return the number of records and their greatest step for each kind of which a run has records."""
         ...
 
     def get(self, kind: Kind, key: str) -> Row | None:
@@ -420,7 +420,7 @@ class Tx(Protocol):
         ...
 
     def drop(self, kind: Kind, key: str) -> None:
-        """Remove one row if it is there."""
+        """Remove one row if it exists."""
         ...
 
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
@@ -428,7 +428,7 @@ class Tx(Protocol):
         ...
 
     def count_rows(self, kind: Kind) -> int:
-        """Return how many rows of a kind there are."""
+        """Return the number of rows of a kind."""
         ...
 
 
@@ -437,9 +437,9 @@ class Found(NamedTuple):
 
     records: list[Record]
     total: int
-    """How many match."""
+    """Number of matches."""
     after: Place | None = None
-    """The place of the last one, if there are more behind it."""
+    """The place of the last one, if more follow it."""
 
 
 @dataclass(slots=True)
@@ -453,14 +453,14 @@ class Counts:
 
 
 class Backend(Protocol):
-    """Where scripts run and what makes them atomic."""
+    """The storage that runs scripts and makes them atomic."""
 
     shared: bool
     """Other processes may change the same data."""
     persistent: bool
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        """Run a script from any thread and wait for it; raise what it raises and leave no trace of it.
+        """Run a script from any thread and wait for it. If it raises, raise that error and store nothing.
 
         Raises:
             BusyError: too many scripts wait already.
@@ -468,12 +468,12 @@ class Backend(Protocol):
         ...
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        """The same without blocking the event loop for long."""
+        """Same as `execute`, without blocking the event loop for long."""
         ...
 
     def now(self) -> float:
-        """Return wall-clock seconds of the clock that all processes with this data share: the machine's where they are
-        on one, that of the database where they are not."""
+        """Return wall-clock seconds of the clock that all processes with this data share: the machine's clock if they
+        run on one machine, else that of the database."""
         ...
 
     def set_clock(self) -> None:
@@ -481,8 +481,8 @@ class Backend(Protocol):
         ...
 
     def await_change(self, timeout: float) -> bool:
-        """Block for at most `timeout` seconds (from a thread of the caller) until another process may have changed the
-        data; False if surely none did. Called on a shared backend only, by one thread at a time."""
+        """Block for at most `timeout` seconds (in the caller's thread) until another process may have changed the data;
+        return False if certainly none did. Called on a shared backend only, by one thread at a time."""
         ...
 
     def close(self) -> None:

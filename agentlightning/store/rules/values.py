@@ -1,5 +1,5 @@
-"""Values on their way into and out of a store: checks and JSON conversion of what users give, for what a store keeps
-must be readable for ever; copies of what users get."""
+"""Values that enter and leave a store: checks and JSON conversion of users' values, since stored values must always be
+readable; copies of returned values."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from agentlightning.utils.rewards import USABLE_REWARD, as_number, as_reward
 M = TypeVar("M", bound=BaseModel)
 _MOST_NAMES = 100_000
 LONGEST_NAME = 512
-"""Characters of the id of a run or of the name of a record."""
+"""Largest number of characters in the id of a run or the name of a record."""
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 _PLAIN = frozenset((int, bool, type(None)))
 _TEXT = frozenset((str,))
 _DEEPEST = 180
-"""Levels of nesting; the parsers of client and server give up at 200."""
+"""Largest depth of nesting; the parsers of client and server fail at 200."""
 
 
 def given(**arguments: object) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def check_names(attempts: Sequence[str]) -> frozenset[str]:
     """Return the attempts that a heartbeat names.
 
     Raises:
-        BadRequestError: they are no list of ids, or more than a worker can have in hand.
+        BadRequestError: they are no list of ids, or more than a worker can have claimed.
     """
     if isinstance(attempts, str) or not all(isinstance(attempt_id, str) for attempt_id in attempts):
         raise BadRequestError("attempts must be a list of attempt ids")
@@ -64,13 +64,13 @@ def check_rewards(changes: Mapping[str, object]) -> None:
     """Check the reward that a call gives an attempt.
 
     Raises:
-        BadRequestError: a number of it is not finite, or more than 1e15 in size.
+        BadRequestError: one of its numbers is not finite, or its absolute value is above 1e15.
     """
     named = changes.get("rewards")
-    told: dict[str, object] = {"reward": changes.get("reward")}
+    rewards: dict[str, object] = {"reward": changes.get("reward")}
     if isinstance(named, Mapping):
-        told.update(cast("Mapping[str, object]", named))
-    for name, value in told.items():
+        rewards.update(cast("Mapping[str, object]", named))
+    for name, value in rewards.items():
         if as_number(value) is not None and as_reward(value) is None:
             raise BadRequestError(
                 f"The reward {name!r} is {as_number(value)}; expected {USABLE_REWARD}, or null for none"
@@ -78,28 +78,28 @@ def check_rewards(changes: Mapping[str, object]) -> None:
 
 
 def check_run_id(run_id: str) -> str:
-    """Return an id that a run may have.
+    """Return the id of a run if it is valid.
 
     Raises:
-        BadRequestError: it may not; says why.
+        BadRequestError: it is not; gives the reason.
     """
-    taken = isinstance(run_id, str) and run_id.startswith(CONTROL_PREFIX)
-    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", taken)
+    reserved = isinstance(run_id, str) and run_id.startswith(CONTROL_PREFIX)
+    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", reserved)
 
 
 def check_vocabulary_id(vocabulary_id: str) -> str:
-    """Return an id that a vocabulary may have.
+    """Return the id of a vocabulary if it is valid.
 
     Raises:
-        BadRequestError: it may not.
+        BadRequestError: it is not.
     """
     return _check_name(
         "vocabulary_id", vocabulary_id, "the hash of the tokenizer's table is a good one", not vocabulary_id
     )
 
 
-def _check_name(what: str, name: str, hint: str, taken: bool) -> str:
-    if not isinstance(name, str) or taken or name == "-" or "\0" in name or len(name) > LONGEST_NAME:
+def _check_name(what: str, name: str, hint: str, reserved: bool) -> str:
+    if not isinstance(name, str) or reserved or name == "-" or "\0" in name or len(name) > LONGEST_NAME:
         raise BadRequestError(
             f"{what}={str(name)[:80]!r} cannot be used ({len(str(name))} characters); expected a text of at most "
             f"{LONGEST_NAME} characters without null bytes ({hint})"
@@ -108,7 +108,7 @@ def _check_name(what: str, name: str, hint: str, taken: bool) -> str:
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Check how long a caller wants to wait.
+    """Check the waiting time of a caller.
 
     Raises:
         BadRequestError: not a number of seconds.
@@ -118,24 +118,24 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any]:
-    """Return changes of some fields as `model` holds them.
+    """Return changes of some fields, converted to the types of `model`.
 
-    A status is left alone: the table of `lifecycle` judges it, with its own words.
+    A status is not checked here: the table of `lifecycle` checks it and has its own error text.
 
     Raises:
         BadRequestError: a value does not fit its field.
     """
     if changes.keys() <= {"status"}:
         return changes
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in changes.items():
         with valid(model.__name__, name):
-            found[name] = value if name == "status" else _field(model, name).validate_python(value)
-    return found
+            values[name] = value if name == "status" else _field(model, name).validate_python(value)
+    return values
 
 
 class valid:
-    """Tell of a wrong value as every store does, in process and over HTTP.
+    """Report a wrong value in the same way in every store, in process and over HTTP.
 
     Raises:
         BadRequestError: a value does not have the shape of its field; names both.
@@ -148,7 +148,7 @@ class valid:
         self._field = field
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValidationError):
@@ -156,7 +156,7 @@ class valid:
 
 
 def own_config(config: RolloutConfig) -> RolloutConfig:
-    """Return a copy of a config, checked: one that was changed since it was made may say anything.
+    """Return a checked copy of a config, which may have been changed to anything since its creation.
 
     Raises:
         BadRequestError: a value does not fit its field.
@@ -189,7 +189,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
     """Return `value` as fresh JSON data: pydantic models, dataclasses and numpy values are converted.
 
     Raises:
-        TypeError: something inside is no JSON value, or nested too deep; the text names the place, for example
+        TypeError: a value inside is not JSON, or nested too deep; the text names the place, for example
             `input.items[3]`.
     """
     kind = cast("type[object]", type(value))  # not its `__class__`, which that of a proxy's target may be
@@ -281,7 +281,7 @@ set_private = _slots["__pydantic_private__"].__set__
 
 
 def build(cls: type[M], fields: dict[str, object], names: set[str], extra: dict[str, object] | None = None) -> M:
-    """Return a value out of its fields, which are known to be right."""
+    """Return a value made of its fields, which are known to be valid."""
     new = new_object(cls)
     set_fields(new, fields)
     set_names(new, names)
@@ -296,17 +296,17 @@ def evolve(model: M, **changes: object) -> M:
 
 
 def changed(model: M, changes: dict[str, Any]) -> M:
-    """The same with the changes in a dictionary."""
+    """Same as `evolve`, with the changes in a dictionary."""
     return build(model.__class__, model.__dict__ | changes, model.__pydantic_fields_set__, model.__pydantic_extra__)
 
 
 def new_rollout(fields: dict[str, Any]) -> Rollout:
-    """Return a rollout out of values that are known to be right, one for each field in their order."""
+    """Return a rollout made of values that are known to be valid, one for each field in order."""
     return build(Rollout, fields, _NAMES[Rollout])
 
 
 def new_attempt(rollout_id: str, attempt_id: str, number: int, start_time: float, worker_id: str | None) -> Attempt:
-    """Return an attempt that begins, out of values that are known to be right."""
+    """Return a new attempt made of values that are known to be valid."""
     fields: dict[str, Any] = {
         **_ATTEMPT_DEFAULTS,
         "rollout_id": rollout_id,
@@ -329,7 +329,7 @@ def new_request(
     not_before: Any = None,
     task_id: Any = None,
 ) -> EnqueueRolloutRequest:
-    """Return a request, validated unless a look at the classes of its values shows that they are right."""
+    """Return a request, validated unless the classes of its values show that they are valid."""
     fields: dict[str, Any] = {
         "input": input,
         "mode": mode,
@@ -353,8 +353,8 @@ def new_request(
         and (run_id is None or run_id.__class__ is str)
     ):
         return build(EnqueueRolloutRequest, fields, _NAMES[EnqueueRolloutRequest])
-    given = {name: value for name, value in fields.items() if name == "input" or value is not _IN_REQUEST[name]}
-    return EnqueueRolloutRequest(**given)
+    supplied = {name: value for name, value in fields.items() if name == "input" or value is not _IN_REQUEST[name]}
+    return EnqueueRolloutRequest(**supplied)
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
@@ -363,7 +363,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
 
 
 DEFAULT_CONFIG = RolloutConfig()
-"""What a rollout without limits of its own has; shared, as every value inside the store."""
+"""The configuration of a rollout that sets no limits; shared, as every value inside the store."""
 _ATTEMPT_DEFAULTS = _defaults(Attempt)
 _IN_REQUEST = _defaults(EnqueueRolloutRequest)
 _MODES = get_args(RolloutMode)
@@ -371,7 +371,7 @@ _NAMES: dict[type[BaseModel], set[str]] = {
     cls: set(cls.model_fields)
     for cls in (Rollout, Attempt, AttemptedRollout, RolloutConfig, Worker, EnqueueRolloutRequest)
 }
-"""All fields of a class: what a value counts as given once the store has handed it out. Assigning one adds nothing."""
+"""All fields of a class: the `model_fields_set` of every returned value, to which assigning a field adds nothing."""
 
 
 # --- copies for callers --------------------------------------------------------------------------------------------

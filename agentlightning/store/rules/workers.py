@@ -24,9 +24,9 @@ def heartbeat(
     attempts: frozenset[str] | None = None,
     call: Call | None = None,
 ) -> Worker:
-    """Record a sign of life of a worker, and which of its claims it does not name; None names all."""
-    known = _worker_row(tx, worker_id, run_id)
-    row = WorkerRow(known.worker, known.unnamed, known.beats)  # one of its own, which is changed below
+    """Record a heartbeat of a worker, and the claims that it does not name; None names all."""
+    present = _worker_row(tx, worker_id, run_id)
+    row = WorkerRow(present.worker, present.unnamed, present.beats)  # one of its own, which is changed below
     if is_known_beat(row, call):
         return row.worker
     since = {attempt_id: time for _, attempt_id, time in row.unnamed}
@@ -41,8 +41,8 @@ def heartbeat(
 
 
 def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> list[tuple[str, str]]:
-    """Return the claims whose lease may be over: what workers hold that have sent heartbeats and have been silent for
-    longer, and what the others have not named for longer."""
+    """Return the claims whose lease may be over: those of workers that have sent heartbeats and have been silent for
+    longer, and those that other workers have not named for longer."""
     age = age or by_wall_clock(now)
     lost: list[tuple[str, str]] = []
     if not tx.any_held():  # the rows of idle workers need not be read
@@ -57,23 +57,23 @@ def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None
 
 
 def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float) -> bool:
-    """True if the lease of a claim is over: it counts from the claim, and from when its worker last named it."""
+    """Return True if the lease of a claim is over: it counts from the claim or the last mention of it."""
     if age(attempt.start_time) <= lease_seconds:
         return False
     if _is_lost(row.worker, age, lease_seconds):
         return True
-    return any(known == attempt.attempt_id and age(since) > lease_seconds for _, known, since in row.unnamed)
+    return any(attempt_id == attempt.attempt_id and age(since) > lease_seconds for _, attempt_id, since in row.unnamed)
 
 
 def _is_lost(worker: Worker, age: Age, lease_seconds: float) -> bool:
-    """True if the worker has sent heartbeats and has been silent for longer than its lease."""
+    """Return True if the worker has sent heartbeats and has been silent for longer than its lease."""
     if worker.last_heartbeat_time is None:
         return False
     return min(age(worker.last_heartbeat_time), age(worker.last_dequeue_time or 0.0)) > lease_seconds
 
 
 def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> None:
-    """Call silent workers unknown, and forget those silent for a day."""
+    """Set the status of silent workers to unknown, and delete those silent for a day."""
     age = age or by_wall_clock(now)
     for worker_id, row in tx.scan("worker"):
         row = cast("WorkerRow", row)
@@ -87,7 +87,7 @@ def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | N
 
 
 def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
-    """An empty claim: the worker asks for work, so it is idle unless it has other work in hand."""
+    """Mark a worker with an empty claim: it asks for work, so it is idle unless it has other claims."""
     row = _worker_row(tx, worker_id, run_id)
     changes: dict[str, object] = {"last_dequeue_time": now}
     if row.worker.status != "idle" and not tx.held(worker_id, 1):
@@ -96,7 +96,7 @@ def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
 
 
 def sync_worker(tx: Tx, attempt: Attempt, now: float, run_id: str | None, *, claimed: bool = False) -> None:
-    """Bring the worker's row in line with one of its attempts (saved before); its other claims are kept."""
+    """Update the worker's row for one of its attempts (saved before); its other claims stay."""
     worker_id = attempt.worker_id
     if not worker_id:
         return

@@ -1,1 +1,1 @@
-"""The SQL that SQLite and PostgreSQL share: schema words, queries, summaries, run records, and the `Tx` over them."""
+"""The SQL that SQLite and PostgreSQL share: dialect, queries, summaries, run records, and the `Tx` over them."""

@@ -1,6 +1,6 @@
 """The check of a store in SQLite or PostgreSQL: every record can be read, and the tables agree with the records.
 
-The structure of the database is its own server's matter. Nothing is changed, and no older tables are upgraded.
+It does not check the structure of the database, which is the server's task. It changes nothing and upgrades no tables.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STRAY_RECORDS = (
 
 
 def problems(link: Link) -> Iterator[str]:
-    """Yield what is wrong, within one transaction that reads."""
+    """Yield the problems, within one reading transaction."""
     yield from _problems_of_rollouts(link)
     for rollout_id, count in link.each(_STRAY_SPANS):
         yield f"{count} spans belong to rollout {rollout_id}, which is not there"
@@ -63,8 +63,8 @@ def _problems_of_rollouts(link: Link) -> Iterator[str]:
                 f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
             )
             continue
-        said = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
-        for column, value, expected in zip(columns, values, said, strict=False):
+        fields = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
+        for column, value, expected in zip(columns, values, fields, strict=False):
             if value != expected:
                 yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
         for problem in (*_problems_of_record(link, record), *summaries.problems(link, record)):
@@ -72,7 +72,7 @@ def _problems_of_rollouts(link: Link) -> Iterator[str]:
 
 
 def _problems_of_record(link: Link, record: Record) -> Iterator[str]:
-    """Yield what contradicts itself in a record, and what its spans contradict in it."""
+    """Yield the contradictions within a record, and between the record and its spans."""
     rollout, status = record.rollout, record.rollout.status
     if (record.queued_at is not None) != (status in QUEUING):
         yield f"it is {status} and {'not ' if record.queued_at is None else ''}in the queue"

@@ -1,8 +1,8 @@
 """The differences between the SQL of SQLite and of PostgreSQL, as one table of words.
 
-A statement is written once. `@rollouts` is a table, `@here` is true of the rows of a store (a partition in PostgreSQL,
-the whole file in SQLite), `?` is a value, and the other words with an `@` are those of `Dialect.words`. A word that is
-empty takes the comma behind it with it.
+A statement is written once. `@rollouts` is a table, `@here` is true for the rows of a store (a partition in PostgreSQL,
+the whole file in SQLite), `?` is a value, and the other words with an `@` are those of `Dialect.words`. An empty word
+also removes the comma after it.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ _WORD = re.compile(r"(\w+\.)?@(\w+)(, )?")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The words of one database, and what words cannot say."""
+    """The words of one database, and the differences that words cannot express."""
 
     mark: str
     tables: str
-    """The beginning of the names of tables."""
+    """Prefix of the names of tables."""
     every: int | None
-    """The limit that is none."""
+    """The limit that means no limit."""
     columns: tuple[str, ...]
-    """Columns of a rollout's row that repeat what its record says."""
+    """Columns of a rollout's row that repeat fields of its record."""
     among: Callable[[str, Sequence[str] | Sequence[int]], Condition]
     row_of: Callable[[Facts], Columns]
     facts_of: Callable[[Columns], Facts]
-    """Facts as the columns of a summary, and back."""
+    """Converts columns of a summary to facts; `row_of` does the reverse."""
     of_run_key: Callable[[str | None], Condition]
-    """True of the summaries of a run."""
+    """Returns the condition for the summaries of a run."""
     rewards: str
-    """The query of the rewards in summaries, in an order."""
+    """The query for the rewards in summaries, ordered."""
     rewards_of: Callable[[list[Columns]], Iterable[float]]
-    """The rewards in the answer."""
+    """Returns the rewards in the answer to that query."""
     words: dict[str, str]
     passed_over: int = 0
-    """Claimed records, not sent yet, that the next claim of a script passes over by their ids."""
+    """Number of claimed records, not sent yet, that the next claim of a script skips by their ids."""
     by_status: bool = False
-    """The indexes have rollouts in the order of their start within each status only."""
+    """The indexes order rollouts by their start only within each status."""
     in_order: tuple[str, ...] = ()
-    """Sent before a page of run records, so that it is read in the order of an index."""
+    """Statements sent before a page of run records, so that it is read in the order of an index."""
 
     def one_of(self, column: str, values: Sequence[str] | Sequence[int]) -> Condition:
         """Return the test for a column that has one of these values; one value keeps the order of an index."""

@@ -1,4 +1,4 @@
-"""A connection as the shared SQL uses it."""
+"""A connection for the shared SQL."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from agentlightning.store.sql.dialect import Columns, Dialect
 
 
 class Sent(Protocol):
-    """A statement that was sent. `rowcount`: the rows that it changed, known after the next `sync`."""
+    """A sent statement. `rowcount` is the number of rows that it changed, known after the next `sync`."""
 
     @property
     def rowcount(self) -> int: ...
 
 
 class Link:
-    """One connection within a transaction, which waits for every statement; `render` puts it into the words of the
-    database."""
+    """One connection within a transaction, which waits for every statement; `render` converts a statement to the SQL of
+    the database."""
 
     def __init__(self, db: Any, dialect: Dialect, render: Callable[[str], str | bytes]) -> None:
         self.db = db
@@ -33,12 +33,12 @@ class Link:
         yield from self.db.execute(self._render(text), values)
 
     def shown(self, text: str) -> str:
-        """Return a statement without values as people may send it."""
+        """Return a statement without values in a form that a user may send."""
         rendered = self._render(text)
         return (rendered if isinstance(rendered, str) else rendered.decode()).replace("%%", "%")
 
     def send(self, text: str, values: Sequence[object] = ()) -> Sent:
-        """Execute a statement, perhaps without waiting."""
+        """Execute a statement; it may not wait for the result."""
         return self.db.execute(self._render(text), values)
 
     def send_rollback(self, statement: str) -> None:
@@ -46,4 +46,4 @@ class Link:
         self.db.execute(statement)
 
     def sync(self) -> None:
-        """Wait until everything that was sent is done."""
+        """Wait until all sent statements are done."""

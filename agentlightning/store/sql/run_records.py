@@ -1,4 +1,4 @@
-"""The records of runs, but for how they are added."""
+"""The records of runs, except their insertion."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ def find(link: Link, plan: RecordPlan) -> FoundRecords:
     page = f"SELECT step, number, size {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
     for setting in link.dialect.in_order:
         link.send(setting)
-    found = link.fetch(page, (*values, count, skip), once=True)
-    found = found if backwards == plan.descending else found[::-1]
-    places = [(step, number) for step, number, _ in found]
-    taken = plan.cut(size for *_, size in found)
-    numbers = [number for _, number in places[:taken]]
+    rows = link.fetch(page, (*values, count, skip), once=True)
+    rows = rows if backwards == plan.descending else rows[::-1]
+    places = [(step, number) for step, number, _ in rows]
+    length = plan.cut(size for *_, size in rows)
+    numbers = [number for _, number in places[:length]]
     test, chosen = link.dialect.one_of("number", numbers)
     bodies = dict(link.fetch(f"SELECT number, body FROM @run_records WHERE @here AND {test}", chosen))
-    return FoundRecords([bodies[number] for number in numbers], total, plan.ends_at(places, taken, total))
+    return FoundRecords([bodies[number] for number in numbers], total, plan.ends_at(places, length, total))
 
 
 def drop(link: Link, run_id: str, after_step: int) -> int:
-    """Remove the records of a run with a greater step; returns how many."""
+    """Remove the records of a run with a greater step; return the number removed."""
     sent = link.send(f"DELETE {_OF_RUN} AND step > ?", (run_id, after_step))
     link.sync()
     return sent.rowcount
 
 
 def counts(link: Link, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-    """Return for each kind of record of a run how many there are, and the greatest step."""
+    """Return the number of records and the greatest step of each kind of record of a run."""
     rows = link.fetch(f"SELECT kind, count(*), max(step) {_OF_RUN} GROUP BY kind", (run_id,))
     return {kind: (count, step) for kind, count, step in rows}

@@ -1,8 +1,8 @@
-"""Rollouts in short: a narrow row of facts for each beside its record, its input as text, pages of them, and figures.
+"""Summaries of rollouts: a narrow row of facts beside each record, its input as text, pages of summaries, and figures.
 
-In SQLite the rows of one run stand together, in the order in which the rollouts came, so that reading all of them is
-reading a few megabytes, whatever is in the records. In PostgreSQL no index has a column that changes often, so that a
-change of a row is made beside it (HOT).
+In SQLite the rows of one run are stored together, in the order of the rollouts, so that reading all of them reads only
+a few megabytes, whatever the size of the records. In PostgreSQL no index has a column that changes often, so that a
+changed row is written next to the old one (HOT).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def insert(link: Link, record: Record) -> None:
 
 
 def update(link: Link, before: Record, record: Record) -> None:
-    """Write what of a rollout's row and input a change of its record changed."""
+    """Write the parts of a rollout's row and input that a change of its record has changed."""
     old, new = before.rollout, record.rollout
     count = len(record.attempts)
     if old is new and count == len(before.attempts) and (not count or _same(before.attempts[-1], record.attempts[-1])):
@@ -88,19 +88,18 @@ def remove(link: Link, rollout_id: str) -> None:
 
 
 def row_of(dialect: Dialect, record: Record) -> Columns:
-    """Return the facts of a record as its columns."""
+    """Return the facts of a record as columns."""
     return dialect.row_of(facts_of(record.rollout, record.latest, len(record.attempts)))
 
 
 def input_of(rollout: Rollout) -> tuple[str, str]:
-    """Return a rollout's input as it is shown, and as it is searched."""
+    """Return a rollout's input in the form for display and in the form for searching."""
     text = input_text(rollout.input)
     return preview_of(text), searched(text)
 
 
 def add_all(link: Link, rollouts: Iterable[tuple[str, bytes]]) -> None:
-    """Write the summary of every rollout (id, record), and into its record the rewards, which are read out of the
-    spans."""
+    """Write the summary of every rollout (id, record), and write the rewards, read from its spans, into its record."""
     marked = " OR ".join("@has_bytes" for _ in MARKS)
     rewarding = set(link.fetch(f"SELECT DISTINCT rollout_id FROM @spans WHERE @here AND ({marked})", MARKS))
     spans = f"SELECT body FROM @spans WHERE @here AND rollout_id = ? AND ({marked}) ORDER BY number"
@@ -118,7 +117,7 @@ def add_all(link: Link, rollouts: Iterable[tuple[str, bytes]]) -> None:
 
 
 def problems(link: Link, record: Record) -> Iterator[str]:
-    """Yield what the row and the input of a rollout contradict in its record."""
+    """Yield the contradictions between a rollout's record and its row and input."""
     rollout_id = record.rollout.rollout_id
     rows = link.fetch(f"SELECT {', '.join(_COLUMNS)} FROM @summaries WHERE @of_rollout", (rollout_id,))
     texts = link.fetch("SELECT preview, searched FROM @inputs WHERE @input_of_rollout", (rollout_id,))
@@ -136,7 +135,7 @@ def problems(link: Link, record: Record) -> Iterator[str]:
 
 _SORTED = {"duration": "(s.end_time - s.start_time)", "spans": "r.span_count"}
 _ALWAYS_THERE = {"start_time", "status", "attempts", "spans"}
-"""What no rollout is without: in its order a database may read along an index."""
+"""Values that every rollout has: a database may read an index in their order."""
 
 
 def find(link: Link, plan: SummaryPlan) -> SummaryPage:
@@ -166,8 +165,8 @@ def _where(chosen: RolloutFilter, dialect: Dialect) -> tuple[str, list[object]]:
     if "run_id" in chosen.model_fields_set:
         tests.append(dialect.of_run_key(chosen.run_id or None))
     for name in ("status", "mode", "outcome", "rollout_id"):
-        if (wanted := getattr(chosen, f"{name}_in")) is not None:
-            tests.append(dialect.one_of(f"s.{name}", wanted))
+        if (choice := getattr(chosen, f"{name}_in")) is not None:
+            tests.append(dialect.one_of(f"s.{name}", choice))
     for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
         if (value := getattr(chosen, name)) is not None:
             tests.append((f"s.{name} = ?", (value,)))
@@ -191,7 +190,7 @@ def _where(chosen: RolloutFilter, dialect: Dialect) -> tuple[str, list[object]]:
 
 
 def _behind(plan: SummaryPlan, sorted_by: str) -> Condition:
-    """Return the condition on rows that come behind the place where the page begins."""
+    """Return the condition on rows after the place where the page begins."""
     than = "<" if plan.descending else ">"
     if plan.after is None:
         return "true", ()
@@ -237,6 +236,6 @@ def aggregate(link: Link, plan: AggregatePlan) -> RolloutAggregate:
         query = f"SELECT {listed}s.rewards FROM @summaries s WHERE {where} AND s.rewards IS NOT NULL"
         for row in link.fetch(query, values, once=True):
             texts.setdefault(row[:-1], []).append(row[-1])
-        for key, found in texts.items():
-            tallies[key].rewards = sorted(dimension_values(found, plan.dimension))
+        for key, rewards in texts.items():
+            tallies[key].rewards = sorted(dimension_values(rewards, plan.dimension))
     return aggregate_of(plan, tallies.values())

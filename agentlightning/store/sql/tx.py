@@ -1,7 +1,7 @@
 """The primitives of a script as SQL over one connection, inside a transaction that the caller opened.
 
-A script's writes are sent together when it has succeeded, so that a script that raises has nothing to undo. Only one
-that asks for a list after it has written has its writes sent early, behind a savepoint.
+The writes of a script are sent together after it has succeeded, so that a script that raises has nothing to undo. Only
+a script that reads a list after it has written sends its writes early, after a savepoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, SummaryPage
 
 _MOST = 2**62
-"""The largest limit and offset that a database takes."""
+"""The largest limit and offset that a database accepts."""
 LOAD = "SELECT body FROM @rollouts WHERE @here AND rollout_id = ?"
 GET = "SELECT @seen_version, body FROM @rows WHERE @here AND kind = ? AND key = ?"
 DUE = (
@@ -48,7 +48,7 @@ _SET_ASIDE = (
 
 
 def claim_query(run_id: str | None) -> Condition:
-    """Return the query of the record to be claimed next and its values before the moment and what is passed over."""
+    """Return the query for the next record to claim, and its values that precede the moment and the skipped ids."""
     run, values = of_run(run_id)
     return (
         f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
@@ -57,8 +57,8 @@ def claim_query(run_id: str | None) -> Condition:
 
 
 class SqlTx:
-    """One script's view of a store. `seen`: the writing transaction of which the script is a part; None for one that
-    reads, on a snapshot."""
+    """One script's view of a store. `seen` is the writing transaction that the script belongs to; None for a script
+    that reads, on a snapshot."""
 
     def __init__(self, link: Link, seen: Seen | None = None) -> None:
         self.notes = Notes()
@@ -198,12 +198,12 @@ class SqlTx:
         return Counts(*(number or 0 for number in rows[0]))
 
     def _readable(self, rows: Iterable[Columns]) -> list[Record]:
-        """Return the records that can be read out of (body, rollout id); others are set aside, by the next writing
-        script if this one reads."""
+        """Return the readable records in rows of (body, rollout id). The others are set aside, by the next writing
+        script if this one only reads."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
 
     def _own(self, rows: Sequence[Columns]) -> list[Record]:
-        """Return the records that can be read, which no other transaction changes."""
+        """Return the readable records, which no other transaction changes."""
         records = self._readable(rows)
         if self._writing and records:
             self._seen.locked = True
@@ -211,7 +211,7 @@ class SqlTx:
         return records
 
     def _changed(self, rows: Iterable[Columns]) -> list[Record | RunRow]:
-        """Return what can be read of changed rows: (id of the run, None, body) or (None, id of the rollout, body)."""
+        """Return the readable values of changed rows: (run id, None, body) or (None, rollout id, body)."""
         changed: list[Record | RunRow] = []
         for run_id, rollout_id, body in rows:
             if rollout_id is None:
@@ -227,16 +227,16 @@ class SqlTx:
     ) -> Sequence[bytes]:
         self._send_early()
         where, values = "@here AND rollout_id = ?", [rollout_id]
-        for column, wanted in (("attempt_id", attempt_id), ("span_id", span_id)):
-            if wanted is not None:
+        for column, value in (("attempt_id", attempt_id), ("span_id", span_id)):
+            if value is not None:
                 where += f" AND {column} = ?"
-                values.append(wanted)
+                values.append(value)
         if choose is None:
             rows = self._link.fetch(f"SELECT body FROM @spans WHERE {where} ORDER BY number", values)
             return [row[0] for row in rows]
         heads = f"SELECT number, substr(body, 1, {HEAD}) FROM @spans WHERE {where} ORDER BY number"
-        found = self._link.fetch(heads, values)
-        numbers = [found[place][0] for place in choose([head for _, head in found])]
+        entries = self._link.fetch(heads, values)
+        numbers = [entries[place][0] for place in choose([head for _, head in entries])]
         test, chosen = self._link.dialect.one_of("number", numbers)
         query = f"SELECT number, body FROM @spans WHERE @here AND @unindexed rollout_id = ? AND {test}"
         bodies = dict(self._link.fetch(query, (rollout_id, *chosen)))
@@ -263,8 +263,8 @@ class SqlTx:
             if rows and row is None:
                 return None  # and written whatever its version
             self._seen.rows[kind, key] = None if row is None else (rows[0][0], row)
-        seen = self._seen.rows[kind, key]
-        return None if seen is None else seen[1]
+        entry = self._seen.rows[kind, key]
+        return None if entry is None else entry[1]
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
         assert self._writing, "a reading script puts nothing"
@@ -277,17 +277,17 @@ class SqlTx:
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
         self._send_early()
         rows = self._link.fetch(SCAN, (kind, self._link.dialect.every if limit is None else limit))
-        found = readable_rows(kind, (row[:2] for row in rows))
+        readable = readable_rows(kind, (row[:2] for row in rows))
         versions = {key: version for key, _, version in rows}
-        self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in found)
-        return found
+        self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in readable)
+        return readable
 
     def count_rows(self, kind: Kind) -> int:
         self._send_early()
         return self._link.fetch("SELECT count(*) FROM @rows WHERE @here AND kind = ?", (kind,))[0][0]
 
     def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[Columns]:
-        """Fetch at most one row, to be kept from others in a writing script if it is to be locked."""
+        """Fetch at most one row; with `lock`, a writing script keeps it from others."""
         return self._link.fetch(query, values)
 
     # --- the end of the script ---------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class SqlTx:
         self._send()
 
     def undo(self) -> None:
-        """Leave no trace of a script that raised."""
+        """Undo the writes of a script that raised."""
         if self._savepoint:
             self._link.send_rollback("ROLLBACK TO SAVEPOINT script")
             self._link.send("RELEASE SAVEPOINT script")
@@ -329,9 +329,9 @@ def _where(plan: Plan, dialect: Dialect) -> tuple[str, list[object]]:
     """Return the WHERE clause of a plan and its values."""
     tests: list[Condition] = []
     by_id = plan.ids is not None and not plan.any_of
-    for column, wanted in (("@unindexed status" if by_id else "status", plan.status_in), ("rollout_id", plan.ids)):
-        if wanted is not None:
-            tests.append(dialect.one_of(column, wanted))
+    for column, choice in (("@unindexed status" if by_id else "status", plan.status_in), ("rollout_id", plan.ids)):
+        if choice is not None:
+            tests.append(dialect.one_of(column, choice))
     if plan.id_contains is not None:
         tests.append(("@instr(rollout_id, ?) > 0", (plan.id_contains,)))
     clauses, values = ["@here"], [value for _, of_test in tests for value in of_test]

@@ -1,7 +1,7 @@
-"""What a writing transaction has read, and what a script wrote: kept aside until it has succeeded, then sent in one go.
+"""The reads of a writing transaction, and the writes of a script, which are buffered until it succeeds.
 
-A write that rests on something read without a lock says so in its condition: it then changes no row if another
-transaction was faster, and the number of rows tells. In SQLite there is no other transaction.
+A write that depends on data read without a lock has that data in its condition: it changes no row if another
+transaction was faster, which the number of changed rows shows. In SQLite there is no other transaction.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ _DROP = f"DELETE FROM @rows {_ROW_AT}"
 
 @dataclass(slots=True)
 class Seen:
-    """What the scripts of one writing transaction have read and written so far, None being "not there".
+    """The data that the scripts of one writing transaction have read and written so far; None means "does not exist".
 
-    What is there is locked, or checked when it is written. It is no older than any script of the transaction: all of
-    them were handed in before any of it was read.
+    Existing rows are locked, or checked when they are written. They are no older than any script of the transaction:
+    all scripts were submitted before the first read.
     """
 
     records: dict[str, Record | None] = field(default_factory=dict[str, "Record | None"])
     rows: dict[RowKey, tuple[int, Row] | None] = field(default_factory=dict[RowKey, "tuple[int, Row] | None"])
-    """With their versions."""
+    """Rows with their versions."""
     locked: bool = False
     """The transaction holds locks."""
 
     def change(self) -> tuple[int, ...]:
-        """Return the value of the word `@change` for one more change, if it takes one."""
+        """Return the value of the word `@change` for one more change, if the word has one."""
         return ()
 
     def forget(self) -> None:
-        """Forget what was read and locked: locks were given up, writes undone."""
+        """Discard the reads and locks: the locks were released and the writes undone."""
         self.records.clear()
         self.rows.clear()
 
@@ -61,19 +61,19 @@ class Writes:
 
     @property
     def lost_a_race(self) -> bool:
-        """True if another transaction changed what these rest on: the transaction must not be committed. Known after
-        the link's next `sync`."""
+        """True if another transaction changed data that these writes depend on, so that the transaction must not be
+        committed. Known after the link's next `sync`."""
         return any(sent.rowcount != expected for sent, expected in self._sent)
 
     def send(self) -> None:
-        """Send everything without waiting; nothing is left."""
+        """Send all writes without waiting, and clear them."""
         self.send_records()
         for (kind, key), row in self.rows.items():
             self._send_row(kind, key, row)
         self.rows = {}
 
     def send_records(self) -> None:
-        """Send the records, without waiting; none is left."""
+        """Send the records without waiting, and clear them."""
         self._seen.locked = self._seen.locked or bool(self)
         for rollout_id, record in self.records.items():
             if record is None:
@@ -86,14 +86,14 @@ class Writes:
         self.records = {}
 
     def _send_record(self, rollout_id: str, record: Record) -> None:
-        known, before = rollout_id in self._seen.records, self._seen.records.get(rollout_id)
+        exists, before = rollout_id in self._seen.records, self._seen.records.get(rollout_id)
         dialect, columns, change = self._link.dialect, columns_of(record), self._seen.change()
         body = record_type().dump_json(record)
         if before is None:
-            statement = _insert(dialect.columns, replace=not known)
+            statement = _insert(dialect.columns, replace=not exists)
             values = (*change, rollout_id, record.rollout.run_id, *columns[: len(dialect.columns)], body)
             self.checked(statement, values)
-            if not known:
+            if not exists:
                 summaries.remove(self._link, rollout_id)
             summaries.insert(self._link, record)
             return
@@ -105,17 +105,17 @@ class Writes:
         summaries.update(self._link, before, record)
 
     def _send_row(self, kind: Kind, key: str, row: Row | None) -> None:
-        known, seen = (kind, key) in self._seen.rows, self._seen.rows.get((kind, key))
-        version = 0 if seen is None else seen[0]
+        was_read, stored = (kind, key) in self._seen.rows, self._seen.rows.get((kind, key))
+        version = 0 if stored is None else stored[0]
         if row is None:
-            if seen is not None:
+            if stored is not None:
                 self.checked(f"{_DROP} AND @unchanged", (kind, key, version))
-            elif not known:
+            elif not was_read:
                 self._link.send(_DROP, (kind, key))
         else:
             column, own, changed = ("change, ", "@change, ", "change = @change, ") if kind == "run" else ("", "", "")
             change, body = self._seen.change() if kind == "run" else (), row_type(kind).dump_json(row)
-            if seen is not None:
+            if stored is not None:
                 statement = f"UPDATE @rows SET {changed}@next_version, body = ? {_ROW_AT} AND @unchanged"
                 self.checked(statement, (*change, body, kind, key, version))
             else:
@@ -125,18 +125,18 @@ class Writes:
                 )
                 also = "change = excluded.change, " if kind == "run" else ""
                 update = f"UPDATE SET {also}@next_version, body = excluded.body"
-                self.checked(put + ("NOTHING" if known else update), (*change, kind, key, body))
-                if not known:
+                self.checked(put + ("NOTHING" if was_read else update), (*change, kind, key, body))
+                if not was_read:
                     return  # of a version that is not known
         self._seen.rows[kind, key] = None if row is None else (version + 1, row)
 
     def checked(self, statement: str, values: Sequence[object], expected: int = 1) -> None:
-        """Send a statement which changes so many rows unless another transaction was faster."""
+        """Send a statement that changes `expected` rows unless another transaction was faster."""
         self._sent.append((self._link.send(statement, values), expected))
 
 
 def columns_of(record: Record) -> Columns:
-    """Return what a rollout's row repeats of its record: the values of the longest list of `Dialect.columns`."""
+    """Return the fields of a record that its row repeats: the values of the longest list of `Dialect.columns`."""
     return (*indexed(record), record.attempts[-1].attempt_id if record.attempts else None)
 
 

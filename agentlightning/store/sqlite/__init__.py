@@ -1,4 +1,4 @@
-"""The store in one SQLite file; see `store.py` for the class and `backend.py` for how changes come to the disk."""
+"""The store in one SQLite file; see `store.py` for the class and `backend.py` for the writing of changes to disk."""
 
 from agentlightning.store.sqlite.backend import SQLiteBackend
 from agentlightning.store.sqlite.store import SQLiteLightningStore

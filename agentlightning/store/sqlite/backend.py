@@ -71,7 +71,7 @@ class SQLiteBackend:
         return time.time()
 
     def set_clock(self) -> None:
-        """The file is on this machine."""
+        """Do nothing: the file is on this machine."""
 
     def await_change(self, timeout: float) -> bool:
         here = self._process()
@@ -86,8 +86,8 @@ class SQLiteBackend:
                 return False
         with here.writing:  # the connection that writes does not count its own commits as changes
             version = self._writer(here).execute("PRAGMA data_version").fetchone()[0]
-        known, self._seen_version = self._seen_version, version
-        return version != known
+        previous, self._seen_version = self._seen_version, version
+        return version != previous
 
     def close(self) -> None:
         here = self._process()
@@ -106,7 +106,7 @@ class SQLiteBackend:
             here.reader.close()
 
     def _process(self) -> _Process:
-        """Return what belongs to this process."""
+        """Return the connections, threads and locks of this process."""
         if self._here.pid != os.getpid():
             parent = self._here
             parent.presence.check_database()
@@ -165,7 +165,7 @@ class SQLiteBackend:
             here.jobs.put(job)
 
     def _writer(self, here: _Process) -> sqlite3.Connection:
-        """Return the connection that writes; `here.writing` is held."""
+        """Return the writing connection; the caller holds `here.writing`."""
         self._check_open()
         if here.writer is None:
             here.presence.check_database()  # SQLite would make a new one

@@ -1,4 +1,4 @@
-"""The check of a SQLite store's file: its structure, the numbers of its changes, and what `sql/check.py` looks at."""
+"""The check of a SQLite store's file: its structure, the numbers of its changes, and the checks of `sql/check.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHANGES = (
 
 
 def check_file(path: str | Path) -> FileReport:
-    """Check a store's file: SQLite's own structure, and that its tables say what its records say.
+    """Check a store's file: SQLite's own structure, and the agreement of its tables with its records.
 
     Raises:
         BadRequestError: no such file, or it cannot be read as SQLite.

@@ -1,7 +1,7 @@
-"""A SQLite store's file as a file: how to read it beside a store that uses it, and how to copy it.
+"""The file of a SQLite store: reading it while a store uses it, and copying it.
 
-What reads here sees one moment of the file (a read transaction of the write-ahead log), hinders no writer, and brings
-no tables up to date. Source of the copy's guarantee: https://www.sqlite.org/backup.html
+A reader sees the file at one moment (a read transaction of the write-ahead log), blocks no writer, and upgrades no
+tables. Source of the copy's guarantee: https://www.sqlite.org/backup.html
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agentlightning.errors import BadRequestError, ConflictError, StoreWriteErro
 from agentlightning.private_files import make_private
 
 _PAGES = 1024
-"""Copied between two chances to interrupt."""
+"""Pages copied between two points at which the copy may be interrupted."""
 
 
 def backup_file(path: str | Path, target: str | Path, *, force: bool = False) -> int:
-    """Copy the store in `path` to the file `target`, as it stands at one moment; returns the bytes of the copy.
+    """Copy the store in `path` at one moment to the file `target`; return the size of the copy in bytes.
 
-    The copy is one self-contained file; it passes SQLite's integrity check before it gets its name, and a crash leaves
-    no half of it there. `force` replaces a file of that name.
+    The copy is one self-contained file. It passes SQLite's integrity check before it gets its name, and a crash leaves
+    no partial file under that name. `force` replaces a file of that name.
 
     Raises:
         BadRequestError: `path` is no file that can be read as SQLite, or there is no folder for `target`.
@@ -99,7 +99,7 @@ def schema_version(db: sqlite3.Connection, path: Path) -> int:
 
 
 def integrity(db: sqlite3.Connection) -> Iterator[str]:
-    """Yield what SQLite's own check of the structure finds wrong."""
+    """Yield the problems that SQLite's own check of the structure reports."""
     for (line,) in db.execute("PRAGMA integrity_check"):
         if line != "ok":
             yield f"SQLite: {line}"
@@ -129,7 +129,7 @@ def _copy(db: sqlite3.Connection, path: Path, partial: Path) -> None:
 
 
 def _give_name(partial: Path, target: Path, force: bool) -> None:
-    """Make the copy durable and give it its name, in one step that does not overwrite unless `force`."""
+    """Make the copy durable and rename it, in one step that does not overwrite unless `force`."""
     _sync(partial)
     try:
         if force:

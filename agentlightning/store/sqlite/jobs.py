@@ -17,17 +17,17 @@ from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx, Transaction
 
 @dataclass(slots=True)
 class Job:
-    """A script that waits for the writer, and who waits for its answer."""
+    """A script that waits for the writer, and the future of its caller."""
 
     script: Callable[[Tx], object]
     future: concurrent.futures.Future[Any] | asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop | None
-    """Where the future lives; None for one that any thread may set."""
+    """Event loop of the future; None for a future that any thread may set."""
     result: object = None
     error: BaseException | None = None
 
     def settle(self) -> None:
-        """Give the answer, unless the one who asked has left."""
+        """Set the result of the future, unless the caller has left."""
         if self.future.done():
             return
         if self.error is None:
@@ -37,8 +37,8 @@ class Job:
 
 
 def run_batch(link: SQLiteLink, path: str, batch: list[Job]) -> None:
-    """Run the scripts in one transaction and commit it; each job then has a result or what its script raised, of which
-    no trace is left.
+    """Run the scripts in one transaction and commit it; each job then has a result, or the error of its script, which
+    has stored nothing.
 
     Raises:
         sqlite3.Error, ConflictError: nothing of the batch is stored; the transaction may still be open.
@@ -73,7 +73,7 @@ def run_batch(link: SQLiteLink, path: str, batch: list[Job]) -> None:
 
 
 def settle(batch: list[Job]) -> None:
-    """Answer every caller; those of one event loop together, which wakes it once."""
+    """Answer every caller; callers of one event loop together, which wakes it once."""
     of_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in batch:
         if job.loop is None:

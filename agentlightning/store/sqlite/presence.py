@@ -1,10 +1,10 @@
 """Detects that the files of an open SQLite store were deleted or replaced.
 
-A deleted file can still be written by who has it open, and what is written goes with the process. So the store looks
-before it acknowledges: database, write-ahead log and shared memory must be the files that they were (device and inode),
-and neither shorter than they were nor gone; and the log must begin as a log does, since one that is cut short while a
-transaction runs grows again as that is written. What the look cannot see: other bytes that somebody writes into the
-files in place.
+A process can still write a deleted file that it has open, and that data is lost when the process ends. So the store
+checks before it acknowledges: database, write-ahead log and shared memory must be the same files (device and inode),
+and neither missing nor shorter than before; and the log must begin with the bytes of a log, since a log that is cut
+short while a transaction runs grows again as the transaction is written. The check does not detect other bytes that
+somebody writes into the files in place.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ from pathlib import Path
 from agentlightning.errors import StoreWriteError
 
 _SMALLEST = 512
-"""Bytes of a page, at least."""
+"""Smallest size of a page in bytes."""
 _LOG_BEGINS = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 """The first bytes of every write-ahead log that is not empty (SQLite's file format, section 4.1)."""
 _PARTS = {"": "the database", "-wal": "its write-ahead log", "-shm": "the shared memory of its log"}
 
 
 class Presence:
-    """The files of a store as one process opened them, with a transaction behind it, so that all three are there.
+    """The files of a store as one process opened them, after a transaction, so that all three exist.
 
-    `database` is the database's file as this process's parent knows it, if it does: a process that comes later must
-    not take another file for it.
+    `database` is the database's file as this process's parent knows it, if it does: a later process must not use
+    another file instead.
     """
 
     def __init__(self, path: str) -> None:
         self._path = os.path.abspath(path)
         self._real = os.path.realpath(path)
-        """Where SQLite keeps the other two; a link is followed."""
+        """Path beside which SQLite keeps its other two files; links are resolved."""
         self.log = f"{self._real}-wal"
-        found = _stat(self._path)
-        self.database = None if found is None else (found.st_dev, found.st_ino)
+        stat = _stat(self._path)
+        self.database = None if stat is None else (stat.st_dev, stat.st_ino)
         self._others: dict[str, tuple[int, int]] = {}
         self._size = self._log_size = 0
         self._damage = ""
-        """What was found wrong with the contents; nothing that happens later mends it."""
+        """Damage of the contents, as text; it stays set."""
 
     def check_database(self) -> None:
-        """Check that the name still leads to the database that was opened.
+        """Check that the name still refers to the database that was opened.
 
         Raises:
-            StoreWriteError: it does not; nothing of the call was stored.
+            StoreWriteError: it does not; the call stored nothing.
         """
         self._check("", self.database, _stat(self._path))
 
     def begin(self, db: sqlite3.Connection) -> None:
-        """Check all files before a transaction, and take those that are not known yet for the right ones.
+        """Check all files before a transaction, and accept those that are not known yet.
 
         Raises:
-            StoreWriteError: one of them is not there, another one, or cut short.
+            StoreWriteError: one of them is missing, replaced, or cut short.
         """
         self.check()
         if self._damage:
@@ -71,16 +71,16 @@ class Presence:
         """Check all files, after a transaction and before it is acknowledged.
 
         Raises:
-            StoreWriteError: one of them is not there, another one, or the log was cut short. What the transaction
-                wrote is lost with it.
+            StoreWriteError: one of them is missing or replaced, or the log was cut short. The data of the transaction
+                is lost.
         """
         self.check_database()
         for suffix in ("-wal", "-shm"):
-            found = _stat(self._real + suffix)
-            if found is not None:
-                self._others.setdefault(suffix, (found.st_dev, found.st_ino))
+            stat = _stat(self._real + suffix)
+            if stat is not None:
+                self._others.setdefault(suffix, (stat.st_dev, stat.st_ino))
             if suffix in self._others:
-                self._check(suffix, self._others[suffix], found)
+                self._check(suffix, self._others[suffix], stat)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             log = os.open(self.log, os.O_RDONLY)
             try:
@@ -91,15 +91,15 @@ class Presence:
                 self._damage = "its write-ahead log was cut short"
                 raise self._lost(self._damage)
 
-    def _check(self, suffix: str, expected: tuple[int, int] | None, found: os.stat_result | None) -> None:
-        if expected is None or (found is not None and (found.st_dev, found.st_ino) == expected):
+    def _check(self, suffix: str, expected: tuple[int, int] | None, stat: os.stat_result | None) -> None:
+        if expected is None or (stat is not None and (stat.st_dev, stat.st_ino) == expected):
             return
-        what = "was deleted or moved away" if found is None else "was replaced by another file"
+        what = "was deleted or moved away" if stat is None else "was replaced by another file"
         raise self._lost(f"{_PARTS[suffix]} {what}")
 
     def _damage_of(self, db: sqlite3.Connection, size: int) -> str:
-        """A file has become shorter: VACUUM and checkpoints of other programs do that and leave it whole, which gives
-        an empty text."""
+        """Return the damage of a file that has become shorter; empty if it is intact, as after VACUUM or a checkpoint
+        of another program."""
         if size < _SMALLEST:  # SQLite would take it for a new one and delete the log
             return "the database was emptied"
         try:

@@ -1,4 +1,4 @@
-"""The tables of the SQLite store, and how a file of an earlier version is brought up to date.
+"""The tables of the SQLite store, and the upgrade of a file of an earlier version.
 
 A version is one more entry of `STEPS`; `PRAGMA user_version` holds the version of a file (see `rules/durable.py`).
 """
@@ -51,7 +51,7 @@ CREATE INDEX rollouts_sizes ON rollouts (run_id, attempts, span_count, span_byte
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('change', (SELECT coalesce(max(number), 0) FROM rollouts))
 """
-"""The end of a rollout that has none is infinite, so that an index orders it last."""
+"""The end of a rollout without one is infinity, so that an index orders it last."""
 
 _FOURTH = """
 CREATE TABLE run_records (
@@ -76,7 +76,7 @@ CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, mode, star
 CREATE INDEX summaries_start ON summaries (start_time, number);
 CREATE TABLE inputs (number INTEGER PRIMARY KEY, preview TEXT NOT NULL, searched TEXT NOT NULL)
 """
-"""`run` is empty for a rollout of no run, else its id behind a `/`. `number` is that of the rollout."""
+"""`run` is empty for a rollout of no run, else a `/` and the id of the run. `number` is that of the rollout."""
 
 
 def _begin(db: sqlite3.Connection) -> None:
@@ -121,11 +121,11 @@ STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [
     (4, lambda db: _run(db, _FOURTH)),
     (5, _add_summaries),
 ]
-"""What leads to each version from the one before."""
+"""The upgrade step to each version from the one before."""
 
 
 def prepare(db: sqlite3.Connection, path: str) -> None:
-    """Make the tables in a new file, bring those of an older one up to date, all in one transaction.
+    """Create the tables in a new file, or upgrade those of an older one, all in one transaction.
 
     Raises:
         ConflictError: a newer version wrote the file, or it is no store.

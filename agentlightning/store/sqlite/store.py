@@ -1,4 +1,4 @@
-"""The store in one SQLite file: nothing to install, nothing lost. Several processes may use the file at once."""
+"""The store in one SQLite file, durable and without a server. Several processes may use the file at the same time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class SQLiteLightningStore(EngineStore):
-    """A durable store in the file `path`; made if it is not there.
+    """A durable store in the file `path`, which is created if it does not exist.
 
-    `synchronous="NORMAL"` is faster and may lose the last moments when the machine (not the process) dies.
+    `synchronous="NORMAL"` is faster and may lose the last changes if the machine (not the process) crashes.
     """
 
     def __init__(
@@ -46,5 +46,5 @@ class SQLiteLightningStore(EngineStore):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy in another process opens the same file."""
+        """Pickle the arguments, so that a copy in another process opens the same file."""
         return partial(SQLiteLightningStore, self.path, **self._settings), ()

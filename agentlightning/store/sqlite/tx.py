@@ -31,7 +31,7 @@ class SQLiteLink(Link):
 
 
 class Transaction(Seen):
-    """The numbers of the changes within one transaction, and what was read in it; `write` comes before the commit."""
+    """The numbers of the changes within one transaction, and the data read in it; `write` comes before the commit."""
 
     def __init__(self, link: SQLiteLink) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Transaction(Seen):
 
 
 class SQLiteTx(SqlTx):
-    """One script's view of the file. Spans and records of runs are written at once, since the table tells which of them
+    """One script's view of the file. Spans and records of runs are written at once, since the table shows which of them
     are new."""
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:

@@ -1,1 +1,1 @@
-"""Rollouts in short, on every store: what of a record is kept to find it by, pages of summaries, figures over many."""
+"""Summaries of rollouts, on every store: facts of records for searching, pages of summaries, figures over many."""

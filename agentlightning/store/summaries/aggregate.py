@@ -1,4 +1,4 @@
-"""Figures of many rollouts in groups: what is asked for, what a store counts of each, and what follows from it."""
+"""Figures of many rollouts in groups: the plan of a call, the counts of each group, and the answer made of them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "worker": ("worker_id",),
     "none": (),
 }
-"""The facts that a group has in common."""
+"""The facts that the rollouts of a group share."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """Which rollouts are asked for, how they are grouped, and of what the figures are."""
+    """The filter and grouping of rollouts, and the value that the figures describe."""
 
     by: AggregateBy = "step"
     chosen: RolloutFilter = field(default_factory=RolloutFilter)
@@ -60,19 +60,19 @@ class AggregatePlan:
 
 @dataclass(slots=True)
 class Tally:
-    """What a store counts of one group."""
+    """The counts of one group."""
 
     key: tuple[Any, ...]
     """The values of its `COLUMNS`."""
     count: int = 0
     outcomes: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
-    """Of those that have ended, together."""
+    """Total of the rollouts that have ended."""
     ended: int = 0
     first: float = math.inf
     last: float = -math.inf
     rewards: Sequence[float] = ()
-    """In ascending order."""
+    """Rewards in ascending order."""
 
     def add(self, outcome: str | None, count: int, seconds: float, ended: int, first: float, last: float) -> None:
         """Add so many rollouts of the group with this outcome."""
@@ -97,7 +97,7 @@ def aggregate_entries(entries: Iterable[Entry], plan: AggregatePlan) -> RolloutA
         else:
             groups[key] = [each]
     single = len(columns) == 1
-    return aggregate_of(plan, [_tallied((key,) if single else key, found, dimension) for key, found in groups.items()])
+    return aggregate_of(plan, [_tallied((key,) if single else key, facts, dimension) for key, facts in groups.items()])
 
 
 def _nothing(_: Facts) -> tuple[()]:
@@ -107,32 +107,32 @@ def _nothing(_: Facts) -> tuple[()]:
 _START, _END, _OUTCOME, _REWARD = (Facts._fields.index(n) for n in ("start_time", "end_time", "outcome", "reward"))
 
 
-def _tallied(key: tuple[Any, ...], found: list[Facts], dimension: str | None) -> Tally:
-    outcomes = Counter(map(itemgetter(_OUTCOME), found))
+def _tallied(key: tuple[Any, ...], facts: list[Facts], dimension: str | None) -> Tally:
+    outcomes = Counter(map(itemgetter(_OUTCOME), facts))
     outcomes.pop(None, None)
-    starts: list[float] = list(map(itemgetter(_START), found))
-    ends: list[float | None] = list(map(itemgetter(_END), found))
+    starts: list[float] = list(map(itemgetter(_START), facts))
+    ends: list[float | None] = list(map(itemgetter(_END), facts))
     seconds = [end - start for start, end in zip(starts, ends, strict=True) if end is not None]
     if dimension is None:
-        rewards = [reward for reward in map(itemgetter(_REWARD), found) if reward is not None]
+        rewards = [reward for reward in map(itemgetter(_REWARD), facts) if reward is not None]
     else:
-        rewards = dimension_values((each.rewards for each in found), dimension)
+        rewards = dimension_values((each.rewards for each in facts), dimension)
     rewards.sort()
     total = math.fsum(seconds)
-    return Tally(key, len(found), outcomes, total, len(seconds), min(starts), max(starts), rewards)
+    return Tally(key, len(facts), outcomes, total, len(seconds), min(starts), max(starts), rewards)
 
 
 def dimension_values(texts: Iterable[str | None], dimension: str) -> list[float]:
-    """Return the values of a dimension in those of the rewards (as JSON) that have it."""
-    found = [json.loads(text).get(dimension) for text in texts if text is not None]
-    return [value for value in found if value is not None]
+    """Return the values of a dimension in the rewards (as JSON) that have it."""
+    values = [json.loads(text).get(dimension) for text in texts if text is not None]
+    return [value for value in values if value is not None]
 
 
 def aggregate_of(plan: AggregatePlan, tallies: Iterable[Tally]) -> RolloutAggregate:
-    """Return the answer to a plan out of what was counted."""
-    found = [tally for tally in tallies if tally.count]
-    edges = _edges([tally.rewards for tally in found if tally.rewards], plan.buckets)
-    groups = [_group(plan.by, tally, edges) for tally in found]
+    """Return the answer to a plan, made of the counts of its groups."""
+    counted = [tally for tally in tallies if tally.count]
+    edges = _edges([tally.rewards for tally in counted if tally.rewards], plan.buckets)
+    groups = [_group(plan.by, tally, edges) for tally in counted]
     groups.sort(key=lambda group: _order(group.key))
     return RolloutAggregate(by=plan.by, groups=groups, bucket_edges=edges)
 
@@ -151,25 +151,25 @@ def _edges(rewards: list[Sequence[float]], buckets: int) -> list[float]:
     return [low, *inner, high]
 
 
-def _group(by: str, found: Tally, edges: list[float]) -> AggregateGroup:
-    rewards, n = found.rewards, len(found.rewards)
+def _group(by: str, tally: Tally, edges: list[float]) -> AggregateGroup:
+    rewards, n = tally.rewards, len(tally.rewards)
     mean, error = _mean_and_error(rewards)
     quantiles = [quantile(rewards, part) if n else None for part in (0.1, 0.25, 0.5, 0.75, 0.9)]
     buckets = _buckets(rewards, edges)
     return AggregateGroup(
-        key=_key(by, found.key),
-        count=found.count,
+        key=_key(by, tally.key),
+        count=tally.count,
         scored=n,
         mean=mean,
         stderr=error,
         minimum=rewards[0] if n else None,
         maximum=rewards[-1] if n else None,
         **dict(zip(("p10", "p25", "p50", "p75", "p90"), quantiles, strict=True)),
-        outcomes=dict(sorted(found.outcomes.items())),
+        outcomes=dict(sorted(tally.outcomes.items())),
         buckets=buckets,
-        seconds_mean=found.seconds / found.ended if found.ended else None,
-        first_time=found.first,
-        last_time=found.last,
+        seconds_mean=tally.seconds / tally.ended if tally.ended else None,
+        first_time=tally.first,
+        last_time=tally.last,
     )
 
 
@@ -193,7 +193,7 @@ def _buckets(rewards: Sequence[float], edges: list[float]) -> list[int]:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the value that this part of them does not exceed, interpolated between the two that are nearest."""
+    """Return the quantile `part` of ordered values, interpolated between the two nearest."""
     place = part * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

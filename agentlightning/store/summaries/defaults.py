@@ -1,4 +1,4 @@
-"""Summaries and figures over any store that answers the contract's other questions, slowly: it reads every rollout."""
+"""Summaries and figures over any store that has the contract's other operations. It is slow: it reads every rollout."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ async def _entry(store: Readable, rollout: AttemptedRollout | Rollout) -> Entry:
 
 
 def final_reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float] | None]:
-    """Return the final reward of an attempt and its dimensions, out of its spans in the order of their numbers."""
+    """Return the final reward of an attempt and its dimensions, from its spans in the order of their numbers."""
     for span in reversed(spans):
-        if span.attributes.get(STALE) is not True and (found := reward_of_span(span)) is not None:
-            return found
+        if span.attributes.get(STALE) is not True and (reward := reward_of_span(span)) is not None:
+            return reward
     return None, None

@@ -1,4 +1,4 @@
-"""What is kept of each rollout beside its record, so that lists and figures of many need not read it."""
+"""Facts of each rollout, kept beside its record, so that lists and figures of many rollouts need not read records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST = 2**53
 
 
 class Facts(NamedTuple):
-    """What a summary says of a rollout, but for its spans and its input. A durable store has a column for each."""
+    """The fields of a rollout's summary, without its spans and its input. A durable store has a column for each."""
 
     rollout_id: str
     run_id: str | None
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     mode: str | None
     step: int | None
     task: str | None
-    """As JSON, so that a column of texts holds numbers, too."""
+    """The task as JSON, so that a text column holds numbers, too."""
     sample: int | None
     start_time: float
     end_time: float | None
@@ -41,7 +41,7 @@ class Facts(NamedTuple):
     error_type: str | None
     reward: float | None
     rewards: str | None
-    """As JSON."""
+    """The rewards as JSON."""
 
 
 def facts_of(rollout: Rollout, attempt: Attempt | None, attempts: int) -> Facts:
@@ -66,7 +66,7 @@ def facts_of(rollout: Rollout, attempt: Attempt | None, attempts: int) -> Facts:
 
 
 def summary_of(facts: Facts, spans: int, preview: str) -> RolloutSummary:
-    """Return the summary that facts and the two further values make."""
+    """Return the summary made of facts, the number of spans and the preview."""
     fields: dict[str, Any] = facts._asdict()
     fields["task"] = task_of(facts.task)
     fields["rewards"] = None if facts.rewards is None else json.loads(facts.rewards)
@@ -74,12 +74,12 @@ def summary_of(facts: Facts, spans: int, preview: str) -> RolloutSummary:
 
 
 def task_of(text: str | None) -> int | str | None:
-    """Return the task of which this is the JSON."""
+    """Return the task whose JSON this is."""
     return None if text is None else cast("int | str", json.loads(text))
 
 
 def task_text(task: int | str) -> str:
-    """Return a task as a column has it."""
+    """Return a task in the form of its column."""
     return json.dumps(task, ensure_ascii=False)
 
 
@@ -97,7 +97,7 @@ def _task(value: object) -> str | None:
 
 
 def input_text(value: object) -> str:
-    """Return the first `SEARCHED` characters of an input: of a text itself, of anything else its JSON."""
+    """Return the first `SEARCHED` characters of an input: of the text itself, or else of its JSON."""
     if type(value) is str:
         return value[:SEARCHED].replace("\0", " ")
     text = json.dumps(_trimmed(value, SEARCHED)[0], ensure_ascii=False)
@@ -105,17 +105,17 @@ def input_text(value: object) -> str:
 
 
 def preview_of(text: str) -> str:
-    """Return what a summary shows of an input's text."""
+    """Return the part of an input's text that a summary shows."""
     return text[:PREVIEW]
 
 
 def searched(text: str) -> str:
-    """Return a text in the form in which case does not matter."""
+    """Return a text in a form for searching without regard to case."""
     return text.casefold()
 
 
 def _trimmed(value: Any, room: int) -> tuple[Any, int]:
-    """Return a value without what comes after so many characters of its JSON, and how many are left."""
+    """Return a value cut after `room` characters of its JSON, and the number of remaining characters."""
     if type(value) is str:
         return value[:room], room - len(value)
     if isinstance(value, Mapping):

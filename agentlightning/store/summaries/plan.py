@@ -1,4 +1,4 @@
-"""SummaryPlan: which rollouts are asked for, in what order, which page; and how a page is made of facts in Python."""
+"""SummaryPlan, the filter, order and page of a query for summaries, and the making of a page from facts in Python."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ class Input:
         self._preview, self._searched = preview, searched
 
     def searched(self) -> str:
-        """Return the part that is searched, in the form in which case does not matter."""
+        """Return the searched part, in a form without regard to case."""
         return self._searched
 
     def preview(self) -> str:
-        """Return what a summary shows."""
+        """Return the part that a summary shows."""
         return self._preview
 
 
 class Entry(NamedTuple):
-    """One rollout as a page in Python is made of it."""
+    """One rollout, as input for a page in Python."""
 
     facts: Facts
     place: int | str
-    """Among rollouts that are equal in what they are sorted by; no two have the same."""
+    """Place among rollouts with an equal sort value; no two are the same."""
     spans: int
     input: Input
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryPlan:
-    """Which summaries are asked for, in what order, which page. Those without the value that is sorted by are last, in
-    both directions; equal ones are in the order of their places, in the direction of the page."""
+    """The filter, order and page of a query for summaries. Summaries without the sort value are last, in both
+    directions; equal ones are in the order of their places, in the direction of the page."""
 
     chosen: RolloutFilter = field(default_factory=RolloutFilter)
     sort_by: str = "start_time"
@@ -60,14 +60,14 @@ class SummaryPlan:
     limit: int = 100
     offset: int = 0
     after: Place | None = None
-    """The page begins behind this one."""
+    """The place after which the page begins."""
 
     @classmethod
     def of(
         cls, chosen: RolloutFilter | None, sort_by: str, sort_order: str, limit: int, offset: int, cursor: str | None,
         places: type[int] | type[str] = int,
     ) -> SummaryPlan:  # fmt: skip
-        """Return the plan of a call. `places` says what the places of the store are.
+        """Return the plan of a call. `places` is the kind of places in the store.
 
         Raises:
             BadRequestError: an argument is wrong, or the cursor is of another order.
@@ -88,18 +88,18 @@ class SummaryPlan:
         return cls(filter_of(chosen), sort_by, sort_order == "desc", limit, offset, after)
 
     def cursor(self, place: Place) -> str:
-        """Return the cursor behind a rollout."""
+        """Return the cursor after a rollout."""
         return cursor_behind(self.sort_by, self.descending, place)
 
-    def page(self, found: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
-        """Return the page with what was found for it, one more than its limit if there are more."""
-        more, found = len(found) > self.limit, found[: self.limit]
+    def page(self, matches: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
+        """Return the page made of these matches, which are one more than the limit if another page follows."""
+        more, matches = len(matches) > self.limit, matches[: self.limit]
         return SummaryPage.model_construct(
-            items=[summary for summary, _ in found],
+            items=[summary for summary, _ in matches],
             limit=self.limit,
             offset=self.offset,
             total=total,
-            cursor=self.cursor(found[-1][1]) if more else None,
+            cursor=self.cursor(matches[-1][1]) if more else None,
         )
 
 
@@ -126,41 +126,41 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
 # --- in Python -----------------------------------------------------------------------------------------------------
 
 
-def _values(found: list[Entry], sort_by: str) -> list[Any]:
-    """Return what each entry is sorted by."""
+def _values(entries: list[Entry], sort_by: str) -> list[Any]:
+    """Return the sort value of each entry."""
     if sort_by == "spans":
-        return [entry[2] for entry in found]
+        return [entry[2] for entry in entries]
     if sort_by != "duration":
         column = Facts._fields.index(sort_by)
-        return [entry[0][column] for entry in found]
+        return [entry[0][column] for entry in entries]
     begin, end = Facts._fields.index("start_time"), Facts._fields.index("end_time")
-    ends: list[tuple[float, float | None]] = [(entry[0][begin], entry[0][end]) for entry in found]  # pyright: ignore[reportAssignmentType]
+    ends: list[tuple[float, float | None]] = [(entry[0][begin], entry[0][end]) for entry in entries]  # pyright: ignore[reportAssignmentType]
     return [None if ended is None else ended - started for started, ended in ends]
 
 
 def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
     """Return the entries that pass a filter."""
-    found = list(entries)
+    matches = list(entries)
     for test in tests_of(chosen):
-        found = [entry for entry in found if test(entry[0])]
+        matches = [entry for entry in matches if test(entry[0])]
     if chosen.input_contains:
-        wanted = searched(chosen.input_contains)
-        found = [entry for entry in found if wanted in entry[3].searched()]
-    return found
+        text = searched(chosen.input_contains)
+        matches = [entry for entry in matches if text in entry[3].searched()]
+    return matches
 
 
 def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
-    """Return a filter as tests of facts, but for that of the input."""
+    """Return a filter as tests of facts, without the test of the input."""
     tests: list[Callable[[Facts], bool]] = []
-    given = chosen.model_fields_set
-    if "run_id" in given:
+    fields = chosen.model_fields_set
+    if "run_id" in fields:
         tests.append(_is_in(Facts._fields.index("run_id"), frozenset((chosen.run_id or None,))))
     for name in ("status", "mode", "outcome", "rollout_id"):
-        if (wanted := getattr(chosen, f"{name}_in")) is not None:
-            tests.append(_is_in(Facts._fields.index(name), frozenset(wanted)))
+        if (value := getattr(chosen, f"{name}_in")) is not None:
+            tests.append(_is_in(Facts._fields.index(name), frozenset(value)))
     for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
-        if (wanted := getattr(chosen, name)) is not None:
-            tests.append(_is_in(Facts._fields.index(name), frozenset((wanted,))))
+        if (value := getattr(chosen, name)) is not None:
+            tests.append(_is_in(Facts._fields.index(name), frozenset((value,))))
     if chosen.task is not None:
         tests.append(_is_in(Facts._fields.index("task"), frozenset((task_text(chosen.task),))))
     for name in ("step", "reward"):
@@ -180,8 +180,8 @@ def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
     return tests
 
 
-def _is_in(field: int, wanted: frozenset[Any]) -> Callable[[Facts], bool]:
-    return lambda facts: facts[field] in wanted
+def _is_in(field: int, values: frozenset[Any]) -> Callable[[Facts], bool]:
+    return lambda facts: facts[field] in values
 
 
 def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
@@ -189,40 +189,40 @@ def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
 
 
 def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
-    """Return the page of a plan out of all rollouts."""
-    found = matching(entries, plan.chosen)
-    total = len(found)
-    values = _values(found, plan.sort_by)
-    known = [(value, entry[1], entry) for value, entry in zip(values, found, strict=True) if value is not None]
-    unknown = [(None, entry[1], entry) for value, entry in zip(values, found, strict=True) if value is None]
+    """Return the page of a plan from all rollouts."""
+    matches = matching(entries, plan.chosen)
+    total = len(matches)
+    values = _values(matches, plan.sort_by)
+    ranked = [(value, entry[1], entry) for value, entry in zip(values, matches, strict=True) if value is not None]
+    unranked = [(None, entry[1], entry) for value, entry in zip(values, matches, strict=True) if value is None]
     if plan.after is not None:
-        known, unknown = _behind(plan, known), _behind(plan, unknown)
+        ranked, unranked = _behind(plan, ranked), _behind(plan, unranked)
     end = plan.offset + plan.limit + 1
-    page: list[_Ranked] = _first(known, end, plan.descending)
+    page: list[_Ranked] = _first(ranked, end, plan.descending)
     if len(page) < end:
-        unknown.sort(key=itemgetter(1), reverse=plan.descending)
-        page += unknown[: end - len(page)]
+        unranked.sort(key=itemgetter(1), reverse=plan.descending)
+        page += unranked[: end - len(page)]
     page = page[plan.offset :]
     return plan.page([(summary_of(e.facts, e.spans, e.input.preview()), (value, at)) for value, at, e in page], total)
 
 
 _Ranked = tuple[Any, int | str, Entry]
-"""Value, place, entry. No two have one place, so that entries are never compared."""
+"""Value, place, entry. Places are unique, so that entries are never compared."""
 
 
-def _behind(plan: SummaryPlan, found: list[_Ranked]) -> list[_Ranked]:
-    """Return those behind the place where the page begins. All of them have a value, or none has."""
+def _behind(plan: SummaryPlan, entries: list[_Ranked]) -> list[_Ranked]:
+    """Return the entries after the place where the page begins. All of them have a value, or none has."""
     after: Any = plan.after
-    if not found or (found[0][0] is None) != (after[0] is None):
-        return found if found and found[0][0] is None else []
+    if not entries or (entries[0][0] is None) != (after[0] is None):
+        return entries if entries and entries[0][0] is None else []
     begin = 1 if after[0] is None else 0
     if plan.descending:
-        return [each for each in found if each[begin:2] < after[begin:]]
-    return [each for each in found if each[begin:2] > after[begin:]]
+        return [each for each in entries if each[begin:2] < after[begin:]]
+    return [each for each in entries if each[begin:2] > after[begin:]]
 
 
-def _first(found: list[_Ranked], count: int, descending: bool) -> list[_Ranked]:
-    """Return the first of them in order."""
-    if 8 * count < len(found):
-        return (heapq.nlargest if descending else heapq.nsmallest)(count, found)
-    return sorted(found, reverse=descending)[:count]
+def _first(entries: list[_Ranked], count: int, descending: bool) -> list[_Ranked]:
+    """Return the first `count` entries in order."""
+    if 8 * count < len(entries):
+        return (heapq.nlargest if descending else heapq.nsmallest)(count, entries)
+    return sorted(entries, reverse=descending)[:count]

@@ -1,1 +1,1 @@
-"""Event loops, threads and interrupts: awaited, limited in time, and left behind at worst."""
+"""Event loops, threads and interrupts, which can be awaited, limited in time and, at worst, abandoned."""

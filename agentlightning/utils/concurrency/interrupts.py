@@ -1,4 +1,4 @@
-"""Ctrl+C as something to wait for, even when a synchronous call blocks the event loop."""
+"""Ctrl+C as an awaitable event, even when a synchronous call blocks the event loop."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any, Self
 from agentlightning.exit_codes import ExitCode
 
 REACTION_SECONDS = 1.0
-"""How long a loop may ignore Ctrl+C before the call that blocks it is broken off."""
+"""Seconds that a loop may ignore Ctrl+C before the call that blocks it is interrupted."""
 LAST_SECONDS = 3.0
-"""How long a loop beside the main thread may go on ignoring it; then the process ends."""
+"""Seconds that a loop beside the main thread may go on ignoring Ctrl+C; then the process ends."""
 
 
 class Interrupts:
-    """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for haste.
+    """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for a fast one.
 
-    The same for a loop in a thread beside it, once `runs_in` was called. On another thread, and where the user has
-    SIGINT ignored, it delivers nothing; `always=True` delivers there too. With `terminable=True` SIGTERM counts as
-    well, unless the user has a handler of their own for it.
+    Also works for a loop in a thread beside it, after `runs_in`. On another thread, and if the user has SIGINT ignored,
+    it delivers nothing; `always=True` delivers in these cases, too. With `terminable=True` SIGTERM counts as well,
+    unless the user has installed a handler for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False, terminable: bool = False) -> None:
@@ -34,12 +34,12 @@ class Interrupts:
         self.terminated = False
         """True once SIGTERM came."""
         self.drains = False
-        """Let the first SIGTERM only be `draining`: whoever waits for that ends without haste."""
+        """Makes the first SIGTERM only `draining`, so that its waiters end without haste."""
         self._draining = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._count = 0
-        """How often Ctrl+C came, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
+        """Number of Ctrl+C presses, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
         self._watchdog: _Watchdog | None = None
         self._previous: Any = None
         self._previous_term: Any = None
@@ -49,7 +49,7 @@ class Interrupts:
         await self._asked.wait()
 
     def is_asked(self) -> bool:
-        """True once Ctrl+C was pressed."""
+        """Return True once Ctrl+C was pressed."""
         return self._asked.is_set()
 
     async def hurried(self) -> None:
@@ -57,13 +57,13 @@ class Interrupts:
         await self._hurried.wait()
 
     async def draining(self) -> None:
-        """Wait for the first SIGTERM, where it is to be answered without haste."""
+        """Wait for the first SIGTERM if `drains` is set."""
         await self._draining.wait()
 
     def ask(self) -> None:
         """Ask for an end on behalf of a `KeyboardInterrupt` that left a task. On the loop's thread.
 
-        It counts as a Ctrl+C only if none came: the one that it stems from was counted as it came.
+        It counts as a Ctrl+C only if none came: the handler has counted the press that caused it.
         """
         self._count = max(self._count, 1)
         self._tell()
@@ -84,13 +84,13 @@ class Interrupts:
         return self
 
     def runs_in(self, thread: threading.Thread) -> None:
-        """Say that the loop runs in this thread, beside the main one; once the thread runs."""
+        """Record that the loop runs in this thread, beside the main one. Call it once the thread runs."""
         if self._watchdog is not None:
             self._watchdog.loop_thread = thread.ident
 
     @property
     def count(self) -> int:
-        """How often Ctrl+C was pressed."""
+        """Number of times that Ctrl+C was pressed."""
         return self._count
 
     def __exit__(self, *_: object) -> None:
@@ -125,16 +125,16 @@ class Interrupts:
 
 
 def raise_in(thread: int, error: type[BaseException]) -> None:
-    """Raise an exception in the thread of that ident, at its next Python instruction."""
+    """Raise an exception in the thread with this ident, at its next Python instruction."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(error))
 
 
 class _Watchdog:
-    """Breaks off a synchronous call that blocks the loop after Ctrl+C.
+    """Interrupts a synchronous call that blocks the loop after Ctrl+C.
 
-    A signal handler may not start threads or take locks, so the thread is there from the start and is woken by a byte
-    in a pipe. It sends SIGINT once more; the handler then raises in the middle of what blocks. In a loop beside the
-    main thread it raises itself, and ends the process if that does not help: no signal ends a system call there.
+    A signal handler may not start threads or take locks, so the thread exists from the start and is woken by a byte in
+    a pipe. It sends SIGINT again; the handler then raises inside the blocking call. For a loop beside the main thread,
+    it raises the error itself, and ends the process if that does not help: no signal ends a system call there.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class _Watchdog:
         self._disarmed.set()
 
     def close(self) -> None:
-        """End the thread, by a byte: while a forked process has the pipe open, its end is never read."""
+        """End the thread by a byte, since the end of the pipe is not read while a forked process has it open."""
         self._closed = True
         self._disarmed.set()
         os.write(self._writer, b".")

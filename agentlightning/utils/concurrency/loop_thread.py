@@ -1,4 +1,4 @@
-"""Work on threads that can be awaited, cancelled and, at worst, left behind: a coroutine, or a blocking call."""
+"""Work on threads that can be awaited, cancelled and, at worst, abandoned: a coroutine, or a blocking call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoopThread:
-    """One coroutine on an event loop and a daemon thread of its own, awaited and cancelled from another loop."""
+    """One coroutine on a separate event loop and daemon thread, awaited and cancelled from another loop."""
 
     def __init__(self, name: str, main: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         self.name = name
@@ -36,7 +36,7 @@ class LoopThread:
         self._thread.start()
 
     async def result(self) -> Any:
-        """Wait for the coroutine's end and return or raise what it gave; cancelling this cancels the coroutine."""
+        """Wait for the coroutine and return its result or raise its error; cancelling this cancels the coroutine."""
         ended = asyncio.wrap_future(self._future)
         try:
             return await asyncio.shield(ended)
@@ -48,7 +48,7 @@ class LoopThread:
             raise
 
     def cancel(self) -> None:
-        """Cancel the coroutine; its thread ends when it gives way."""
+        """Cancel the coroutine; its thread ends when the coroutine does."""
         self._cancelled = True
         loop, task = self._loop, self._task
         if loop is not None and task is not None:
@@ -56,7 +56,7 @@ class LoopThread:
                 loop.call_soon_threadsafe(task.cancel)
 
     def stack(self) -> list[str]:
-        """Return where the coroutine stands; nothing before it has begun."""
+        """Return the lines at which the coroutine waits; an empty list before it has begun."""
         return [] if self._task is None else task_stack(self._task)
 
     def join(self, timeout: float | None = None) -> bool:
@@ -83,10 +83,10 @@ class LoopThread:
 
 
 async def call_in_thread(function: Callable[..., T], *args: object, name: str, grace: float = 2.0) -> T:
-    """Run a blocking call on a daemon thread of its own and return its result.
+    """Run a blocking call on a separate daemon thread and return its result.
 
     When cancelled, `CancelledError` is raised in the thread at its next Python instruction, so that its `finally`
-    blocks run, and it is given `grace` seconds to end; then it is left behind.
+    blocks run, and it has `grace` seconds to end; then it is abandoned.
     """
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
     ended: asyncio.Future[T] = loop.create_future()

@@ -1,8 +1,8 @@
-"""Event loops that can always be left: `run` for a coroutine on this thread, the executor of such a loop, a time limit.
+"""Event loops that always end: `run` for a coroutine on this thread, the executor of such a loop, a time limit.
 
 `run` is `asyncio.run` with three differences. Ctrl+C does not cancel blindly, it is delivered as `Interrupts`. A loop
-that is blocked by a synchronous call is interrupted. What refuses to end is abandoned instead of waited for. It can
-also leave the main thread to synchronous agents, and run the loop in a thread beside it.
+that a synchronous call blocks is interrupted. Tasks that refuse to end are abandoned instead of awaited. It can also
+leave the main thread to synchronous agents, and run the loop in a thread beside it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LEFTOVERS_SECONDS = 1.0
-"""How long tasks that outlive the main coroutine may take to end when they are cancelled."""
+"""Seconds that tasks that outlive the main coroutine may take to end when they are cancelled."""
 
 TERMINATED = ExitCode.TERMINATED
-"""Exit code of a program that SIGTERM has ended in good order, as shells count."""
+"""Exit code of a program that ended properly after SIGTERM, as shells count."""
 
 
 def run(
@@ -44,8 +44,8 @@ def run(
 ) -> T:
     """Run `main(interrupts)` on a fresh event loop of this thread and return its result.
 
-    With `beside`, and on the main thread, the loop runs in another thread and this one takes calls (`MainThread`). A
-    call that does not let go of it keeps this from returning: Ctrl+C then ends the process, and a child
+    With `beside`, and on the main thread, the loop runs in another thread and this one runs calls (`MainThread`). A
+    call that does not end keeps this function from returning: Ctrl+C then ends the process, and a child
     (`always_interruptible`) ends by itself.
 
     Raises:
@@ -113,7 +113,7 @@ def _beside(
 
 
 def _wrest(main_thread: MainThread, interrupts: Interrupts, is_child: bool) -> None:
-    """Interrupt a call that still has the main thread, until it ends or the process does."""
+    """Interrupt a call that still occupies the main thread, until it or the process ends."""
     where = " > ".join(thread_stack("MainThread"))
     logger.error("The agent does not let go of the main thread, which waits for it; Ctrl+C ends the process: %s", where)
     while not main_thread.served.is_set():
@@ -151,7 +151,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def within(seconds: float, work: Coroutine[object, object, T]) -> T:
-    """Return what `work` gives; when time is up, or the caller is cancelled, cancel it and wait for its end.
+    """Return the result of `work`; when time is up, or the caller is cancelled, cancel it and wait for its end.
 
     Never swallows a cancellation, as `asyncio.wait_for` may before Python 3.12.
 
@@ -172,7 +172,7 @@ async def within(seconds: float, work: Coroutine[object, object, T]) -> T:
 
 
 class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
-    """Runs each call on a daemon thread of its own, so that a call which never ends cannot hold up the exit."""
+    """Runs each call on a separate daemon thread, so that a call which never ends cannot block the exit."""
 
     @override
     def submit(  # pyright: ignore[reportIncompatibleMethodOverride] -- same call, the base spells it with ParamSpec
@@ -193,7 +193,7 @@ def fulfil(
     args: tuple[object, ...],
     kwargs: dict[str, object],
 ) -> None:
-    """Call the function and give the future what it returns or raises."""
+    """Call the function and set its result or error on the future."""
     if not future.set_running_or_notify_cancel():
         return
     try:

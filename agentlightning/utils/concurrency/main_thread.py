@@ -1,7 +1,7 @@
-"""Calls on the main thread: while an event loop runs beside it in another thread, or while its own loop stands still.
+"""Calls on the main thread: while an event loop runs beside it in another thread, or while its own loop is blocked.
 
-Signal handlers, debuggers and some libraries work on the main thread alone. Only there can a call be broken off: by a
-signal whose handler raises, which ends a system call that waits, too.
+Signal handlers, debuggers and some libraries only work on the main thread. Only a call on it can be interrupted: by a
+signal with a handler that raises, which also ends a waiting system call.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from types import FrameType
 from typing import Any
 
 AGAIN_SECONDS = 1.0
-"""How often a call that goes on is interrupted again."""
+"""Seconds before a call that goes on is interrupted again."""
 RESEND_SECONDS = 0.1
-"""A signal whose handler has not run after this time is sent again."""
+"""Seconds after which a signal is sent again if its handler has not run."""
 SIGNAL_SECONDS = 0.5
-"""A signal that another thread received waits at most this long for its handler, which runs on the main thread."""
+"""Longest time in seconds that a signal of another thread waits for its handler, which runs on the main thread."""
 SIGNAL: int = getattr(signal, "SIGURG", 0)
 """The signal that interrupts a call. Programs rarely use it, and without a handler it does nothing."""
 KEPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.Signals(SIGNAL)] if SIGNAL else []))
-"""Signals whose handlers are put back after a call has replaced them."""
+"""Signals whose handlers are restored after a call has replaced them."""
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class Done:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised in a call on the main thread that is to end.
+    """Raised in a call on the main thread to end it.
 
-    It is raised as Ctrl+C is, so that no `except Exception` and no event loop that the call runs holds it up.
+    It is raised like Ctrl+C, so that no `except Exception` and no event loop within the call catches it.
     """
 
 
@@ -64,7 +64,7 @@ class MainCall(asyncio.Future[Done]):
         self._main_thread.interrupt(self)
 
     def run(self) -> Any:
-        """Run the call in the context in which it was made."""
+        """Run the call in the context of its creation."""
         return self._context.run(self._call)
 
     def deliver(self, done: Done) -> None:
@@ -74,12 +74,13 @@ class MainCall(asyncio.Future[Done]):
 
 
 class MainThread:
-    """The main thread as a place for calls, one at a time. Made and served by it; called by the loop beside it."""
+    """An executor of calls on the main thread, one at a time. The main thread creates and serves it; the loop beside it
+    calls it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.served = threading.Event()
-        """Set once `serve` is about to return."""
+        """Set shortly before `serve` returns."""
         self._jobs: SimpleQueue[MainCall | None] = SimpleQueue()
         self._latest: MainCall | None = None
         self._running: MainCall | None = None
@@ -87,7 +88,7 @@ class MainThread:
 
     @property
     def is_free(self) -> bool:
-        """True if no call is under way."""
+        """True if no call is in progress."""
         return self._latest is None or self._latest.done()
 
     def call(self, call: Callable[[], object], kept_signals: Sequence[int] = KEPT_SIGNALS) -> MainCall:
@@ -98,15 +99,15 @@ class MainThread:
         return self._latest
 
     async def until_free(self, seconds: float) -> bool:
-        """Interrupt what is left of an earlier call until it has ended; return whether it has, within `seconds`."""
+        """Interrupt an earlier call until it has ended; return whether it has ended within `seconds`."""
         end = self.loop.time() + seconds
-        while self._latest is not None and not self._latest.done() and (left := end - self.loop.time()) > 0:
+        while self._latest is not None and not self._latest.done() and (remaining := end - self.loop.time()) > 0:
             self._latest.interrupt()
-            await asyncio.wait({self._latest}, timeout=min(left, AGAIN_SECONDS))
+            await asyncio.wait({self._latest}, timeout=min(remaining, AGAIN_SECONDS))
         return self.is_free
 
     def interrupt(self, call: MainCall | None = None) -> None:
-        """Raise `Interrupted` in this call, else in whichever is under way."""
+        """Raise `Interrupted` in this call, else in the call in progress."""
         self._unwanted = unwanted = call or self._running
         if SIGNAL and unwanted is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
@@ -114,13 +115,13 @@ class MainThread:
                 self.loop.call_soon_threadsafe(self.loop.call_later, RESEND_SECONDS, self._resend, unwanted)
 
     def _resend(self, call: MainCall) -> None:
-        """Send the signal again until it was handled: one that arrives just before the main thread begins to wait in
-        the system is noticed only when that wait ends."""
+        """Send the signal again until it is handled: a signal that arrives just before the main thread begins to wait
+        in the system is noticed only when that wait ends."""
         if self._unwanted is call and not call.done():
             self.interrupt(call)
 
     def open(self) -> None:
-        """Let the loop find it, until `close`."""
+        """Register it for the loop, until `close`."""
         _beside[self.loop] = self
 
     def serve(self) -> None:
@@ -141,9 +142,9 @@ class MainThread:
                 return self._jobs.get(timeout=SIGNAL_SECONDS)
 
     def call_now(self, call: Callable[[], object], limit: float | None) -> MainCall:
-        """Run a call on this thread, which the loop has to itself and which stands still meanwhile, and return it done.
+        """Run a call on this thread, which blocks the loop of this thread meanwhile, and return it done.
 
-        After `limit` seconds it is interrupted, again and again. Ctrl+C raises in it.
+        After `limit` seconds it is interrupted repeatedly. Ctrl+C raises in it.
         """
         now, ended = MainCall(self, call, KEPT_SIGNALS), threading.Event()
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -169,7 +170,7 @@ class MainThread:
         return now
 
     def close(self) -> None:
-        """Let `serve` return, after the call that is under way."""
+        """Let `serve` return after the call in progress."""
         _beside.pop(self.loop, None)
         self._jobs.put(None)
 
@@ -206,10 +207,10 @@ def _handling(signum: int, handler: Any) -> Generator[None]:
 
 @contextlib.contextmanager
 def outside_of_running_loop() -> Generator[None]:
-    """Let the body run event loops of its own on this thread although one runs already, as it does in a notebook.
+    """Let the body run other event loops on this thread although one runs already, as in a notebook.
 
-    The loop that runs stands still until the body ends, as for any other call that takes its time. The body is on the
-    same thread, so that Ctrl+C (in a notebook: interrupt) reaches it.
+    The running loop is blocked until the body ends, as by any other long call. The body is on the same thread, so that
+    Ctrl+C (in a notebook: interrupt) reaches it.
     """
     loop = asyncio._get_running_loop()
     if loop is None:
@@ -229,16 +230,16 @@ def outside_of_running_loop() -> Generator[None]:
 
 
 _beside: dict[asyncio.AbstractEventLoop, MainThread] = {}
-"""Those that are served, by their loops."""
+"""The served main threads, by their loops."""
 
 
 def main_thread_beside(loop: asyncio.AbstractEventLoop) -> MainThread | None:
-    """Return the main thread as a place for the calls of a loop that runs beside it; None for any other loop."""
+    """Return the executor of calls on the main thread for a loop that runs beside it; None for any other loop."""
     return _beside.get(loop)
 
 
 async def on_main_thread(call: Callable[[], object]) -> None:
-    """Run a short call on the main thread, where it may set signal handlers: beside this loop, or that of this loop."""
+    """Run a short call on the main thread, where it may set signal handlers, beside this loop or on its own thread."""
     main_thread = main_thread_beside(asyncio.get_running_loop())
     if main_thread is None:
         call()
@@ -247,17 +248,17 @@ async def on_main_thread(call: Callable[[], object]) -> None:
 
 
 def has_main_thread_to_itself() -> bool:
-    """True if the caller's loop is on the main thread, and nothing but the caller's task needs it to go on.
+    """Return True if the caller's loop is on the main thread, and only the caller's task needs it.
 
-    Other tasks and servers would stand still while a call has the main thread.
+    Other tasks and servers would be blocked while a call occupies the main thread.
     """
     return can_serve() and has_loop_to_itself()
 
 
 def has_loop_to_itself() -> bool:
-    """True if the caller's loop has no other task and no server.
+    """Return True if the caller's loop has no other task and no server.
 
-    Where the loop does not show its servers (no selector of Python's own), there may be some.
+    A loop that does not show its servers (without a selector of Python's own) may have some.
     """
     loop = asyncio.get_running_loop()
     selector: BaseSelector | None = getattr(loop, "_selector", None)
@@ -275,5 +276,5 @@ def _listens(fileno: int) -> bool:
 
 
 def can_serve() -> bool:
-    """True if this thread is the main one, and its calls can be interrupted on this system."""
+    """Return True if this thread is the main one, and its calls can be interrupted on this system."""
     return bool(SIGNAL) and hasattr(signal, "pthread_kill") and threading.current_thread() is threading.main_thread()

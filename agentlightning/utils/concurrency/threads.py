@@ -1,7 +1,7 @@
-"""Daemon threads, none of which holds up the exit: one that runs an event loop, and those that run calls that block.
+"""Daemon threads, which never block the exit: one that runs an event loop, and others that run blocking calls.
 
-The loop is for parts whose callers are threads or foreign loops. The threads for calls are started when needed, reused,
-and abandoned when their call does not return.
+The loop is for parts whose callers are threads or other loops. The threads for calls are started when needed, reused,
+and abandoned if their call does not return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLOSE_SECONDS = 0.5
 
 
 class BackgroundLoop:
-    """An event loop that runs on a thread of its own.
+    """An event loop that runs on a separate thread.
 
     Started by the first `submit`, from any thread. After a fork the child starts a fresh one. `stop` ends the thread
     and may be called twice; the owner must call it.
@@ -36,7 +36,7 @@ class BackgroundLoop:
         self._pid = 0
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop; starts the thread if there is none in this process."""
+        """Return the running loop; start the thread if there is none in this process."""
         with self._lock:
             if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
@@ -49,11 +49,11 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop())
 
     def is_current(self) -> bool:
-        """True if the caller is the loop's own thread."""
+        """Return True if the caller is the loop's own thread."""
         return self._thread is threading.current_thread()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Cancel what still runs, end the thread and close the loop; waits up to `timeout` seconds."""
+        """Cancel the running tasks, end the thread and close the loop; wait up to `timeout` seconds."""
         with self._lock:
             loop, thread, same = self._loop, self._thread, self._pid == os.getpid()
             self._loop = self._thread = None
@@ -81,12 +81,12 @@ _Jobs = SimpleQueue[_Job | None]
 
 
 class Threads:
-    """As many daemon threads as calls run at the same time. A pool would not do: its threads keep the process alive,
-    and one that never returns would be missed by the others.
+    """Daemon threads, one for each call in progress. A pool does not fit: its threads keep the process alive, and a
+    thread that never returns would be missing for later calls.
 
-    With `on_main` the main thread comes first, where the event loop runs beside it and no other call has it, or where
-    the loop has it and stands still meanwhile (`may_hold_loop`). `call` belongs to an event loop; `close` ends the
-    threads that have nothing to do, and may be called twice.
+    With `on_main` the main thread is used first, if the event loop runs beside it and no other call occupies it, or if
+    the loop runs on it and may stand still meanwhile (`may_hold_loop`). `call` belongs to an event loop; `close` ends
+    the idle threads, and may be called twice.
     """
 
     def __init__(self, *, on_main: bool = False) -> None:
@@ -103,9 +103,9 @@ class Threads:
         return main_thread_beside(asyncio.get_running_loop()) if self._on_main else None
 
     def call(self, call: Callable[[], object], label: str, limit: float | None = None) -> asyncio.Future[Done]:
-        """Call `call` in a thread with a copy of the context, and return what it will give.
+        """Call `call` in a thread with a copy of the context, and return a future of its result.
 
-        `limit` (seconds) is for a call that holds the loop; any other one is ended by who waits for it.
+        `limit` (seconds) is for a call that blocks the loop; any other call is ended by its waiter.
         """
         if self._on_main and self.may_hold_loop and can_serve():
             return MainThread(asyncio.get_running_loop()).call_now(call, limit)
@@ -141,7 +141,7 @@ class Threads:
         return future
 
     def close(self) -> None:
-        """End the threads that have nothing to do; a busy one ends when its call returns."""
+        """End the idle threads; a busy one ends when its call returns."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 SHOWN = 6
-"""How many lines are returned: the outermost ones, which the user knows, and the innermost."""
+"""Number of returned lines: the outermost ones, which the user knows, and the innermost."""
 _MACHINERY = (
     "asyncio/",
     "concurrent/",
@@ -20,7 +20,7 @@ _MACHINERY = (
     "concurrency/loops.py",
     "execution/roles.py",
 )
-"""Files, as they are shown, that say nothing of what is waited for."""
+"""Prefixes of shown lines that do not help to explain the wait."""
 
 
 def task_stack(task: asyncio.Task[object]) -> list[str]:
@@ -35,7 +35,7 @@ def task_stack(task: asyncio.Task[object]) -> list[str]:
 
 
 def thread_stack(name: str) -> list[str]:
-    """Return the lines at which the thread of that name is, from the outside in; nothing if there is none."""
+    """Return the lines at which the thread of this name is, from the outside in; empty if there is none."""
     thread = next((thread for thread in threading.enumerate() if thread.name == name), None)
     frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
     frames: list[FrameType] = []

@@ -1,1 +1,1 @@
-"""The parts that every HTTP server of ours shares: serving, dispatch, bounds, keys and origins."""
+"""The parts that all HTTP servers of this package share: serving, dispatch, bounds, keys and origins."""

@@ -1,9 +1,9 @@
-"""The names to which a server answers. A page on the internet can have its own name resolve to 127.0.0.1 (DNS
-rebinding) and then reads a loopback server as if it were its own; the `Host` header, which carries that name, gives it
-away.
+"""The names to which a server answers. A page on the internet can make its own name resolve to 127.0.0.1 (DNS
+rebinding) and then read a loopback server as if it were its own server. The `Host` header, which has that name, shows
+this.
 
-The same door stops the write that needs no reading: a page of another origin posts to the loopback address itself, with
-the right `Host`. Its browser says so in `Origin`. Pages of named origins may be let in (CORS), and those only.
+The same check stops writes that need no answer: a page of another origin may post to the loopback address itself, with
+the right `Host`. Its browser names the origin in `Origin`. Only pages of named origins may be allowed (CORS).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 HOSTS_VARIABLE = "AGL_ALLOWED_HOSTS"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
-"""Methods that change nothing; a page that may not read the answer gains nothing by them."""
+"""Methods that change nothing, and are useless to a page that may not read the answer."""
 _REMEMBERED = 256
 
 
@@ -35,7 +35,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_~!$&'()*+,;=%.-]+?)\.?)(?::[0
 def host_name(header: str) -> str:
     """Return the name in a `Host` header or the host of a URL: lower case, without port, brackets and final dot.
 
-    A header that is no such thing is returned in lower case: it equals no name.
+    An invalid header is returned in lower case: it is equal to no name.
     """
     text = header.lower()
     match = _HOST.fullmatch(text)
@@ -44,16 +44,16 @@ def host_name(header: str) -> str:
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The names; None is every name."""
+    """The allowed names; None allows every name."""
 
     names: frozenset[str] | None
 
     @classmethod
     def of(cls, bind_host: str, told_host: str, allowed: str | Sequence[str] | None) -> AllowedHosts:
-        """Return the rule for a server that binds `bind_host` and tells others `told_host`.
+        """Return the rule for a server that binds `bind_host` and publishes `told_host`.
 
-        `allowed` (else `AGL_ALLOWED_HOSTS`, separated by commas) adds names, `*` allows all. Bound beyond loopback and
-        without names given, every name is allowed: there it is the token that protects.
+        `allowed` (else `AGL_ALLOWED_HOSTS`, separated by commas) adds names, `*` allows all. A server that is bound
+        beyond loopback without given names allows every name: the token protects it.
         """
         names = allowed if allowed is not None else resolve_str_env_var(HOSTS_VARIABLE) or ""
         names = names.split(",") if isinstance(names, str) else names
@@ -63,15 +63,15 @@ class AllowedHosts:
         return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *listed) if name))
 
     def allows(self, header: str) -> bool:
-        """True if a request with this `Host` is answered."""
+        """Return True if a request with this `Host` is answered."""
         return self.names is None or host_name(header) in self.names
 
 
 class HostDoor:
     """ASGI middleware: answers a request only under an allowed name, whatever its path.
 
-    With `same_origin` it also refuses what a page of another origin writes, unless that origin is in `origins`; for
-    servers without a token, where anything that reaches the port comes in.
+    With `same_origin` it also refuses writes by a page of another origin that is not in `origins`. This is for servers
+    without a token, which accept everything that reaches the port.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class HostDoor:
         self._same_origin = same_origin and "*" not in origins
         self._origins = frozenset(origins)
         self._known: set[bytes] = set()
-        """Headers that were found allowed."""
+        """Headers that were allowed before."""
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
@@ -132,9 +132,9 @@ def listed_origins(origins: str | Sequence[str] | None) -> list[str]:
 class NamedOrigins:
     """ASGI middleware that lets pages of `origins` read the answers, errors included, and answers their preflights.
 
-    It stands before the token is asked for, since a preflight carries none. What comes from another origin gets no CORS
-    header, so that the page behind it may not read the answer; its preflight is refused. `*` allows every origin,
-    without credentials.
+    It comes before the check of the token, since a preflight has none. A request from another origin gets no CORS
+    header, so that its page may not read the answer; its preflight is refused. `*` allows every origin, without
+    credentials.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Bearer tokens of our servers: who may bind where, and who may come in. Pure functions and one ASGI middleware."""
+"""Bearer tokens of servers: checks of the bind address and of requests. Pure functions and one ASGI middleware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 TOKEN_VARIABLE = TOKEN
 INSECURE_VARIABLE = "AGL_INSECURE"
 SHORTEST_TOKEN = 16
-"""Characters of a token that other machines may try."""
+"""Smallest number of characters of a token for a server that other machines can reach."""
 
 
 def auth_headers(token: str | None) -> dict[str, str]:
@@ -33,7 +33,7 @@ def auth_headers(token: str | None) -> dict[str, str]:
 
 
 def is_loopback(host: str) -> bool:
-    """True for an address that only this machine can reach. A name other than `localhost` counts as reachable."""
+    """Return True for an address that only this machine can reach; names other than `localhost` count as reachable."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -41,11 +41,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(host: str, token: str | None) -> None:
-    """Refuse to serve an address beyond loopback without a token, or with one that is soon guessed.
+    """Refuse to serve an address beyond loopback without a token, or with a token that is easy to guess.
 
     Raises:
         RuntimeError: `host` is not loopback, the token is missing or shorter than `SHORTEST_TOKEN`, and `AGL_INSECURE`
-            is not true; names the ways out.
+            is not true; names the remedies.
     """
     if is_loopback(host) or resolve_bool_env_var(INSECURE_VARIABLE, fallback=False):
         return
@@ -64,7 +64,7 @@ def check_bind(host: str, token: str | None) -> None:
 
 
 def bearer_token(scope: Scope) -> str | None:
-    """Return what the request presents as `Authorization: Bearer ...`; None without one."""
+    """Return the token in `Authorization: Bearer ...`; None without one."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, credential = value.decode(errors="replace").partition(" ")
@@ -73,14 +73,14 @@ def bearer_token(scope: Scope) -> str | None:
 
 
 def same_token(presented: str | None, token: str) -> bool:
-    """Compare in constant time; False for None."""
+    """Compare in constant time; return False for None."""
     return presented is not None and hmac.compare_digest(presented.encode(), token.encode())
 
 
 class BearerAuth:
-    """ASGI middleware that asks every request for the token, but those that `is_open` lets through.
+    """ASGI middleware that requires the token of every request, except those that `is_open` accepts.
 
-    Without a token configured everything passes. A refusal is 401 with `error_type` `UnauthorizedError`.
+    Without a configured token everything passes. A refusal is 401 with `error_type` `UnauthorizedError`.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[Scope], bool]) -> None:

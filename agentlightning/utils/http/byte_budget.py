@@ -1,11 +1,10 @@
-"""The bodies of requests, each read with a bound on its size, and how many bytes of them a process holds at one time:
-in all, and for each owner. All servers of a process share one budget, `PROCESS`, since they share its memory.
+"""The bodies of requests, each read with a bound on its size, and a budget of the bytes that a process holds at a time:
+in total, and for each owner. All servers of a process share one budget, `PROCESS`, since they share its memory.
 
-Bytes are counted as they arrive and until the work on them is done: what was read of a body that is not complete, what
-a compressed body unpacks to, and a reply that is kept until it is recorded. What goes beyond is refused with 429 and
-`Retry-After`, and what it held is free again. Whoever sends so slowly that it only holds is ended by
-`HttpBounds.arrival_seconds`. A body of one piece up to `UNCOUNTED_BYTES` is not counted; the number of connections and
-of calls bounds those.
+Bytes are counted from their arrival until the work on them is done: the read part of an incomplete body, the unpacked
+form of a compressed body, and a reply that is kept until it is recorded. A request beyond the budget is refused with
+429 and `Retry-After`, and its bytes are free again. `HttpBounds.arrival_seconds` ends a client that sends very slowly.
+A body of one piece up to `UNCOUNTED_BYTES` is not counted; the number of connections and of calls bounds those.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from agentlightning.errors import BadRequestError, BusyError, TooLargeError
 from agentlightning.utils.http.auth import Message, Receive, Scope
 
 PROCESS_BYTES = 512 * 1024 * 1024
-"""Of a process: sixteen bodies of the largest size."""
+"""Limit of a process: sixteen bodies of the largest size."""
 CLIENT_BYTES = 256 * 1024 * 1024
-"""Of one address that asks a store, an engine or another server than the gateway."""
+"""Limit of one address that calls a store, an engine or another server than the gateway."""
 ATTEMPT_BYTES = 128 * 1024 * 1024
-"""Of one attempt at the gateway: four bodies of the largest size."""
+"""Limit of one attempt at the gateway: four bodies of the largest size."""
 UNCOUNTED_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
@@ -36,7 +35,7 @@ class ClientLeftError(BadRequestError):
 
 
 class ByteBudget:
-    """Counts the bytes that are held. May be used from any thread."""
+    """Counts the held bytes. May be used from any thread."""
 
     def __init__(self, total: int = PROCESS_BYTES) -> None:
         self.total = total
@@ -47,11 +46,11 @@ class ByteBudget:
 
     @property
     def held(self) -> int:
-        """Bytes that are held now."""
+        """Number of bytes held now."""
         return self._held
 
     def hold(self, owner: Hashable, share: int) -> Hold:
-        """Return a hold, empty as yet; its owner's holds together may take `share` bytes."""
+        """Return an empty hold; all holds of its owner together may take `share` bytes."""
         return Hold(self, owner, share)
 
     def add(self, owner: Hashable, share: int, size: int) -> None:
@@ -78,13 +77,13 @@ class ByteBudget:
                 del self._by_owner[owner]
 
     def forget(self) -> None:
-        """Begin anew: in a forked child, which holds none of its parent's requests."""
+        """Reset the budget in a forked child, which holds none of its parent's requests."""
         self._lock, self._held = threading.Lock(), 0
         self._by_owner.clear()
 
 
 class Hold:
-    """The bytes of one piece of work; leaving the block, or `close`, gives them back."""
+    """The bytes of one piece of work; leaving the block, or `close`, releases them."""
 
     __slots__ = ("_budget", "_owner", "_share", "size")
 
@@ -102,7 +101,7 @@ class Hold:
         self.size += size
 
     def add_value(self, size: int) -> None:
-        """Hold further bytes for a value that is decoded; one beyond the owner's share takes all that others leave.
+        """Hold further bytes for a decoded value; a value beyond the owner's share may take all free bytes.
 
         Raises:
             BusyError: they do not fit.
@@ -110,7 +109,7 @@ class Hold:
         self.add(max(0, min(size, self._share - self.size)))
 
     def close(self) -> None:
-        """Give all bytes back; may be called twice."""
+        """Release all bytes; may be called twice."""
         size, self.size = self.size, 0
         if size:
             self._budget.give_back(self._owner, size)
@@ -137,7 +136,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def client_hold(scope: Scope, budget: ByteBudget = PROCESS) -> Hold:
-    """Return the hold of a request whose owner is the address it comes from."""
+    """Return the hold of a request; its owner is the client's address."""
     client = scope.get("client")
     return budget.hold(client[0] if client else None, CLIENT_BYTES)
 
@@ -146,7 +145,7 @@ async def read_body(scope: Scope, receive: Receive, hold: Hold, limit: int = MAX
     """Return the body; its bytes are counted in `hold`, which the caller closes at the end of the work.
 
     Raises:
-        TooLargeError: it is, or is said to be, larger than `limit` bytes.
+        TooLargeError: it is, or is declared to be, larger than `limit` bytes.
         BusyError: the budget has no room for it.
         ClientLeftError: the connection closed before its end.
     """
@@ -155,7 +154,7 @@ async def read_body(scope: Scope, receive: Receive, hold: Hold, limit: int = MAX
 
 
 def check_length(scope: Scope, limit: int) -> None:
-    """Refuse a body that is said to be larger than the limit, before any of it is read.
+    """Refuse a body that is declared to be larger than the limit, before any of it is read.
 
     Raises:
         TooLargeError: it is.

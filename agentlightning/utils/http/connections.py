@@ -1,5 +1,5 @@
-"""Kept connections to one HTTP server: a small request and its answer in a quarter of the time that a general client
-takes. What it is for is a server of ours (or a proxy in front of one) at a fixed address: no redirects, no cookies, no
+"""Kept connections to one HTTP server: a small request takes a quarter of the time that it takes in a general client.
+They are for a server of this package (or a proxy in front of one) at a fixed address: no redirects, no cookies, no
 compression, no proxies of the environment.
 """
 
@@ -21,24 +21,23 @@ from agentlightning.errors import BadRequestError
 from agentlightning.terminal import cut
 
 _IDLE_SECONDS = 20.0
-"""A connection that lay idle for longer is not used again; servers of ours close them after 30."""
+"""Seconds after which an idle connection is not used again; servers of this package close them after 30."""
 _PIECE_BYTES = 1 << 20
-"""A larger body is written in pieces, so that sending it does not hold up the loop."""
+"""Size of a piece in which a larger body is written, so that sending it does not block the loop."""
 _HEAD_BYTES = 64 * 1024
-"""Status line and headers of an answer."""
+"""Largest size of the status line and headers of an answer."""
 
 
 _PIECES = 1024
-"""Pieces of an answer's body that are kept as they came; more are put together, for small ones take many times their
-bytes."""
+"""Pieces of an answer's body that are kept separately; more are joined, since small ones take much more memory."""
 
 
 class NotConnectedError(ConnectionError):
-    """There is no connection to the server: nothing was sent."""
+    """Raised when there is no connection to the server, so that nothing was sent."""
 
 
 class BrokenAnswerError(ConnectionError):
-    """The server sent no whole HTTP answer; `status` is 0 unless its head came."""
+    """Raised when the server sent no complete HTTP answer; `status` is 0 unless its head arrived."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -46,7 +45,7 @@ class BrokenAnswerError(ConnectionError):
 
 
 class CutAnswerError(BrokenAnswerError):
-    """The server closed the connection in the middle of its answer."""
+    """Raised when the server closed the connection in the middle of its answer."""
 
 
 @dataclass(slots=True)
@@ -55,11 +54,11 @@ class Answer:
 
     status: int
     headers: dict[bytes, bytes]
-    """By name, in lower case; of equal ones the last."""
+    """Values by lower-case name; the last one if a name repeats."""
     content: bytes
 
     def header(self, name: str) -> str | None:
-        """Return the value of a header, whose name is given in lower case; None if it is not there."""
+        """Return the value of a header by its lower-case name; None if it is missing."""
         value = self.headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
 
@@ -67,8 +66,8 @@ class Answer:
 class HttpConnections:
     """The connections of one event loop to the server at `address`, each with one request at a time.
 
-    There is no bound on their number: the callers are the bound. Owned by the loop that first uses it, in the process
-    that made it.
+    Their number has no limit except the number of callers. Owned by the loop that first uses it, in the process that
+    made it.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class HttpConnections:
         idle_seconds: float = _IDLE_SECONDS,
         most_bytes: int | None = None,
     ) -> None:
-        """Prepare; nothing is connected yet. An answer with a body of more than `most_bytes` is refused."""
+        """Prepare without connecting. An answer with a body of more than `most_bytes` is refused."""
         url = urlsplit(address)
         try:
             self._host, port = (url.hostname or "").encode("idna").decode(), url.port
@@ -110,13 +109,13 @@ class HttpConnections:
         *,
         fresh: bool = False,
     ) -> Answer:
-        """Send a request and return its answer. `path` is escaped already; `fresh` asks for a connection of its own.
-        An `Authorization` among the headers is sent instead of the name and password of the address.
+        """Send a request and return its answer. `path` is escaped already; `fresh` asks for a new connection. An
+        `Authorization` among the headers is sent instead of the name and password of the address.
 
         Raises:
             TimeoutError: there was no connection within `connect_seconds`, or no answer within `timeout` seconds.
             NotConnectedError: there is no connection.
-            BrokenAnswerError: the answer is no HTTP, is too large, or broke off.
+            BrokenAnswerError: the answer is not HTTP, is too large, or is incomplete.
             OSError: the connection failed before the answer began.
         """
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -170,7 +169,7 @@ class HttpConnections:
         return None
 
     def close(self) -> None:
-        """Close all connections; requests under way fail. May be called twice, and after the loop has ended.
+        """Close all connections; requests in progress fail. May be called twice, and after the loop has ended.
 
         A forked process closes its copies: the loop's selector is shared with the process that goes on using them.
         """
@@ -184,14 +183,14 @@ class HttpConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, as the parser of its answers calls it."""
+    """One connection, with the callbacks of the parser of its answers."""
 
     def __init__(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._waiting: asyncio.Future[Answer] | None = None
         self._room: asyncio.Future[None] | None = None
-        """Set while the transport takes no more."""
+        """Set while the transport accepts no more data."""
         self._headers: dict[bytes, bytes] = {}
         self._body: list[bytes | bytearray] = []
         self._head_bytes = self._body_bytes = 0
@@ -220,11 +219,11 @@ class _Connection(asyncio.Protocol):
         return await waiting
 
     def expire(self) -> None:
-        """The time for the answer is over."""
+        """Fail the request, since the time for the answer is over."""
         self._fail(TimeoutError("no answer came in time"))
 
     def forget(self) -> None:
-        """Hold nothing of the last answer, and let nobody be told of it any more."""
+        """Drop the last answer and its future."""
         waiting, self._waiting = self._waiting, None
         self._headers, self._body = {}, []
         if waiting is not None and not waiting.cancel() and not waiting.cancelled():
@@ -240,7 +239,7 @@ class _Connection(asyncio.Protocol):
             self.let_go()
 
     def let_go(self) -> None:
-        """Close the socket, and leave the loop alone."""
+        """Close the socket without touching the loop."""
         self.is_kept = False
         self.owner.discard(self)
         end: Any = getattr(self._transport, "_call_connection_lost", None)
@@ -306,22 +305,22 @@ class _Connection(asyncio.Protocol):
     # --- the parser ------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A new answer begins; one for which nobody asked makes the connection useless."""
+        """Begin an answer; an answer without a request makes the connection useless."""
         self._headers, self._body, self._body_bytes = {}, [], 0
         if self._waiting is None or self._waiting.done():
             self.is_kept = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, or one of those that may follow a body in chunks, which are passed over."""
+        """Store a header; ignore one that follows a body in chunks."""
         if not self._in_body:
             self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        """The body follows."""
+        """Prepare for the body."""
         self._in_body = True
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Store a part of the body."""
         self._body.append(body)
         self._body_bytes += len(body)
         if len(self._body) > _PIECES:
@@ -333,7 +332,7 @@ class _Connection(asyncio.Protocol):
             self._fail(BrokenAnswerError(f"an answer above {self.most_bytes} bytes", self._status))
 
     def on_message_complete(self) -> None:
-        """The answer is whole; one that only says that another will follow (1xx) is none."""
+        """Complete the answer; ignore one that only announces another (1xx)."""
         self._in_body = False
         self._head_bytes = 0
         status = self._status

@@ -1,6 +1,6 @@
-"""Dispatch of JSON operations as one ASGI callable: a table of paths, the body, the answer. HTTP itself is uvicorn's.
+"""Dispatch of JSON operations as one ASGI callable: a table of paths, the body, the answer. uvicorn handles HTTP.
 
-It serves the hot path at about twice the rate of a routing framework; whatever it does not know goes to `fallback`.
+It serves the hot path at about twice the rate of a routing framework; requests for other paths go to `fallback`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ E = TypeVar("E")
 
 
 class UnsupportedMediaError(BadRequestError):
-    """The body is in a form that is not taken here (HTTP 415)."""
+    """Raised when the form of the body is not supported (HTTP 415)."""
 
     http_status = 415
 
@@ -50,33 +50,33 @@ class Request:
     token: str | None
     """Value of the header `Idempotency-Key`."""
     version: str | None = None
-    """Value of the header `X-AGL-Version`: of the client, if it is one of ours."""
+    """Value of the header `X-AGL-Version`, which the clients of this package send."""
     answer: bytes | None = None
-    """Value of the header `X-AGL-Answer`: the form of the answer that the client asks for."""
+    """Value of the header `X-AGL-Answer`: the requested form of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path that is served: a request goes through `read`, `call` and `encode`."""
+    """One served path: a request goes through `read`, `call` and `encode`."""
 
     method: str
     path: str
-    """Segments in braces are parameters; literal segments win over them."""
+    """Path; segments in braces are parameters, and literal segments take precedence over them."""
     read: Callable[[Request], dict[str, Any]]
     """Returns the arguments; raises pydantic's `ValidationError` for a wrong shape."""
     call: Callable[[Request, dict[str, Any]], Awaitable[Any]]
     """Does the work."""
     encode: Callable[[Any], bytes]
-    """Returns the JSON of what came of it."""
+    """Returns the JSON of the result."""
     status: int = 200
     may_wait: Callable[[dict[str, Any]], bool] | None = None
-    """True for arguments with which it may take long: it is then cancelled when the client leaves."""
+    """Returns True for arguments with which the call may take long, so that it is cancelled when the client leaves."""
 
 
 class JsonDispatch:
     """Serves `endpoints`; anything else goes to `fallback`. Owned by the serving loop.
 
-    A body larger than `max_body_bytes` is refused with 413, and with 429 one that the byte budget has no room for.
+    A body larger than `max_body_bytes` is refused with 413, a body beyond the byte budget with 429.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class JsonDispatch:
 
 
 class PathTable(Generic[E]):
-    """Endpoints by path and method. Literal segments win over parameters; an escaped slash belongs to its segment."""
+    """Endpoints by path and method. Literal segments precede parameters; an escaped slash belongs to its segment."""
 
     def __init__(self, endpoints: Iterable[tuple[str, str, E]]) -> None:
         self._literal: dict[str, dict[str, E]] = {}
@@ -167,8 +167,8 @@ class PathTable(Generic[E]):
             self._shapes.setdefault(form[0], []).append(shapes[form])
 
     def find(self, scope: Scope, method: str) -> tuple[dict[str, E] | None, dict[str, str]]:
-        """Return the methods of the path that fits best and serves this method, else of one that fits at all, and the
-        values of its parameters. HEAD is served where GET is.
+        """Return the methods of the best matching path that serves this method, else of any matching path, and the
+        values of its parameters. HEAD is served like GET.
 
         Raises:
             BadRequestError: the path is no valid UTF-8.
@@ -198,7 +198,7 @@ class PathTable(Generic[E]):
 
 
 class _Shape(Generic[E]):
-    """Paths of one length with their parameters at the same places, by their other segments."""
+    """Paths of one length with parameters at the same places, by their other segments."""
 
     __slots__ = ("literals", "parameters", "table")
 
@@ -210,8 +210,8 @@ class _Shape(Generic[E]):
     def add(self, path: str, method: str, endpoint: E) -> None:
         segments = path.split("/")
         names = [(segments[index][1:-1], index) for index in self.parameters]
-        methods, known = self.table.setdefault(self.literals(segments), ({}, names))
-        assert known == names, f"{path} names its parameters otherwise than the same path with another method"
+        methods, existing = self.table.setdefault(self.literals(segments), ({}, names))
+        assert existing == names, f"{path} names its parameters otherwise than the same path with another method"
         methods[method] = endpoint
 
 
@@ -226,7 +226,7 @@ def _text(part: bytes) -> str:
 
 
 def _title(scope: Scope) -> str:
-    """Return what a line of log calls the request."""
+    """Return the name of the request for a log line."""
     return f"{scope['method']} {scope['path'][:200]!a}"
 
 
@@ -241,7 +241,7 @@ def _query(raw: bytes) -> list[tuple[str, str]]:
 
 
 async def _answer_other_method(method: str, methods: Mapping[str, Endpoint], send: Send) -> None:
-    """Say which methods there are: 204 to who asks, 405 to who used another."""
+    """Answer with the supported methods: 204 for OPTIONS, 405 for an unsupported method."""
     names = sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())})
     allow = (b"allow", ", ".join(names).encode())
     if method == "OPTIONS":
@@ -253,7 +253,7 @@ async def _answer_other_method(method: str, methods: Mapping[str, Endpoint], sen
 
 
 async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) -> Any:
-    """Await what may take long; cancel it when the client leaves, so that it takes no work with it, and when the server
+    """Await a call that may take long; cancel it when the client leaves, so that it claims no work, and when the server
     stops."""
     here = asyncio.current_task()
     assert here is not None
@@ -265,8 +265,8 @@ async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) 
             cancelled_by.append(by)
             here.cancel()
 
-    left = asyncio.ensure_future(receive())
-    left.add_done_callback(cancel)
+    departure = asyncio.ensure_future(receive())
+    departure.add_done_callback(cancel)
     try:
         with stopping.calling(cancel):
             return await awaited
@@ -277,5 +277,5 @@ async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) 
             raise StoreUnreachableError("The server is stopping") from None
         raise ClientLeftError("The client closed the connection before it was answered") from None
     finally:
-        left.remove_done_callback(cancel)
-        left.cancel()
+        departure.remove_done_callback(cancel)
+        departure.cancel()

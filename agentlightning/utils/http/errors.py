@@ -1,7 +1,7 @@
 """The answer to a failed request: `{"detail": ..., "error_type": ...}`, a status, one line of log.
 
-The detail is for whoever sent the request. It never holds a traceback, and of a failure of ours it says nothing: that
-is in the log, once, with the traceback.
+The detail is for the sender of the request. It never has a traceback and does not describe failures of the server:
+those are in the log, once, with the traceback.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agentlightning.terminal import shortened
 logger = logging.getLogger(__name__)
 
 MAX_DETAIL = 2000
-"""Characters of an error's text that travel; ids and values in it may be as long as a body."""
+"""Largest number of characters of an error's text in an answer; ids and values in it may be as long as a body."""
 _MAX_WRONG_VALUES = 20
-"""Wrong values of one body that are told one by one."""
+"""Number of wrong values of one body that are listed."""
 _RETRY_SECONDS = 1
 _PLAIN_ERRORS: dict[type[Exception], int] = {
     NotImplementedError: 501,
@@ -29,17 +29,17 @@ _PLAIN_ERRORS: dict[type[Exception], int] = {
     TypeError: 400,
     ValueError: 400,
 }
-"""Standard errors that say something about the request."""
+"""Standard errors that the request may cause, with their statuses."""
 
 
 class WrongShapeError(Exception):
-    """The request holds values that the operation does not take; the cause says which."""
+    """Raised when the request has values that the operation does not accept; the cause names them."""
 
     def __init__(self, cause: ValidationError, place: str) -> None:
         super().__init__(str(cause.title))
         self.cause = cause
         self.place = place
-        """`body`, `query` or `arguments`."""
+        """Place of the values: `body`, `query` or `arguments`."""
 
 
 class ErrorReply(NamedTuple):
@@ -72,18 +72,18 @@ def error_body(detail: object, error_type: str) -> bytes:
 
 
 def refusal(status: int, detail: str, error_type: str) -> ErrorReply:
-    """Return a refusal; the statuses that mean "later" say when."""
+    """Return a refusal; statuses that mean "later" have a `Retry-After`."""
     later = ((b"retry-after", str(_RETRY_SECONDS).encode()),) if status in (429, 503) else ()
     return ErrorReply(status, error_body(_cut(detail), error_type), later)
 
 
 def failure(error: Exception) -> ErrorReply:
-    """Return the answer to a request that failed by a fault of ours: what happened is for the log."""
+    """Return the answer to a request that failed by an error of the server; the details are in the log."""
     return ErrorReply(500, error_body("Internal server error", type(error).__name__))
 
 
 def describe_error(error: Exception, request: str) -> ErrorReply:
-    """Return the answer to a request that failed, and log it: one line, or the traceback if the fault is ours."""
+    """Return the answer to a failed request, and log it: one line, or the traceback for an error of the server."""
     if isinstance(error, ValidationError):  # by the store, which made a value of its own out of an argument
         error = WrongShapeError(error, "arguments")
     if isinstance(error, WrongShapeError):

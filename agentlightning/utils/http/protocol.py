@@ -1,9 +1,9 @@
-"""HTTP/1.1 connections of uvicorn with an end to what it leaves without one, and an answer in one write.
+"""HTTP/1.1 connections of uvicorn with the bounds that uvicorn lacks, and an answer in one write.
 
-Without a bound in uvicorn: the time of a request's head, its headers, what frames chunks and follows the last one, an
-answer that nobody reads, connections (it answers 503 to all, health too). A message beyond a bound is refused as soon
-as that is seen, at the latest after the piece of data in which it happened. The hot path pays a few assignments for it:
-times are judged by `sweep`, which the server calls for every connection about once a second.
+uvicorn has no bound for: the time of a request's head, its headers, the framing of chunks and the data after the last
+one, an answer that nobody reads, connections (it answers 503 to all, health too). A message beyond a bound is refused
+as soon as that is detected, at the latest after the piece of data that exceeds it. The hot path pays a few assignments:
+`sweep`, which the server calls for every connection about once a second, checks the times.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from agentlightning.utils.http.errors import ErrorReply, refusal
 logger = logging.getLogger(__name__)
 
 _RESERVE = 64
-"""Connections beyond the bound: a question for the health is answered there, all else is told that the server is full.
-Further ones are closed without a word."""
+"""Connections beyond the bound: they answer health requests, and 503 to everything else. Further connections are closed
+without an answer."""
 _ROOM_MADE = 64
-"""The part of the connections, as a divisor, that is closed when there is no room: not one look at all for each."""
+"""Divisor: this part of the connections is closed at once when there is no room, so that not each new one scans all."""
 _PROGRESS_BYTES = 256 * 1024
-"""A client that takes less of its answer within the time for it counts as one that does not read."""
+"""A client that reads fewer bytes of its answer within the time for it counts as one that does not read."""
 _LINGER_SECONDS = 5.0
 _LINGER_BYTES = 4 * 1024 * 1024
-"""For how long and how much of a refused request is read on, so that the client gets to read the refusal."""
+"""Time and bytes for which a refused request is still read, so that the client can read the refusal."""
 
 
 def _connections() -> int:
-    """Return how many connections fit into the open files of the process, at most 4096."""
+    """Return the number of connections that the limit of open files allows, at most 4096."""
     try:
         import resource
     except ImportError:  # Windows, whose sockets are no open files
@@ -51,22 +51,22 @@ class HttpBounds:
     """Bounds of a server's connections. Times are in seconds, sizes in bytes."""
 
     head_bytes: int = 64 * 1024
-    """Request line and headers of one request; beyond: 431. Also what may frame a chunked body, beside one byte for
-    each byte of the body, and what may come between two pieces of it; beyond: 400."""
+    """Request line and headers of one request; beyond: 431. Also the framing of a chunked body, besides one byte for
+    each byte of the body, and the data between two pieces of it; beyond: 400."""
     head_lines: int = 256
     """Headers of one request; beyond: 431."""
     url_bytes: int = 32 * 1024
-    """Beyond: 414."""
+    """URL of one request; beyond: 414."""
     pipelined: int = 16
     """Requests that wait for the answer to the one before them; beyond: the connection is cut."""
     arrival_seconds: float = 60.0
-    """From a request's first byte to its last, as long as the server reads; beyond: 408."""
+    """Time from a request's first byte to its last, while the server reads; beyond: 408."""
     unread_seconds: float = 30.0
-    """For a client to take what is left of its answer, or a good part of it; beyond: the connection is cut."""
+    """Time for a client to read the rest of its answer, or a good part of it; beyond: the connection is cut."""
     connections: int = field(default_factory=_connections)
-    """At once; beyond: those with half a request are closed, then idle ones, and if there are none: 503."""
+    """Connections at once; beyond: those with half a request are closed, then idle ones, and if there are none: 503."""
     reserved_paths: frozenset[str] = frozenset(("/health", "/v1/agl/health"))
-    """Served also when all connections are in use."""
+    """Paths that are also served when all connections are in use."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -88,7 +88,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._piece_body = self._begun = 0
         self._body_bytes = self._framing_bytes = self._framing_since_body = 0
         self._running: RequestResponseCycle | None = None
-        """The request that is worked on while others wait behind it; else `cycle` is the one."""
+        """The request in progress while others wait behind it; otherwise it is `cycle`."""
 
     # --- arrival ---------------------------------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class BoundedHttp(HttpToolsProtocol):
     # --- an end to it ----------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """End the connection if it is beyond one of its times. `now` is the loop's time."""
+        """End the connection if one of its times is exceeded. `now` is the loop's time."""
         if self._refused_at is not None:
             if now - self._refused_at > _LINGER_SECONDS:
                 self.transport.abort()
@@ -271,12 +271,12 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def is_answering(self) -> bool:
-        """True while part of an answer is out and the rest is not."""
+        """Return True while a part of an answer is sent and the rest is not."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is not None and cycle.response_started and not cycle.response_complete
 
     def drop(self) -> None:
-        """Close the connection at once; whoever works on its request is told that the client left."""
+        """Close the connection at once; the handler of its request sees that the client left."""
         self._release_cycle()
         self.transport.abort()
 
@@ -304,7 +304,7 @@ class BoundedHttp(HttpToolsProtocol):
         logger.info("%s: asked to upgrade the protocol, which is not done", self._name())
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Answer in place of the app, then read on for a while without looking, and close."""
+        """Answer instead of the app, then discard further data for a while, and close."""
         was_answered = self._in_body and self._is_answered()
         if not self._release_cycle():
             self.transport.abort()
@@ -322,7 +322,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write_eof()
 
     def _release_cycle(self) -> bool:
-        """Tell the requests in hand that their client left; False if it could not tell whose answer comes next."""
+        """Tell the requests in progress that their client left; return False if the next answer is unclear."""
         if self._release_running():
             _release(self.cycle)
             return False
@@ -351,12 +351,12 @@ def _release(cycle: RequestResponseCycle) -> None:
 async def _serve_reserved(
     app: Any, paths: frozenset[str], otherwise: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Serve some paths of an app only; all else gets another app's answer, and the connection ends."""
+    """Serve only some paths of an app; other requests get another app's answer, and the connection ends."""
     await (app if scope["path"] in paths else otherwise)(scope, receive, send)
 
 
 async def _refuse(reply: ErrorReply, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer one thing, whatever is asked, and close the connection after it; an app when its reply is bound."""
+    """Send a fixed answer to any request, and close the connection; an ASGI app once `reply` is bound."""
     await reply.closing().send(send)
 
 
@@ -368,12 +368,12 @@ class _Refused(Exception):
 
 _Headers = list[tuple[bytes, bytes]]
 _written: tuple[_Headers, bytes] = [], b""
-"""The headers that a server sends with each answer, as they were last, and how they are written."""
+"""The latest headers that a server sends with each answer, and their written form."""
 
 
 async def send_whole(send: Send, status: int, media_type: bytes, body: bytes) -> None:
-    """Answer with a status and a body in one system call: of ASGI's two messages uvicorn makes two, a fifth of what a
-    small request costs a server."""
+    """Answer with a status and a body in one system call: uvicorn makes one for each of ASGI's two messages, a fifth of
+    the cost of a small request."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and _can_write(cycle):
         cycle.response_started = cycle.response_complete = True
@@ -389,7 +389,7 @@ async def send_whole(send: Send, status: int, media_type: bytes, body: bytes) ->
 
 
 def _can_write(cycle: RequestResponseCycle) -> bool:
-    """True if this answer is like most: uvicorn would wait for nothing, add nothing and log nothing."""
+    """Return True for a usual answer: uvicorn would wait for nothing, add nothing and log nothing."""
     return (
         cycle.keep_alive
         and not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused or cycle.access_log)

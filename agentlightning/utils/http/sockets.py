@@ -1,4 +1,4 @@
-"""Listening sockets: bind with a clear error, let go after a fork, and find the address to tell others."""
+"""Listening sockets: binding with a clear error, release after a fork, and the address for other machines."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _listening: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a non-blocking socket that listens; port 0 takes a free one. A forked child lets go of it.
+    """Return a non-blocking listening socket; port 0 takes a free one. A forked child closes its copy.
 
     Raises:
-        RuntimeError: the address cannot be bound; says host, port, reason and what to do.
+        RuntimeError: the address cannot be bound; names host, port, reason and remedy.
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -50,12 +50,12 @@ def outbound_address() -> str:
 
 
 def bracket(host: str) -> str:
-    """Return the host as it stands in a URL."""
+    """Return the host in the form for a URL."""
     return f"[{host}]" if ":" in host else host
 
 
 def _let_go() -> None:
-    """In a forked child: close the copies, so that a port is free as soon as the parent closes it."""
+    """Close the copies in a forked child, so that a port is free as soon as the parent closes it."""
     for listening in list(_listening):
         fd = listening.detach()
         if fd >= 0:

@@ -1,4 +1,4 @@
-"""uvicorn as we need it: no signal handlers, woken by events, bounds, an end to its patience when it stops."""
+"""uvicorn for this package: no signal handlers, woken by events, with bounds and a limited time for stopping."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from agentlightning.utils.http.protocol import BoundedHttp, HttpBounds
 logger = logging.getLogger(__name__)
 
 STOPPING = "stopping"
-"""Key in `scope["state"]` of the `StopSignal` of the server: whatever waits ends when it is set."""
+"""Key in `scope["state"]` of the `StopSignal` of the server: every wait ends when it is set."""
 
 
 class StopSignal(asyncio.Event):
-    """Set when a server stops. Beside tasks that wait for it, it calls who is registered: a thousand requests that wait
-    for something else then need no task each."""
+    """Set when a server stops. It wakes waiting tasks and calls registered functions, so that a thousand requests that
+    wait for something else do not need a task each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class StopSignal(asyncio.Event):
 
     @contextlib.contextmanager
     def calling(self, call: Callable[[object], None]) -> Generator[None, None, None]:
-        """Within the block, call with this signal once it is set; at once if it is."""
+        """Call `call` with this signal within the block once it is set; at once if it is set already."""
         self._calls.add(call)
         try:
             if self.is_set():
@@ -55,7 +55,7 @@ class AsgiServer(uvicorn.Server):
 
     `ready` resolves when requests are accepted. `request_stop` may be called from any thread; requests in progress
     then have `patience` seconds, after which they are cancelled (and answered 503 if nothing was sent yet).
-    `headers` go out with every answer, also with those that the app had no part in.
+    `headers` are sent with every answer, including those that do not come from the app.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class AsgiServer(uvicorn.Server):
         self._stop_asked = StopSignal()
 
     def request_stop(self) -> None:
-        """Ask the serving loop to end; from any thread, more than once if need be."""
+        """Ask the serving loop to end; may be called from any thread, more than once."""
         self.should_exit = True
         with contextlib.suppress(RuntimeError):  # the loop ended by itself
             if self._loop is not None:

@@ -1,4 +1,4 @@
-"""The interface of a metrics backend, the rules that all of them keep, and the one that forwards to several.
+"""The interface of a metrics backend, the rules of all backends, and a backend that forwards to several.
 
 Names are logical (`agl.store.total`). A metric is registered once, with its labels, before it is used.
 """
@@ -20,23 +20,23 @@ class MetricsBackend:
     """A receiver of counts and durations.
 
     `inc_counter`, `observe_histogram` and `set_gauge` are the public form. Hot paths call `count`, `observe` and
-    `show`, which do not wait; of a backend that has only the public form they make tasks. All may be called from any
+    `show`, which do not wait; for a backend with only the public form they create tasks. All may be called from any
     thread.
 
-    `labels` gives each of the `label_names` its value; `amount` and `value` are numbers, of durations seconds.
+    `labels` maps each of the `label_names` to its value; `amount` and `value` are numbers, durations in seconds.
     """
 
     def has_prometheus(self) -> bool:
-        """True if the metrics can be scraped from this process by Prometheus."""
+        """Return True if the metrics can be scraped from this process by Prometheus."""
         return False
 
     def register_counter(
         self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
     ) -> None:
-        """Make a counter known. `group_level` is how many labels a backend that groups keeps.
+        """Register a counter. `group_level` is the number of labels that a grouping backend keeps.
 
         Raises:
-            ValueError: the name is registered otherwise.
+            ValueError: the name is registered differently.
         """
         raise NotImplementedError
 
@@ -47,23 +47,23 @@ class MetricsBackend:
         buckets: Sequence[float] | None = None,
         group_level: int | None = None,
     ) -> None:
-        """Make a histogram known; `buckets` are upper bounds.
+        """Register a histogram; `buckets` are upper bounds.
 
         Raises:
-            ValueError: the name is registered otherwise.
+            ValueError: the name is registered differently.
         """
         raise NotImplementedError
 
     def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        """Make a gauge known: a number that goes up and down.
+        """Register a gauge, a number that goes up and down.
 
         Raises:
-            ValueError: the name is registered otherwise.
+            ValueError: the name is registered differently.
         """
         raise NotImplementedError(f"{type(self).__name__} has no gauges")
 
     async def set_gauge(self, name: str, value: float, labels: Labels | None = None) -> None:
-        """Say what a gauge stands at.
+        """Set the value of a gauge.
 
         Raises:
             ValueError: it is not registered, or the labels are not those it was registered with.
@@ -95,7 +95,7 @@ class MetricsBackend:
         _run(self.observe_histogram(name, value, labels))
 
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
-        """Say what a gauge stands at, without waiting."""
+        """Set the value of a gauge without waiting."""
         _run(self.set_gauge(name, value, labels))
 
 
@@ -103,7 +103,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 def _run(work: Coroutine[object, object, None]) -> None:
-    """Run a coroutine as a task of the running loop, or to its end where none runs."""
+    """Run a coroutine as a task of the running loop, or to its end if none runs."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -115,7 +115,7 @@ def _run(work: Coroutine[object, object, None]) -> None:
 
 
 class ImmediateBackend(MetricsBackend):
-    """A backend that never waits: it has `count`, `observe` and `show`, and the public form follows from them."""
+    """A backend that never waits: it has `count`, `observe` and `show`, and the public form calls them."""
 
     @override
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
@@ -136,7 +136,7 @@ class ImmediateBackend(MetricsBackend):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric as it was registered."""
+    """A registered metric."""
 
     kind: Kind
     name: str
@@ -146,7 +146,7 @@ class Metric:
 
 
 class RegisteringBackend(ImmediateBackend):
-    """A backend that keeps what is registered: `_register` takes each metric."""
+    """A backend that keeps the registered metrics: `_register` gets each one."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -173,14 +173,14 @@ class RegisteringBackend(ImmediateBackend):
         self._register(Metric("Gauge", name, tuple(label_names or ())))
 
     def _register(self, metric: Metric) -> None:
-        """Make a metric known; nothing happens if it was known and is the same.
+        """Register a metric; does nothing if an equal one is registered.
 
         Raises:
-            ValueError: the name is registered otherwise.
+            ValueError: the name is registered differently.
         """
-        known = self._metrics.setdefault(metric.name, metric)
-        if known != metric:
-            raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known} is not {metric}")
+        existing = self._metrics.setdefault(metric.name, metric)
+        if existing != metric:
+            raise ValueError(f"{metric.name!r} is registered already, and otherwise: {existing} is not {metric}")
 
     def _label_values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
         """Return the label values in the order of registration.
@@ -190,15 +190,15 @@ class RegisteringBackend(ImmediateBackend):
         """
         metric = self._metrics.get(name)
         if metric is None or metric.kind != kind:
-            known = "" if metric is None else f" (it is a {metric.kind})"
-            raise ValueError(f"{kind} '{name}' is not registered{known}; call register_{kind.lower()} first")
-        given = labels or {}
+            hint = "" if metric is None else f" (it is a {metric.kind})"
+            raise ValueError(f"{kind} '{name}' is not registered{hint}; call register_{kind.lower()} first")
+        values_by_label = labels or {}
         try:
-            values = tuple([given[label] for label in metric.label_names])
+            values = tuple([values_by_label[label] for label in metric.label_names])
         except KeyError as error:
             raise ValueError(f"Label '{error.args[0]}' is required for {kind} '{name}'.") from None
-        if len(given) != len(values):
-            extra = sorted(set(given) - set(metric.label_names))
+        if len(values_by_label) != len(values):
+            extra = sorted(set(values_by_label) - set(metric.label_names))
             raise ValueError(f"{kind} '{name}' has no label {extra[0]!r}; its labels are {list(metric.label_names)}")
         return values
 

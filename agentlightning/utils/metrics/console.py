@@ -1,4 +1,4 @@
-"""Metrics as log lines: rates and percentiles of the last minute, for somebody who watches a terminal."""
+"""Metrics as log lines: rates and percentiles of the last minute, for a terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agentlightning.utils.metrics.backend import Kind, Labels, Metric, Registeri
 
 logger = logging.getLogger(__name__)
 _DEFAULT_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""A histogram that names no buckets is registered with these; the percentiles do not come from buckets."""
+"""Buckets of a histogram that is registered without any; the percentiles do not use buckets."""
 _SLOTS = 12
 """Parts of a window, each with one sum; the oldest is dropped as a whole."""
 _MOST_VALUES = 4096
-"""Of a window, the newest ones: its percentiles are those of them."""
+"""Number of newest values of a window from which its percentiles are computed."""
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
@@ -27,10 +27,9 @@ class ConsoleMetricsBackend(RegisteringBackend):
     """Logs all metrics in one line at INFO, at most every `log_interval_seconds`, the first event at once.
 
     A counter shows its rate per second, a histogram its 50th, 95th and 99th percentile, over the last `window_seconds`
-    (None: since the start), a gauge what was said last (the sum where labels are merged). Of the labels the first
-    `group_level` are kept and the rest is merged; None merges all, and the value given here goes before that of a
-    metric. What comes after the last line is logged by a timer; `close` logs it at once. Memory is bounded: of many
-    values the newest 4096 are kept.
+    (None: since the start), a gauge its latest value (the sum if labels are merged). The first `group_level` labels are
+    kept and the rest are merged; None merges all, and the value given here overrides that of a metric. A timer logs
+    events after the last line; `close` logs them at once. Memory is bounded: only the newest 4096 values are kept.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ConsoleMetricsBackend(RegisteringBackend):
         self._add("Histogram", name, value, labels)
 
     def close(self) -> None:
-        """Log what was not logged yet and stop the timer."""
+        """Log the pending events and stop the timer."""
         with self._lock:
             timer, self._timer = self._timer, None
         if timer is not None:
@@ -97,11 +96,11 @@ class ConsoleMetricsBackend(RegisteringBackend):
             self._log()
 
     def _is_due(self, now: float) -> bool:
-        """True if a line is to be logged at once; else the timer sees to it. Under the lock."""
-        left = self._logged_at + self._interval - now
-        if left > 0:
+        """Return True if a line must be logged at once; otherwise start the timer. Under the lock."""
+        remaining = self._logged_at + self._interval - now
+        if remaining > 0:
             if self._timer is None:
-                self._timer = threading.Timer(left, self._log)
+                self._timer = threading.Timer(remaining, self._log)
                 self._timer.daemon = True
                 self._timer.start()
             return False
@@ -159,16 +158,16 @@ def duration(seconds: float) -> str:
 
 
 class Window:
-    """Values of the last `seconds` and up to a twelfth more (None: all). Time comes in as an argument."""
+    """Values of the last `seconds` and up to a twelfth more (None: all). Times are arguments."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = float("inf") if seconds is None else seconds
         self._sums: deque[tuple[float, float]] = deque()
-        """The begin of each slot, and the sum of its values."""
+        """The beginning of each slot, and the sum of its values."""
         self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_VALUES)
 
     def add(self, value: float, now: float) -> None:
-        """Take one value."""
+        """Add a value."""
         self.forget(now)
         if self._sums and now - self._sums[-1][0] < self._seconds / _SLOTS:
             start, total = self._sums.pop()
@@ -178,10 +177,10 @@ class Window:
         self._values.append((now, value))
 
     def forget(self, now: float) -> None:
-        """Drop what is too old."""
-        for kept in (self._sums, self._values):
-            while kept and now - kept[0][0] > self._seconds * (1 + 1 / _SLOTS):
-                kept.popleft()
+        """Drop values that are too old."""
+        for entries in (self._sums, self._values):
+            while entries and now - entries[0][0] > self._seconds * (1 + 1 / _SLOTS):
+                entries.popleft()
 
     def __bool__(self) -> bool:
         return bool(self._sums)

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the backend, and the registry that is scraped, of one process or of several."""
+"""Metrics for Prometheus: the backend, and the registry to scrape, of one process or of several."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class PrometheusMetricsBackend(RegisteringBackend):
         metric = replace(metric, group_level=None)  # nothing is grouped here
         exposed = prometheus_name(metric.name)
         with _collectors_lock:
-            known = _collectors.get(exposed)
-            if known is None:
+            existing = _collectors.get(exposed)
+            if existing is None:
                 named = (exposed, metric.name, metric.label_names)
                 if metric.kind == "Counter":
                     collector = self._client.Counter(*named)
@@ -63,12 +63,12 @@ class PrometheusMetricsBackend(RegisteringBackend):
                 else:
                     collector = self._client.Histogram(*named, buckets=metric.buckets)
                 _collectors[exposed] = (metric, collector)
-            elif known[0].name != metric.name:
+            elif existing[0].name != metric.name:
                 raise ValueError(
-                    f"{metric.name!r} and {known[0].name!r} are both {exposed!r} to Prometheus; rename one"
+                    f"{metric.name!r} and {existing[0].name!r} are both {exposed!r} to Prometheus; rename one"
                 )
-            elif known[0] != metric:
-                raise ValueError(f"{metric.name!r} is registered already, and otherwise: {known[0]} is not {metric}")
+            elif existing[0] != metric:
+                raise ValueError(f"{metric.name!r} is registered already, and otherwise: {existing[0]} is not {metric}")
             super()._register(metric)
 
     @override
@@ -97,7 +97,7 @@ class PrometheusMetricsBackend(RegisteringBackend):
 
 
 def prometheus_name(name: str) -> str:
-    """Return the name under which Prometheus sees a metric."""
+    """Return the name of a metric in Prometheus."""
     return name.replace(".", "_")
 
 
@@ -107,7 +107,7 @@ def setup_multiprocess_prometheus() -> None:
     A directory made here lives as long as this process. Call it before anything imports `prometheus_client`.
 
     Raises:
-        RuntimeError: `prometheus_client` is imported already, so that it would not look at the variable.
+        RuntimeError: `prometheus_client` is imported already, so that it would not read the variable.
     """
     global _own_directory
     named = os.environ.get(MULTIPROCESS_VARIABLE)
@@ -131,7 +131,7 @@ def _remove(directory: str, owner_pid: int) -> None:
 
 
 def get_prometheus_registry() -> CollectorRegistry:
-    """Return what is to be scraped: the sum over all processes where they share metrics, else this process's."""
+    """Return the registry to scrape: the sum over all processes if they share metrics, else that of this process."""
     import prometheus_client
     from prometheus_client import multiprocess
 
@@ -143,9 +143,9 @@ def get_prometheus_registry() -> CollectorRegistry:
 
 
 def shutdown_metrics(server: object = None, worker: object = None, *args: object, **kwargs: object) -> None:
-    """Mark a worker process (by default this one) as gone, if `setup_multiprocess_prometheus` made the directory.
+    """Mark a worker process (by default this one) as ended, if `setup_multiprocess_prometheus` made the directory.
 
-    The arguments are those of gunicorn's `child_exit`: `server` and `worker`, of which the first is not used.
+    The arguments are those of gunicorn's `child_exit`: `server`, which is not used, and `worker`.
     """
     if _own_directory is None or os.environ.get(MULTIPROCESS_VARIABLE) != _own_directory:
         return

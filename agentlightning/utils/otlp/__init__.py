@@ -1,6 +1,6 @@
-"""OTLP, OpenTelemetry's wire format: bytes of a request to spans and back, and the HTTP side that any signal shares.
+"""OTLP, OpenTelemetry's wire format: conversion of requests to spans and back, and the HTTP side shared by all signals.
 
-Nothing here knows a store. The HTTP side (`http.py`) needs Starlette. Each name is imported on first use.
+Nothing here depends on a store. The HTTP side (`http.py`) needs Starlette. Each name is imported on first use.
 """
 
 from agentlightning.lazy import attach_stub

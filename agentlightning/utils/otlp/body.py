@@ -1,4 +1,4 @@
-"""The body of an OTLP request to its message: content type, content encoding, and a bound on what it unpacks to."""
+"""Conversion of an OTLP request body to its message: content type, content encoding, bound on the unpacked size."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Form = Literal["application/x-protobuf", "application/json"]
 M = TypeVar("M", bound=Message)
 _STEP_BYTES = 1024 * 1024
 _MEMBERS = 1024
-"""Of one gzip body, which as a rule has one."""
+"""Largest number of members of a gzip body, which usually has one."""
 
 
 class UnsupportedMediaError(BadRequestError):
-    """The content type or content encoding is none that OTLP has (HTTP 415)."""
+    """Raised when OTLP does not have the content type or content encoding (HTTP 415)."""
 
     http_status = 415
 
 
 def form_of(content_type: str) -> Form:
-    """Return the form that a `Content-Type` (`content_type`) announces; its parameters do not matter.
+    """Return the form in a `Content-Type` (`content_type`); its parameters do not matter.
 
     Raises:
         UnsupportedMediaError: neither protobuf nor JSON.
@@ -47,10 +47,10 @@ def unpacked(body: bytes, content_encoding: str, limit: int = MAX_BODY_BYTES, ho
     """Return the body without its content encoding; unpacking stops at `limit` bytes. They are counted in `hold`.
 
     Raises:
-        BusyError: the byte budget has no room for what comes out.
+        BusyError: the byte budget has no room for the unpacked body.
         UnsupportedMediaError: the encoding is neither `gzip` nor `identity`.
         BadRequestError: broken or truncated gzip.
-        TooLargeError: more than `limit` bytes come out.
+        TooLargeError: the unpacked body is larger than `limit` bytes.
     """
     named = content_encoding.strip().lower()
     if named in ("", "identity"):
@@ -90,12 +90,12 @@ def parse_body(
     rejections: Rejections,
     hold: Hold | None = None,
 ) -> M:
-    """Return the message that a request body holds; an empty body is an empty export.
+    """Return the message in a request body; an empty body is an empty export.
 
     Raises:
-        BadRequestError: it holds none. Malformed spans of a JSON body are no error but go to `rejections`.
-        TooLargeError: it unpacks to more than the bound, or holds too many records; see `caps.py`.
-        BusyError: the byte budget has no room for what it unpacks to.
+        BadRequestError: it has no valid message. Malformed spans of a JSON body are no error but go to `rejections`.
+        TooLargeError: the unpacked body exceeds the bound, or has too many records; see `caps.py`.
+        BusyError: the byte budget has no room for the unpacked body.
     """
     content = unpacked(body, content_encoding, hold=hold)
     if not content:

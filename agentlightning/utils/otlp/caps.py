@@ -1,8 +1,8 @@
-"""Bounds of one OTLP request, counted in its bytes before a message is made of them, and the spans not taken.
+"""Bounds of one OTLP request, counted in its bytes before they are parsed to a message, and its rejected spans.
 
-Two bytes of protobuf are a span, and a few kilobytes of gzip are millions of them: the size of a body says little about
-what it becomes. The walk follows the messages' descriptors, so it knows no signal; values of attributes are not looked
-into, they take about what they hold.
+Two bytes of protobuf are a span, and a few kilobytes of gzip are millions of them: the size of a body does not limit
+the memory of its message. The walk follows the messages' descriptors, so it works for any signal; it does not inspect
+values of attributes, whose memory is close to their size.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from agentlightning.errors import TooLargeError
 from agentlightning.terminal import cut
 
 MAX_RECORDS = 65_536
-"""Spans, metrics or log records of one request (413); exporters send 512."""
+"""Largest number of spans, metrics or log records of one request (413); exporters send 512."""
 MAX_MESSAGES = 1_000_000
-"""Of all kinds: records, their attributes, events, links (413). In JSON: objects and lists."""
+"""Messages of all kinds in one request: records, their attributes, events, links (413). In JSON: objects and lists."""
 MAX_PARTS = 8_192
 """Attributes, events and links of one span; beyond it the span is rejected."""
 MAX_SHARED_BYTES = 64 * 1024 * 1024
-"""Resource and scope, times the spans that have them; beyond it these spans are rejected."""
+"""Size of resource and scope, times the number of their spans; beyond it these spans are rejected."""
 MAX_REASONS = 5
 MAX_REASON_CHARS = 300
-"""Told in the answer of one request, and characters of each."""
+"""Characters of each reason in the answer to a request; `MAX_REASONS` is their number."""
 _DEEP_BYTES = 1024 * 1024
-"""Below it what is inside records is not counted: it is bounded by the size."""
+"""Body size below which the contents of records are not counted: the size bounds them."""
 _RECORDS = frozenset((Span.DESCRIPTOR, Metric.DESCRIPTOR, LogRecord.DESCRIPTOR))
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
 
 def check_protobuf(kind: type[Message], body: bytes) -> None:
-    """Let the body pass or raise; what is malformed is left for the parser to say.
+    """Check the counts of a body; the parser reports malformed data.
 
     Raises:
         TooLargeError: it holds too many records or messages.
@@ -52,7 +52,7 @@ def check_protobuf(kind: type[Message], body: bytes) -> None:
 
 
 def check_json(body: bytes) -> None:
-    """Let the body pass or raise.
+    """Check the counts of a JSON body.
 
     Raises:
         TooLargeError: it holds too many objects and lists.
@@ -62,10 +62,10 @@ def check_json(body: bytes) -> None:
 
 
 def check_records(count: int) -> None:
-    """Let so many records pass or raise.
+    """Check the number of records.
 
     Raises:
-        TooLargeError: they are too many for one request.
+        TooLargeError: there are too many for one request.
     """
     if count > MAX_RECORDS:
         raise _too_many("records", MAX_RECORDS)
@@ -131,14 +131,14 @@ def _too_many(what: str, bound: int) -> TooLargeError:
 
 
 class Rejections:
-    """The spans of a request that were not taken: their number and the first few different reasons."""
+    """The rejected spans of a request: their number and the first few different reasons."""
 
     __slots__ = ("_reasons", "seen", "spans")
 
     def __init__(self) -> None:
         self.spans = 0
         self.seen = 0
-        """Spans of the request that were looked at so far, where its form is read span by span."""
+        """Number of spans of the request that were read so far, if its form is read span by span."""
         self._reasons: dict[str, int] = {}
 
     def add(self, reason: str, spans: int = 1) -> None:
@@ -150,7 +150,7 @@ class Rejections:
 
     @property
     def message(self) -> str:
-        """The reasons as one text, each with how many spans it cost; empty if nothing was rejected."""
+        """The reasons as one text, each with its number of spans; empty if nothing was rejected."""
         if not self.spans:
             return ""
         reasons = [reason if count == 1 else f"{reason} ({count} spans)" for reason, count in self._reasons.items()]

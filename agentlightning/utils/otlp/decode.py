@@ -1,4 +1,4 @@
-"""Spans out of an OTLP trace request, in one pass. The server's hot path: values are built without validating again."""
+"""Spans from an OTLP trace request, in one pass. On the server's hot path: values are built without validation."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ ROLLOUT_ID = LightningResourceAttributes.ROLLOUT_ID.value
 ATTEMPT_ID = LightningResourceAttributes.ATTEMPT_ID.value
 SEQUENCE_ID = LightningResourceAttributes.SPAN_SEQUENCE_ID.value
 KINDS = (None, "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
-"""By OTLP's number."""
+"""Span kinds, indexed by OTLP's number."""
 STATUS_CODES = ("UNSET", "OK", "ERROR")
 IS_REMOTE = 0x300
-"""Bits of `flags` that say: it is known whether the other span is remote, and it is."""
+"""Bits of `flags` that mean: it is known whether the other span is remote, and it is."""
 _OWN_IDS = b"agentlightning."
 _OWN_NAMES = frozenset((ROLLOUT_ID, ATTEMPT_ID, SEQUENCE_ID))
-"""Attributes by which a span has ids or a number of its own, and what their names begin with."""
+"""Attributes that give a span its own ids or number; `_OWN_IDS` is the prefix of their names."""
 _NANOS = 10**9
 _TRACE_ID_BYTES, _SPAN_ID_BYTES = 16, 8
 _STEP_WORK = 8192
 _SPAN_WORK = _STEP_WORK // 128
-"""Of a step: 128 spans, or fewer that have more than so many attributes, events and links."""
+"""Least work of one span, so that a step has 128 spans, or fewer if they have more attributes, events and links."""
 _SEQUENCE_DIGITS = 15
-"""Numbers of more digits are no position in a rollout and would wear out its counter."""
+"""Largest number of digits; a longer number is no position in a rollout and would exhaust its counter."""
 B = TypeVar("B", bound=BaseModel)
 BulkIssuer = Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]
-"""Gives one sequence id per (rollout id, attempt id)."""
+"""Returns one sequence id per (rollout id, attempt id)."""
 
 
 def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[Span]:
-    """Yield the spans of a request in order; `sequence_id` is -1 where the store shall give it.
+    """Yield the spans of a request in order; `sequence_id` is -1 if the store is to assign it.
 
-    Rollout, attempt and sequence id are attributes of the span, else of its resource, and are kept there. A span that
-    lacks one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
+    Rollout, attempt and sequence id are attributes of the span, else of its resource, and stay there. A span that lacks
+    one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
     """
     for step in unread_steps_of(request, rejections, read_all=True):
         yield from cast("list[Span]", step)
@@ -53,8 +53,8 @@ def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
 def unread_steps_of(
     request: ExportTraceServiceRequest, rejections: Rejections, *, read_all: bool = False
 ) -> Iterator[list[Span | UnreadSpan]]:
-    """Yield the same spans in steps of about equal work, some of which give none: between two steps others get their
-    turn. Those that have no ids of their own are not read, unless `read_all`."""
+    """Yield the same spans in steps of about equal work, some of which are empty, so that others can run between two
+    steps. Spans without ids of their own are not read, unless `read_all`."""
     step, work = list[Span | UnreadSpan](), 0
     for group in request.resource_spans:
         fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
@@ -72,8 +72,8 @@ def unread_steps_of(
                 if parts > MAX_PARTS:
                     text = f"span {message.name[:80]!r} has {parts} attributes, events and links; at most {MAX_PARTS}"
                     rejections.add(text)
-                elif not read_all and (kept := _unread(message, together)) is not None:
-                    step.append(kept)
+                elif not read_all and (unread := _unread(message, together)) is not None:
+                    step.append(unread)
                 elif (span := _span(message, resource, scope, rejections)) is not None:
                     step.append(span)
                 work += max(_SPAN_WORK, parts)
@@ -92,7 +92,7 @@ def unread_steps_of(
 async def spans_from_proto(request: ExportTraceServiceRequest, bulk_issuer: BulkIssuer) -> list[Span]:
     """Return the spans of a request, all numbered: missing sequence ids come from one call of `bulk_issuer`.
 
-    Spans without rollout or attempt id are left out.
+    Spans without rollout or attempt id are skipped.
     """
     spans = list(spans_of(request, Rejections()))
     missing = [span for span in spans if span.sequence_id < 0]
@@ -110,7 +110,7 @@ def span_of(body: bytes, group: SpanGroup) -> Span:
 
 
 def _unread(message: SpanMessage, group: SpanGroup) -> UnreadSpan | None:
-    """Return the span in its bytes; None if its ids are not right, which is to be said."""
+    """Return the span as bytes; None if its ids are invalid, which the caller must report."""
     body, identity, ours = message.SerializeToString(), message.span_id, group.resource.attributes
     own: Attributes = {}
     if _OWN_IDS in body:
@@ -234,14 +234,14 @@ def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) 
 
 
 def seconds(nanos: int) -> float | None:
-    """Return seconds since the epoch; 0 is no time. Dividing integers rounds once, so the way back is exact."""
+    """Return seconds since the epoch; 0 means no time. Dividing integers rounds once, so that `nanos` is exact."""
     return nanos / _NANOS if nanos else None
 
 
 def made(cls: type[B], fields: dict[str, Any]) -> B:
-    """Return a span, or a part of one, with these fields, all of them and in their order, not validated.
+    """Return a span, or a part of one, made of all its fields in order, not validated.
 
-    Models of a class share the set that names their fields; one for each would be work for the collector only.
+    Models of a class share the set of their field names, which saves work for the garbage collector.
     """
     names, extra = _SHAPES[cls]
     new = cls.__new__(cls)

@@ -1,5 +1,5 @@
-"""Spans to an OTLP trace request: what `decode.py` reads, written. Rollout and attempt id go on the resource, the
-sequence id on the span."""
+"""Conversion of spans to an OTLP trace request, the reverse of `decode.py`. Rollout and attempt id go on the resource,
+the sequence id on the span."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _trace_state(members: Mapping[str, str]) -> str:
 
 
 def nanos(seconds: float | None) -> int:
-    """Return the nearest nanosecond since the epoch; 0, which OTLP reads as no time, for what is none or before it."""
+    """Return the nearest nanosecond since the epoch; 0, which means no time in OTLP, for None or a time before it."""
     if seconds is None or not math.isfinite(seconds) or seconds <= 0:
         return 0
     numerator, denominator = seconds.as_integer_ratio()

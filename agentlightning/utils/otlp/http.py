@@ -1,8 +1,8 @@
-"""OTLP over HTTP for any signal: reads a bounded request, hands its message over, and answers in the request's form.
+"""OTLP over HTTP for any signal: reads a bounded request, passes its message on, and answers in the request's form.
 
-https://opentelemetry.io/docs/specs/otlp/#otlphttp: 200 with a response message (which may tell of a partial success),
-or a `google.rpc.Status`. A sender repeats a request that was answered 429 or 503 and drops one that got another 4xx, so
-those two are for what may work later and nothing else.
+https://opentelemetry.io/docs/specs/otlp/#otlphttp: 200 with a response message (which may report a partial success), or
+a `google.rpc.Status`. A sender repeats a request that was answered 429 or 503 and drops one that got another 4xx, so
+those two are only for requests that may succeed later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentlightning.utils.otlp.caps import Rejections
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 _INLINE_BYTES = 64 * 1024
-"""A larger body, and a compressed one, is parsed in a thread, so that the loop answers others meanwhile."""
+"""Size above which a body is parsed in a thread, so that the loop answers others; compressed ones always are."""
 _TRY_LATER_SECONDS = 5.0
 _parsing: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -55,8 +55,8 @@ async def answer_export(
 ) -> Response:
     """Answer an export request with the message that `take` returns; every failure becomes an answer.
 
-    `take` gets the parsed request and what of it was malformed. `BusyError` is answered 429, a fault that is not the
-    sender's 503, both with `Retry-After`; other errors of ours have their own status.
+    `take` gets the parsed request and its malformed parts. `BusyError` is answered 429, an error that the sender did
+    not cause 503, both with `Retry-After`; other errors of this package have their own status.
     """
     form: Form = JSON_CT
     hold = client_hold(request.scope)
@@ -64,13 +64,13 @@ async def answer_export(
         form = form_of(request.headers.get("content-type", ""))
         body = await read_body(request.scope, request.receive, hold)
         encoding, rejections = request.headers.get("content-encoding", ""), Rejections()
-        asked = kind, body, form, encoding, signal, rejections, hold
+        arguments = kind, body, form, encoding, signal, rejections, hold
         if encoding or len(body) > _INLINE_BYTES:
             # one at a time for each loop: several threads that parse would take the interpreter from it
             async with _parsing.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-                message = await asyncio.to_thread(parse_body, *asked)
+                message = await asyncio.to_thread(parse_body, *arguments)
         else:
-            message = parse_body(*asked)
+            message = parse_body(*arguments)
         return _reply(request, form, 200, await take(message, rejections))
     except ClientLeftError:
         return Response(status_code=400)  # nobody reads it

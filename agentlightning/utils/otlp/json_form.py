@@ -1,7 +1,7 @@
-"""OTLP/JSON to protobuf messages. It is protobuf's own JSON form but for ids, which are hexadecimal and not base64.
+"""Conversion of OTLP/JSON to protobuf messages. It is protobuf's JSON form, but with hexadecimal ids, not base64.
 
 https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: camelCase keys, 64-bit integers as text or number,
-enumerations as numbers, unknown fields ignored. The walk follows the messages' descriptors, so it knows no signal.
+enumerations as numbers, unknown fields ignored. The walk follows the messages' descriptors and works for any signal.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from agentlightning.utils.otlp.caps import Rejections, check_records
 
 M = TypeVar("M", bound=Message)
 Reader = Callable[[Any, Rejections], Any]
-"""Turns the JSON of one field into what the constructor of its message takes."""
+"""Converts the JSON of one field to an argument of the constructor of its message."""
 _HEX_IDS = frozenset(("trace_id", "span_id", "parent_span_id"))
 
 
 def message_from_json(kind: type[M], body: bytes, rejections: Rejections) -> M:
-    """Return the message that a JSON body holds. A malformed span is left out and added to `rejections`.
+    """Return the message in a JSON body. A malformed span is skipped and added to `rejections`.
 
     Raises:
-        BadRequestError: the body is no JSON, or malformed outside its spans.
+        BadRequestError: the body is not JSON, or malformed outside its spans.
         TooLargeError: it holds too many spans.
     """
     try:
@@ -42,7 +42,7 @@ def message_from_json(kind: type[M], body: bytes, rejections: Rejections) -> M:
 
 
 def _fields(message: Descriptor, data: object, rejections: Rejections) -> dict[str, Any]:
-    """Return the constructor's arguments for a message; what is null or unknown is left out."""
+    """Return the constructor's arguments for a message, without null and unknown fields."""
     if not isinstance(data, dict):
         raise TypeError(f"{message.name} must be an object; got {_brief(data)}")
     readers, fields = _readers(message), dict[str, Any]()
@@ -146,7 +146,7 @@ _SCALARS: Mapping[int, Callable[[object], object]] = {
     FieldDescriptor.TYPE_DOUBLE: _float,
     FieldDescriptor.TYPE_FLOAT: _float,
 }
-"""By the type of the field; any other one is an integer."""
+"""Readers by the type of the field; a field of any other type is an integer."""
 _EXPECTED: Mapping[Callable[[Any], Any], str] = {
     _text: "a string",
     _bool: "true or false",

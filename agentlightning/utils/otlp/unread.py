@@ -1,5 +1,5 @@
-"""Spans of an OTLP request in the bytes in which they came: who stores them needs their ids only, and reading the rest
-takes ten times as long as all else that is done with them. They are read when somebody asks for them."""
+"""Spans of an OTLP request in their original bytes: storing them needs their ids only, and reading the rest takes ten
+times as long as all other work on them. They are read when they are first needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class SpanGroup(NamedTuple):
     resource: OtelResource
     scope: dict[str, Any] | None
     size: int
-    """Bytes of both, which count for each span: one that is read repeats them."""
+    """Size of both in bytes, which counts for each span, since a read span repeats them."""
     reader: Callable[[bytes, SpanGroup], Span]
     """Reads the bytes of one of them."""
 
     def copied(self) -> SpanGroup:
-        """Return the same with values of its own, for a span that is handed out."""
+        """Return a copy with copies of the values, for a span that is returned to a caller."""
         resource = self.resource.model_copy(update={"attributes": _copied(self.resource.attributes)})
         return SpanGroup(resource, None if self.scope is None else _copied(self.scope), self.size, self.reader)
 
@@ -34,7 +34,7 @@ def _copied(value: Any) -> Any:
 
 
 class UnreadSpan:
-    """A span of which the ids are known: its bytes (`body`) and what it shares with its `group`. Never changed."""
+    """A span with known ids: its bytes (`body`) and the parts that it shares with its `group`. Never changed."""
 
     __slots__ = ("attempt_id", "body", "group", "is_stale", "rollout_id", "sequence_id", "span_id")
 
@@ -54,13 +54,13 @@ class UnreadSpan:
         return UnreadSpan(self.body, self.group, self.rollout_id, self.attempt_id, sequence_id, self.span_id)
 
     def marked_stale(self) -> UnreadSpan:
-        """Return the span with the mark of one that came late."""
+        """Return the span marked as stale."""
         marked = self.numbered(self.sequence_id)
         marked.is_stale = True
         return marked
 
     def read(self) -> Span:
-        """Return the span, with values of its own."""
+        """Return the span, with copies of the values."""
         span = self.group.reader(self.body, self.group.copied())
         span.sequence_id = self.sequence_id
         if self.is_stale:

@@ -1,7 +1,7 @@
-"""OTLP's values to what a span may hold, and back.
+"""Conversion of OTLP's values to values that a span may hold, and back.
 
 A span holds strings, booleans, integers, floats and lists of one of these. OTLP has more: lists of mixed or nested
-values, key-value lists, bytes, nothing at all. Those are kept as JSON text, bytes as base64 text: no value is an error.
+values, key-value lists, bytes, empty values. Those are kept as JSON text, bytes as base64 text: no value is an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST_INT = 2**63 - 1
 
 
 def attributes_of(pairs: Iterable[KeyValue]) -> Attributes:
-    """Return key-value pairs as attributes; of equal keys the last counts."""
+    """Return key-value pairs as attributes; the last one counts if a key repeats."""
     attributes: Attributes = {}
     for pair in pairs:
         value = pair.value  # each of the three is empty unless it is the kind; asking for the kind costs more
@@ -84,7 +84,7 @@ def pairs_of(attributes: Mapping[str, AttributeValue]) -> list[KeyValue]:
 
 
 def any_value(value: object) -> AnyValue:
-    """Return a value as OTLP's. Integers beyond 64 bits become text, what a span does not hold becomes JSON text."""
+    """Return a value in OTLP's form. Integers beyond 64 bits become text, values of other types JSON text."""
     if isinstance(value, str):
         return AnyValue(string_value=value)
     if isinstance(value, bool):
