@@ -174,8 +174,8 @@ class VLLMProcess:
         """Prepare the process; nothing runs yet.
 
         Args:
-            arguments: gives those of `vllm serve`, the model first, before each start: from its first answer on the
-                server has the weights that they name. Address and key are added.
+            arguments: returns the arguments of `vllm serve`, the model first, before each start: from its first answer
+                on the server has the weights that they name. Address and key are added.
             command: starts vLLM's command line; () is `agl vllm`.
             environment: variables in addition to those of this process.
             log: file to which the server's output is appended.

@@ -1,9 +1,9 @@
 """The memory that a run needs, and the memory that is free.
 
-The sum is made before anything is loaded, from the model's configuration: the model is built without numbers (on
-torch's `meta` device), its weights are counted, and what a forward keeps for its backward pass is counted tensor by
-tensor. It is the least that the run will need: rows are taken to be as long as `max_model_length`, or, without it,
-twice `max_completion_length`, and to have one reply of `max_completion_length` tokens.
+The sum is computed from the model's configuration before loading: the model is built without data (on torch's `meta`
+device), its weights are counted, and so are the tensors that a forward pass keeps for its backward pass. It is a lower
+bound: rows are assumed to have `max_model_length` tokens (without it, twice `max_completion_length`) and one reply of
+`max_completion_length` tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENGINE_COPIES: Final = 8  # the same while a token is drawn: logits, two softma
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One summand: what it is for, its bytes, and what makes it smaller."""
+    """One summand: its purpose, its bytes, and the settings that reduce it."""
 
     what: str
     bytes: int
@@ -44,7 +44,7 @@ def check_memory(*policies: GRPOSettings) -> None:
     """Refuse a run that cannot fit, before its model is loaded. `policies` are the settings of each.
 
     Raises:
-        OutOfMemoryError: holds the sum and what to change.
+        OutOfMemoryError: it cannot fit; has the sum and the settings to change.
     """
     parts, shared = list[Part](), set[tuple[str, bool]]()
     for settings in policies:
@@ -68,10 +68,10 @@ def check_memory(*policies: GRPOSettings) -> None:
 
 
 def needed_memory(settings: GRPOSettings) -> list[Part]:
-    """Return the summands of what a run holds at once at its peak, none of them 0.
+    """Return the summands, none of them 0, of a run's memory at its peak.
 
-    Engine and update take turns: of what each holds in its turn alone, the larger is counted. The engine's keys and
-    values stay allocated during an update.
+    Engine and update take turns: only the larger of their temporary memory is counted. The engine's keys and values
+    stay allocated during an update.
     """
     model, adapted = _without_numbers(settings)
     config = model.config.get_text_config()
@@ -119,7 +119,7 @@ def needed_memory(settings: GRPOSettings) -> list[Part]:
 
 
 def free_memory(device: str) -> int:
-    """Return how many bytes can be had: of a GPU, or of the machine, this process's limits and its control group."""
+    """Return the free bytes of a GPU, or of the machine within this process's limits and control group."""
     kind = torch.device(device)
     if kind.type == "cuda":
         return torch.cuda.mem_get_info(kind)[0]
@@ -132,7 +132,7 @@ def free_memory(device: str) -> int:
 
 
 def _used_by_group() -> int:
-    """Return what the control group of a container holds, but for files that can be dropped at once; 0 without one."""
+    """Return the bytes in use by the control group, without cached files that can be dropped; 0 without a group."""
     try:
         with open("/sys/fs/cgroup/memory.current") as current, open("/sys/fs/cgroup/memory.stat") as stat:
             fields = dict(line.split() for line in stat)
@@ -142,7 +142,7 @@ def _used_by_group() -> int:
 
 
 def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Return the model on torch's `meta` device, and the same with its adapters."""
+    """Return the model on torch's `meta` device, and the model with its adapters."""
     config = AutoConfig.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         dtype = torch.bfloat16 if settings.bf16 else torch.float32
@@ -153,7 +153,7 @@ def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTraine
 
 
 class _Attended(torch.autograd.Function):
-    """Keeps for the backward pass what attention that does not write its scores down keeps."""
+    """Keeps for the backward pass the tensors of an attention kernel that does not store its scores."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -172,8 +172,8 @@ AttentionInterface.register(_COUNTING, _counting_attention)
 
 
 def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, logits: int) -> int:
-    """Return what a forward of so many tokens keeps for its backward pass beside its logits, which take so many bytes:
-    with checkpointing they are gone when the first layer is computed anew."""
+    """Return the bytes that a forward pass of `tokens` tokens keeps for its backward pass, without its logits: with
+    checkpointing these are free when the first layer is recomputed."""
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
     kept: dict[int, int] = {}
 

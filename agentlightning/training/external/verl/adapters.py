@@ -1,4 +1,4 @@
-"""The model that a run of VERL leaves: VERL saves adapters under names that only PEFT reads; here they are merged."""
+"""The trained model of a VERL run: VERL saves adapters under names that only PEFT reads; here they are merged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def merge_adapters(folder: Path, *, rank: int, alpha: float) -> None:
     Shapes: W (o, i), A (r, i), B (o, r). The sum is taken in float32 and has the type of W.
 
     Raises:
-        RuntimeError: it holds other adapters than those of linear layers.
+        RuntimeError: it has adapters of other layers than linear ones.
     """
     paths = sorted(folder.glob("*.safetensors"))
     weight_map: dict[str, str] = {}
