@@ -1,9 +1,9 @@
 """Turns requests of the chat API into completions and completions into replies.
 
-Replies have the form of vLLM's: `prompt_token_ids` at the top and `token_ids` in each choice when the request says
-`return_token_ids`, `logprobs.content[*].logprob` when it says `logprobs`, and in each choice `stop_reason`, the stop
-text or token that ended it. The token ids include the one that ends the sequence, when the model drew it; its
-log-probability is among the others. `Completion` says which distribution they are of.
+Replies have the format of vLLM: `prompt_token_ids` at the top and `token_ids` in each choice if the request sets
+`return_token_ids`, `logprobs.content[*].logprob` if it sets `logprobs`, and in each choice `stop_reason`, the stop text
+or token that ended it. The token ids, and the log-probabilities, include the token that ends the sequence if the model
+sampled it. `Completion` explains their distribution.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ChatService:
         grammar_of: Callable[[Constraint], Awaitable[GrammarState]],
         seeds: ArrivalSeeds | PlaceSeeds,
     ) -> None:
-        """Prepare it. `submit` generates, and its future gives the version of the weights; `seeds` are for requests
-        without one."""
+        """Prepare the service. `submit` generates, and its future returns the version of the weights; `seeds` are for
+        requests without one."""
         self.served = served
         self._format = chat_format
         self._submit = submit
@@ -61,11 +61,11 @@ class ChatService:
         self._noted: set[str] = set()
 
     async def reply(self, body: object, attempt: str | None = None) -> dict[str, object]:
-        """Return the reply to a request. Cancelled, it ends the completions. `attempt` is the value of the gateway's
+        """Return the reply to a request. A cancellation ends the completions. `attempt` is the value of the gateway's
         header.
 
         Raises:
-            RequestError: The request is wrong, too long, or cannot be served at the moment.
+            RequestError: The request is wrong, too long, or cannot be served now.
         """
         request = parse_request(body)
         if request.model != self.served.model_name:
@@ -132,7 +132,7 @@ class ChatService:
         return replace(wanted, ends=frozenset(token for token in ends if token < vocabulary))
 
     def _note_fields_without_effect(self, request: ChatRequest) -> None:
-        """Log the name of each such field once."""
+        """Log the name of each field without effect once."""
         names = request.without_effect
         names += [name for name in request.template_fields if not self._format.template_reads(name)]
         names += ["tools"] if request.tools and not self._format.template_reads("tools") else []
@@ -167,7 +167,7 @@ class ChatService:
         reply = Reply(content=text)
         if request.tools is not None:
             reply = self._format.read(text, request.tools, constrained=grammar is not None)
-        if request.one_call:  # where a call has no closing tag of its own, several may have come before the end
+        if request.one_call:  # if calls have no closing tag, several may come before the end
             reply = replace(reply, tool_calls=reply.tool_calls[:1])
         ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None
         # the limit may have come within a call, or before the grammar was satisfied

@@ -98,7 +98,7 @@ class Collector:
         return {"next": list(self._plan.next), "open": [list(key) for key in [*self._keys(), *self._interrupted]]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from an earlier start of the run."""
+        """Restore the state of an earlier start of the run."""
         if state is not None:  # None: nothing was in progress
             groups = OpenGroups(state)
             self._plan.next, self._interrupted = groups.next, groups.keys
