@@ -68,7 +68,7 @@ class ChatServer:
         self.base_url = ""
 
     async def start(self, host: str) -> None:
-        """Listen on a free port of an address of this machine; return when it answers calls, or raise `TimeoutError`."""
+        """Listen on a free port of an address of this machine; return when it answers, or raise `TimeoutError`."""
         self._server = ServerThread(self._app, host, patience=_PATIENCE, name="agl-chat")
         await asyncio.to_thread(self._server.start, _START_SECONDS)
         self.base_url = self._server.base_url

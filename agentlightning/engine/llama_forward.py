@@ -1,4 +1,4 @@
-"""The forward pass of small Llama models on a CPU without their modules, 1.47 to 2.4 times as fast for the demo's model.
+"""The forward pass of small Llama models on a CPU without modules, 1.47 to 2.4 times as fast for the demo's model.
 
 Tokens per CPU second of the demo's model (0.23 million parameters), this forward pass and modules, medians of 7: 44,500
 and 30,200 with 128 rows at a time, 28,800 and 16,300 with 32, 13,100 and 6,300 with 8, 2,360 and 990 with one; for a
