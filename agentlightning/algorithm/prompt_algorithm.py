@@ -164,7 +164,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
             return self.result
 
     def _seeds(self) -> dict[str, PromptTemplate]:
-        resources, wanted = self.get_initial_resources(), self.templates
+        resources, templates = self.get_initial_resources(), self.templates
         if resources is None:
             raise ValueError("initial_resources are not set: give the Trainer initial_resources={'prompt': template}")
         seeds = {name: each for name, each in resources.items() if isinstance(each, PromptTemplate)}
@@ -174,11 +174,11 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
                 f"No prompt template resource found in initial_resources, which holds {names}: give one as "
                 "agl.PromptTemplate(template='...', engine='f-string')"
             )
-        if wanted is None:
+        if templates is None:
             return seeds
-        if not wanted or any(name not in seeds for name in wanted):
-            raise BadRequestError(f"templates={list(wanted)}: the templates are {', '.join(seeds)}")
-        return {name: seeds[name] for name in wanted}
+        if not templates or any(name not in seeds for name in templates):
+            raise BadRequestError(f"templates={list(templates)}: the templates are {', '.join(seeds)}")
+        return {name: seeds[name] for name in templates}
 
     def _make_chat(self, source: object) -> Chat:
         """Return the chat of the program; with a source, the same chat that calls the source."""

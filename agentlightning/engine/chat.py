@@ -92,9 +92,9 @@ class ChatFormat:
         Raises:
             RequestError: A message is malformed, the template refuses the conversation, or a variable is reserved.
         """
-        if taken := sorted(_RESERVED & (template_fields or {}).keys()):
+        if reserved := sorted(_RESERVED & (template_fields or {}).keys()):
             raise RequestError(
-                f"'chat_template_kwargs' cannot set {', '.join(map(repr, taken))}: only variables of the template",
+                f"'chat_template_kwargs' cannot set {', '.join(map(repr, reserved))}: only variables of the template",
                 param="chat_template_kwargs",
             )
         try:

@@ -95,15 +95,15 @@ class StopRule:
             return None
         *earlier, last = token_ids
         if last in self.token_ids:
-            kept = token_ids if self.included else earlier
-            return Stopped(decode(kept) if kept else "", last)
+            reply_ids = token_ids if self.included else earlier
+            return Stopped(decode(reply_ids) if reply_ids else "", last)
         stops = self.texts if self.last_call is None else (*self.texts, self.last_call)
         # a character takes four tokens at most; the first tokens of the window may be cut and are longer than needed
         window = decode(token_ids[-(4 * max(map(len, stops)) + 8) :]) if stops else ""
         if not any(stop in window for stop in stops):
             return None  # as after nearly every token
-        text, known = decode(token_ids), len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
-        places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in stops]
+        text, earlier_length = decode(token_ids), len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
+        places = [(text.find(stop, max(0, earlier_length - len(stop) + 1)), stop) for stop in stops]
         # the one that is complete first
         at, stop = min(places, key=lambda place: (place[0] < 0, place[0] + len(place[1]), place[0]))
         if at < 0:
@@ -145,8 +145,8 @@ class Adjustments:
             logits[tokens] += torch.tensor(list(self.logit_bias.values()), dtype=logits.dtype, device=logits.device)
         if self.repetition_penalty != 1:
             tokens = torch.tensor(sorted({*prompt_ids, *token_ids}), device=logits.device)
-            seen = logits[tokens]
-            logits[tokens] = torch.where(seen > 0, seen / self.repetition_penalty, seen * self.repetition_penalty)
+            values = logits[tokens]
+            logits[tokens] = torch.where(values > 0, values / self.repetition_penalty, values * self.repetition_penalty)
         if token_ids and (self.frequency_penalty or self.presence_penalty):
             counts = Counter(token_ids)
             tokens = torch.tensor(list(counts), device=logits.device)
@@ -261,8 +261,8 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
         likely = torch.zeros_like(likely).scatter(1, order, torch.where(before < top_p[:, None], ordered, 0.0))
     cumulative = likely.cumsum(dim=-1)
     uniform = torch.tensor([c.rng.random() for c in completions], dtype=torch.float64, device=logits.device)
-    wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token has a probability above 0
-    tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
+    targets = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token has a probability above 0
+    tokens = torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
     greedy = [c.temperature == 0 for c in completions]
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(dim=-1), tokens)

@@ -145,15 +145,15 @@ def _chunks(completions: Sequence[Completion], *, share: bool) -> Iterator[list[
     for completion, after in zip(waiting, [*waiting[1:], None], strict=False):
         length = len(completion.read_ids)
         longest = max(longest, length)
-        left = lost = 0
+        common = lost = 0
         if chunk and share:
-            left = min(shared, _common(chunk[0], completion))
+            common = min(shared, _common(chunk[0], completion))
             ahead = 0 if after is None else _common(completion, after)
-            lost = max((len(chunk) - 1) * (shared - left), ahead - left)
+            lost = max((len(chunk) - 1) * (shared - common), ahead - common)
         if chunk and (longest * (len(chunk) + 1) > PREFILL_TOKENS or lost > SHARED_TOKENS):
             yield chunk
             chunk, longest = [], length
-        shared = left if chunk else length
+        shared = common if chunk else length
         chunk.append(completion)
     if chunk:
         yield chunk

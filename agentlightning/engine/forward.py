@@ -68,10 +68,11 @@ class ModelForward:
             visible = torch.arange(length, device=tokens.device) <= position[:, None]  # (T - start, T)
             rest = {"position_ids": position[None], "attention_mask": visible.expand(count, 1, -1, -1)}
         self.rows.prepare_prompts(first_row, start)
-        wanted = torch.arange(start, length, device=tokens.device) == last[:, None]  # (R, T - start)
-        with head_sees_only(self._model, wanted) as seen:  # logits of all prompts' places would be many times as large
+        positions = torch.arange(start, length, device=tokens.device) == last[:, None]  # (R, T - start)
+        # logits at all positions of the prompts would be many times as large
+        with head_sees_only(self._model, positions) as head_inputs:
             logits = self._model(input_ids=tokens[:, start:], **self._cache, **rest).logits
-        return logits[0] if seen else logits[wanted]
+        return logits[0] if head_inputs else logits[positions]
 
     def _read_prefix(self, tokens: Tensor, last: Tensor, first_row: int) -> int:
         """Read the common beginning of all prompts once into all rows; return its length, 0 if it is short."""

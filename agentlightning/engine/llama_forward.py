@@ -93,8 +93,8 @@ class LlamaForward:
             queries, keys, values = (part.view(shape).transpose(1, 2) for part in (queries, keys, values))
             self.rows.write_prompts(layer, first_row, keys, values)
             grouped = self._heads != self._key_heads
-            found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-            return found.transpose(1, 2).reshape(count * places, -1)
+            output = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+            return output.transpose(1, 2).reshape(count * places, -1)
 
         hidden = self._hidden(tokens.view(-1), position, attend)  # (R * T, D)
         return self._logits(hidden[last + torch.arange(count) * places])
@@ -103,12 +103,12 @@ class LlamaForward:
         hidden_keys = torch.arange(width) > lengths[:, None]  # (B, width): after itself
         mask = torch.zeros(hidden_keys.shape).masked_fill_(hidden_keys, -torch.inf)
         mask = mask.repeat_interleave(self._key_heads, 0)[:, None]  # (B * key heads, 1, width)
-        kept = self.rows.prepare_tokens(lengths, width)
+        layers = self.rows.prepare_tokens(lengths, width)
         scale = self._width**-0.5
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.rows.write_tokens(layer, keys, values)
-            all_keys, all_values = kept[2 * layer : 2 * layer + 2]  # (B * key heads, width, head width)
+            all_keys, all_values = layers[2 * layer : 2 * layer + 2]  # (B * key heads, width, head width)
             grouped = queries.reshape(len(all_keys), -1, self._width)
             weights = torch.baddbmm(mask, grouped, all_keys.transpose(1, 2), alpha=scale).softmax(-1)
             return torch.bmm(weights, all_values).view(len(lengths), -1)

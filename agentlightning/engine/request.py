@@ -288,19 +288,19 @@ def _functions(tools: Sequence[Fields]) -> list[tuple[str, JsonShape]]:
     return shapes
 
 
-def _response_format(wanted: object) -> JsonShape | None:
+def _response_format(value: object) -> JsonShape | None:
     """Return the JSON value that `response_format` requests; None if it requests text."""
-    kind = cast("Fields", wanted).get("type") if isinstance(wanted, dict) else None
-    if wanted is None or kind == "text":
+    kind = cast("Fields", value).get("type") if isinstance(value, dict) else None
+    if value is None or kind == "text":
         return None
     if kind == "json_object":
         return JsonShape({"type": "object"})
-    form = cast("Fields", wanted).get("json_schema") if kind == "json_schema" else None
+    form = cast("Fields", value).get("json_schema") if kind == "json_schema" else None
     schema = cast("Fields", form).get("schema", {}) if isinstance(form, dict) else None
     if not isinstance(schema, dict):
         raise RequestError(
             "'response_format' must be of type 'text', 'json_object', or 'json_schema' with "
-            f'{{"name": ..., "schema": {{...}}}} in \'json_schema\'; got {json.dumps(wanted)[:200]}',
+            f'{{"name": ..., "schema": {{...}}}} in \'json_schema\'; got {json.dumps(value)[:200]}',
             param="response_format",
         )
     return JsonShape(cast("Fields", schema), strict=cast("Fields", form).get("strict") is True)

@@ -128,16 +128,16 @@ def dtype_of(device: str, *, bf16: bool) -> torch.dtype:
 def head_sees_only(model: PreTrainedModel, wanted: torch.Tensor) -> Generator[list[torch.Tensor]]:
     """Restrict the output layer to the hidden states at the wanted positions, as a batch of one; the model's other
     changes of its logits still apply. The list holds the layer's input, (1, N, H), or nothing."""
-    seen: list[torch.Tensor] = []
+    head_inputs: list[torch.Tensor] = []
 
     def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        seen.append(inputs[0][wanted][None])
-        return seen[-1], *inputs[1:]
+        head_inputs.append(inputs[0][wanted][None])
+        return head_inputs[-1], *inputs[1:]
 
     head = cast("torch.nn.Module | None", model.get_output_embeddings())
     hook = None if head is None else head.register_forward_pre_hook(select)
     try:
-        yield seen
+        yield head_inputs
     finally:
         if hook is not None:
             hook.remove()

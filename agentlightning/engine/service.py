@@ -90,15 +90,15 @@ class ChatService:
 
     async def _completions(self, request: ChatRequest, prompt_ids: list[int], seed: int) -> list[Completion]:
         """Return one completion for each choice."""
-        room, wanted = self.served.context_length - len(prompt_ids), request.max_new_tokens
-        if room < (wanted or 1):
+        room, requested = self.served.context_length - len(prompt_ids), request.max_new_tokens
+        if room < (requested or 1):
             raise RequestError(
                 f"the context is {self.served.context_length} tokens; the messages take {len(prompt_ids)} of them and "
-                f"{wanted or 'at least 1'} are asked for the completion",
+                f"{requested or 'at least 1'} are asked for the completion",
                 param="messages",
                 code="context_length_exceeded",
             )
-        limit = wanted or min(room, self.served.max_new_tokens)
+        limit = requested or min(room, self.served.max_new_tokens)
         adjustments = self._adjustments(request, limit)
         grammar = None if request.constraint is None else await self._grammar_of(request.constraint)
         further = random.Random(f"further choices of {seed}")  # the first is drawn as if it were alone
@@ -118,18 +118,18 @@ class ChatService:
         ]
 
     def _adjustments(self, request: ChatRequest, limit: int) -> Adjustments | None:
-        wanted, vocabulary = request.adjustments, self.served.vocabulary
-        if wanted == Adjustments():
+        adjustments, vocabulary = request.adjustments, self.served.vocabulary
+        if adjustments == Adjustments():
             return None
-        unknown = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
+        unknown = [token for token in adjustments.logit_bias if not 0 <= token < vocabulary]
         if unknown:
             text = f"'logit_bias' names the token {unknown[0]}; the tokens are 0 to {vocabulary - 1}"
             raise RequestError(text, param="logit_bias")
-        if wanted.min_tokens > limit:
-            text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {wanted.min_tokens}"
+        if adjustments.min_tokens > limit:
+            text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {adjustments.min_tokens}"
             raise RequestError(text, param="min_tokens")
         ends = {*self.served.eos_ids, *request.stop_token_ids}
-        return replace(wanted, ends=frozenset(token for token in ends if token < vocabulary))
+        return replace(adjustments, ends=frozenset(token for token in ends if token < vocabulary))
 
     def _note_fields_without_effect(self, request: ChatRequest) -> None:
         """Log the name of each field without effect once."""

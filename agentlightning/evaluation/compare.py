@@ -75,8 +75,8 @@ def _figures(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> dict[
         {r.step: {n: float(v) for n, v in flat(r.data).items() if _is_number(v)} for r in side if r.kind == "step"}
         for side in (records, others)
     )
-    names, known = ({name: None for figures in side.values() for name in figures} for side in (mine, theirs))
-    shared = [name for name in names if name in known and name not in ("step", "steps")]
+    names, other_names = ({name: None for figures in side.values() for name in figures} for side in (mine, theirs))
+    shared = [name for name in names if name in other_names and name not in ("step", "steps")]
     steps = sorted(mine.keys() | theirs.keys())
     return {name: [(s, mine.get(s, {}).get(name), theirs.get(s, {}).get(name)) for s in steps] for name in shared}
 

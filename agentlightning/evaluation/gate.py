@@ -281,9 +281,9 @@ def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:
         if figure == "seconds" and not any(values):  # a record without its samples
             return []
     else:
-        known = ["reward", *_OF_ROLLOUTS, *dimensions]
-        near = closest_name(name, known)
-        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(known)}"
+        figures = ["reward", *_OF_ROLLOUTS, *dimensions]
+        near = closest_name(name, figures)
+        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(figures)}"
         raise BadRequestError(f"the candidate has no figure {name!r} to hold against a {kind}; {hint}")
     return [value for value in values if value is not None]
 

@@ -71,8 +71,8 @@ def _name(field: object) -> str:
 def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
     values = [_field(task, field) if isinstance(field, str) else field(task) for task in tasks]
     if isinstance(field, str) and tasks and all(value is None for value in values):
-        known = sorted(map(str, cast("Mapping[object, object]", tasks[0]))) if isinstance(tasks[0], Mapping) else []
-        hint = f"; the first has {', '.join(known[:20])}" if known else ""
+        keys = sorted(map(str, cast("Mapping[object, object]", tasks[0]))) if isinstance(tasks[0], Mapping) else []
+        hint = f"; the first has {', '.join(keys[:20])}" if keys else ""
         raise ValueError(f"slices={field!r}: no task has this field{hint}")
     texts = [None if value is None else str(value) for value in values]
     shown = {text: MISSING if text is None else cut(masked_text(text), 80) for text in set(texts)}

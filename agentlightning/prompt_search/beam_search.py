@@ -151,21 +151,21 @@ class BeamSearch:
         target = names[(number - 1) % len(names)]  # the templates are edited in turns
         parents, factor = self._parents(number, beam), self.steps.branch_factor
         places = [(b, i) for b in range(len(parents)) for i in range(factor)]
-        wanted = [
+        planned = [
             PromptVersion(name, dict(parents[b].templates), target, number, parents[b].version)
             for name, (b, _) in zip(history.next_names(len(places)), places, strict=True)
         ]
         tasks = [next(batches) for _ in places]
-        recorded = await history.recorded(wanted)
+        recorded = await history.recorded(planned)
         slots = asyncio.Semaphore(self._versions_at_once())
         await all_of(
             *(
                 self._make(version, parents[b], batch, (b + 1, i + 1), slots)
-                for version, (b, i), batch, old in zip(wanted, places, tasks, recorded, strict=True)
+                for version, (b, i), batch, old in zip(planned, places, tasks, recorded, strict=True)
                 if old is None
             )
         )
-        versions = [old or version for version, old in zip(wanted, recorded, strict=True)]
+        versions = [old or version for version, old in zip(planned, recorded, strict=True)]
         history.versions.extend(versions)
         for version in versions:
             if version.state not in WITHOUT_TEXT:
@@ -187,8 +187,8 @@ class BeamSearch:
     def _versions_at_once(self) -> int:
         """Return the largest number of versions between critique and edit, so that a limit covers whole versions."""
         chat, critic = self.state.chat, self.critic
-        left = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
-        return int(max(1, min(chat.concurrency, left)))
+        calls = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
+        return int(max(1, min(chat.concurrency, calls)))
 
     def _parents(self, number: int, beam: Sequence[PromptVersion]) -> list[PromptVersion]:
         width = self.steps.beam_width
@@ -255,19 +255,19 @@ class BeamSearch:
         Raises:
             NoCandidateError: no version has enough scored rollouts.
         """
-        steps, left = self.steps, list(candidates)
+        steps, remaining = self.steps, list(candidates)
         ends = sorted({max(min(_FEWEST, len(tasks)), math.ceil(len(tasks) * part)) for part in _RUNGS})
-        ends = ends if steps.halving and len(left) > steps.beam_width else [len(tasks)]
+        ends = ends if steps.halving and len(remaining) > steps.beam_width else [len(tasks)]
         ranked, failures = list[tuple[float, PromptVersion]](), list[str]()
         for end in ends:
-            judged = await all_of(*(self._judge(number, version, tasks[:end]) for version in left))
+            judged = await all_of(*(self._judge(number, version, tasks[:end]) for version in remaining))
             failures += [why for _, _, results in judged for r in results if (why := r["failure"])]
             ranked = [(mean, version) for version, mean, _ in judged if mean is not None]
             ranked.sort(key=lambda each: (-each[0], each[1].failures / max(1, each[1].tasks), each[1].number))
             if end < len(tasks):  # the better half, at least a beam of them, and those equal to the last of them
                 count = max(steps.beam_width, math.ceil(len(ranked) / 2))
                 ranked = [each for i, each in enumerate(ranked) if i < count or each[0] == ranked[count - 1][0]]
-                left = [version for _, version in ranked]
+                remaining = [version for _, version in ranked]
         beam = [version for _, version in ranked[: steps.beam_width]]
         for version in candidates:
             version.state = "kept" if version in beam else "dropped"
@@ -305,10 +305,10 @@ class BeamSearch:
 
     async def _validate_members(self, number: int) -> None:
         """Run further members of beams on the whole validation set, all at once, before the final choice."""
-        left = [version for version in self._members.values() if version.digest not in self.state.validated]
-        left.sort(key=_lower_bound, reverse=True)
+        members = [version for version in self._members.values() if version.digest not in self.state.validated]
+        members.sort(key=_lower_bound, reverse=True)
         before = self.state.best
-        if versions := left[: self.steps.final_candidates]:
+        if versions := members[: self.steps.final_candidates]:
             await self._validate(number, versions, "validation of {version}")
         if self.state.best is not before:
             await self.state.log.best("validation", self.best_score, number)

@@ -113,8 +113,8 @@ def choose_cases(results: Sequence[RolloutResult], count: int, rng: random.Rando
     failed = [result for result in drawn if result["final_reward"] is None]
     scored = sorted((r for r in drawn if r["final_reward"] is not None), key=lambda r: r["final_reward"] or 0.0)
     places = min(len(failed), max(count - len(scored), int(count >= 3)))
-    left = min(count - places, len(scored))
-    return [*failed[:places], *scored[: (left + 1) // 2], *scored[len(scored) - left // 2 :]]
+    remaining = min(count - places, len(scored))
+    return [*failed[:places], *scored[: (remaining + 1) // 2], *scored[len(scored) - remaining // 2 :]]
 
 
 # --- prompts out of files --------------------------------------------------------------------------------------------

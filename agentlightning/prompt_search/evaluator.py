@@ -156,9 +156,9 @@ class CandidateEvaluator:
 
     async def _answer(self, round: _Round) -> None:
         for key, pending in round.pending.items():
-            known = self._results.get(key)
-            if known is not None and known["final_reward"] is not None:  # a fault may not recur
-                pending.result.set_result(known)
+            earlier = self._results.get(key)
+            if earlier is not None and earlier["final_reward"] is not None:  # a fault may not recur
+                pending.result.set_result(earlier)
         unknown = {key: pending for key, pending in round.pending.items() if not pending.result.done()}
         if not unknown:
             return

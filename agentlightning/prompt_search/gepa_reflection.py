@@ -117,7 +117,7 @@ class Reflector:
 
     def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, ReflectionLM]]:
         """Return the proposals of all jobs, with concurrent calls."""
-        wanted = [
+        pending = [
             (number, candidate, name, records[name])
             for number, (candidate, records, names) in enumerate(jobs)
             for name in names
@@ -125,10 +125,10 @@ class Reflector:
         ]
 
         async def propose_all() -> list[PromptVersion]:
-            return await asyncio.gather(*(self._propose(*job[1:]) for job in wanted))
+            return await asyncio.gather(*(self._propose(*job[1:]) for job in pending))
 
         proposals = [ReflectionProposal(new_texts={}) for _ in jobs]
-        for (number, candidate, name, _), version in zip(wanted, self._bridge.call(propose_all()), strict=True):
+        for (number, candidate, name, _), version in zip(pending, self._bridge.call(propose_all()), strict=True):
             if version.state == "candidate":
                 proposals[number].new_texts[name] = version.prompt_template.template
                 proposals[number].raw_lm_outputs[name] = version.critique or ""

@@ -135,8 +135,8 @@ def make_rules(settings: object) -> list[Rule]:
 def _changed(rule: Rule, changes: object) -> Rule:
     """Return a rule with other thresholds, after checking them."""
     if not isinstance(changes, Mapping):
-        known = ", ".join(rule.thresholds)
-        raise BadRequestError(f"alarms: {rule.name} takes thresholds by name, of {known}, or None; got {changes!r}")
+        names = ", ".join(rule.thresholds)
+        raise BadRequestError(f"alarms: {rule.name} takes thresholds by name, of {names}, or None; got {changes!r}")
     for name, value in cast("Mapping[Any, Any]", changes).items():
         if name not in rule.thresholds:
             raise BadRequestError(f"alarms: {rule.name} has no threshold {name!r}{_hint(name, rule.thresholds)}")
@@ -146,9 +146,9 @@ def _changed(rule: Rule, changes: object) -> Rule:
     return dataclasses.replace(rule, thresholds={**rule.thresholds, **changes})
 
 
-def _hint(name: object, known: Mapping[str, Any]) -> str:
-    near = closest_name(name, list(known)) if isinstance(name, str) else None
-    return f". Did you mean {near!r}?" if near else f"; there are {', '.join(known)}"
+def _hint(name: object, names: Mapping[str, Any]) -> str:
+    near = closest_name(name, list(names)) if isinstance(name, str) else None
+    return f". Did you mean {near!r}?" if near else f"; there are {', '.join(names)}"
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def _updated(figures: StepFigures, name: str) -> float | None:
 
 def _start_of(values: Sequence[float | None], count: int) -> float | None:
     """Return the mean of the first `count` numbers; None if there is no later one to compare with it."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known[:count]) / count if len(known) > count else None
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers[:count]) / count if len(numbers) > count else None
 
 
 def _bounded(figures: Iterable[float | None]) -> list[float]:
@@ -495,8 +495,8 @@ def stale_weights(
         _compared(age, limit, "trained calls are {value:.2g} updates old on average (limit {threshold:g})"),
         _compared(distance, divergence, far),
     )
-    known = [each for each in measurements if each is not None]
-    return max(known, key=lambda each: (each.is_bad, not each.is_fine(margin)), default=None)
+    available = [each for each in measurements if each is not None]
+    return max(available, key=lambda each: (each.is_bad, not each.is_fine(margin)), default=None)
 
 
 @_rule(

@@ -139,11 +139,11 @@ class Collector:
         self._replacements = {}
         self._start_groups(step, resources_id)
         in_progress = len(self._running)
-        taken, dropped = await self._ended_groups(step, resources_id, version)
-        await self._judge(taken)
+        selected, dropped = await self._ended_groups(step, resources_id, version)
+        await self._judge(selected)
         replaced: set[int] = set()
         for batch in range(1, settings.max_num_gen_batches):
-            read = ReadRollouts.of(taken, settings.num_generations)
+            read = ReadRollouts.of(selected, settings.num_generations)
             equal = [g for g in groups_of_equal_rewards(read.records, read.groups, settings) if g not in replaced]
             keys = self._start_replacements(step, len(equal), batch, resources_id)
             if not keys:
@@ -152,8 +152,8 @@ class Collector:
             context.note(f"step {step}: {len(keys)} groups of equal rewards are replaced by others")
             others = {key: await self._next_group([key]) for key in keys}
             await self._judge(list(others.values()))
-            taken += others.values()
-        groups = [*taken, *dropped]
+            selected += others.values()
+        groups = [*selected, *dropped]
         read = ReadRollouts.of(groups, settings.num_generations)
         rows = await self._choose(read, ledger, replaced)
         self._watch(step, read.evidence, rows, max((group.calls_in_hand for group in groups), default=0))
@@ -164,7 +164,7 @@ class Collector:
                 "waited_seconds": sum(group.waited_seconds for group in groups),
                 **({"mean_staleness": sum(ages) / len(ages), "max_staleness": max(ages)} if ages else {}),
                 "dropped_groups": len(dropped),
-                "taken": [list(group.key) for group in taken],
+                "taken": [list(group.key) for group in selected],
                 "dropped": [list(group.key) for group in dropped],
             }
         return read.rollouts, rows
@@ -174,20 +174,20 @@ class Collector:
         context, settings = self._context, self._context.settings
         recorded = context.resume.recorded.get(step, {}).get("flight") or {}
         # a step that an earlier start has taken takes and drops the same groups
-        wanted = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
-        taken, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
-        while len(taken) < self._plan.size:
-            group = await self._next_group(wanted - taken.keys() - dropped.keys())
+        recorded_keys = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
+        selected, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
+        while len(selected) < self._plan.size:
+            group = await self._next_group(recorded_keys - selected.keys() - dropped.keys())
             age = age_of_group(group.records, version) if settings.max_staleness else None
             if age is not None and age > settings.max_staleness:
                 unjudged = context.group_reward is not None
                 group.records = [dropped_record(record, unjudged=unjudged) for record in group.records]
                 dropped[group.key] = group
-                self._start_groups(step, resources_id, taken=len(taken))
+                self._start_groups(step, resources_id, selected=len(selected))
                 continue
-            taken[group.key] = group
+            selected[group.key] = group
             size = settings.num_generations
-            context.progress.rollouts(len(taken) * size, self._plan.size * size, f"step {step}")
+            context.progress.rollouts(len(selected) * size, self._plan.size * size, f"step {step}")
         if dropped:
             text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.max_staleness} allows"
             context.note(text + " and are dropped")
@@ -195,7 +195,7 @@ class Collector:
         def in_order(groups: dict[GroupKey, Group]) -> list[Group]:
             return sorted(groups.values(), key=lambda group: group.key.place)
 
-        return in_order(taken), in_order(dropped)
+        return in_order(selected), in_order(dropped)
 
     async def _next_group(self, among: Collection[GroupKey]) -> Group:
         """Return the next group that has ended, or the first in the plan if there are several; one of `among`, if any
@@ -211,20 +211,20 @@ class Collector:
         ended = [await evidence(self._context.store, rollout, note=True) for rollout in rollouts]
         return Group(key, ended, self._records(ended), in_hand, waited)
 
-    def _start_groups(self, step: int, resources_id: str, *, taken: int = 0) -> None:
+    def _start_groups(self, step: int, resources_id: str, *, selected: int = 0) -> None:
         """Start groups up to the limit of groups in progress, and no more than the run will train."""
         settings = self._context.settings
-        left = (settings.max_steps - step + 1) * self._plan.size - taken
-        most = (settings.max_staleness + 1) * self._plan.size - taken
+        remaining = (settings.max_steps - step + 1) * self._plan.size - selected
+        most = (settings.max_staleness + 1) * self._plan.size - selected
         take = self._context.resume.take_of(step)
-        while len(self._running) < min(left, most):
+        while len(self._running) < min(remaining, most):
             self._start(self._interrupted.pop(0) if self._interrupted else self._plan.draw(take), resources_id)
 
     def _start_replacements(self, step: int, count: int, batch: int, resources_id: str) -> list[GroupKey]:
         """Start up to `count` groups of tasks that are not in the step yet, the same ones for the same seed."""
         before = [*self._plan.tasks_of(step), *self._replacements.values()]
-        seen = {id(task) for task in before}
-        others = [task for task in self._tasks if id(task) not in seen] if count else []
+        step_tasks = {id(task) for task in before}
+        others = [task for task in self._tasks if id(task) not in step_tasks] if count else []
         seed = f"{self._context.settings.seed} {step} {batch}"
         tasks = random.Random(seed).sample(others, min(count, len(others)))
         take = self._context.resume.take_of(step)

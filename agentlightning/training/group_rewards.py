@@ -76,7 +76,7 @@ async def with_group_rewards(
     for place, (one, group) in enumerate(zip(collected, groups, strict=True)):
         if (latest := one.latest) and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None):
             members.setdefault(group, []).append(place)
-    slots, judged, asked = asyncio.Semaphore(_AT_ONCE), list(collected), dict[str, Questions]()
+    slots, judged, questions_by_rollout = asyncio.Semaphore(_AT_ONCE), list(collected), dict[str, Questions]()
     failed: list[tuple[int, str]] = []  # rollouts of a group that was not judged, and why
 
     async def judge(places: Sequence[int]) -> None:
@@ -88,7 +88,7 @@ async def with_group_rewards(
             async with slots:
                 rewards, questions = await _rewards(group_reward, first.input, answers)
             if questions:
-                asked[first.rollout_id] = questions
+                questions_by_rollout[first.rollout_id] = questions
         except ServiceError as error:
             failed.append((len(places), str(error)))
         for place, reward in zip(places, rewards, strict=True):
@@ -101,7 +101,7 @@ async def with_group_rewards(
         tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
         rollouts = sum(count for count, _ in failed)
         note(f"{rollouts} rollouts of {tasks} have no reward, since they were not judged: {failed[0][1]}")
-    return judged, asked
+    return judged, questions_by_rollout
 
 
 async def store_group_rewards(

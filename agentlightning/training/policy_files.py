@@ -58,8 +58,8 @@ def save_policy(policy: Policy, folder: Path) -> None:
             policy.tokenizer.save_pretrained(folder)
             state = policy.state()
             rounded = policy.model.dtype != torch.float32
-            kept = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
-            tensors = {name: each.detach().cpu().contiguous() for name, each in (state.optimizer | kept).items()}
+            weights = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
+            tensors = {name: each.detach().cpu().contiguous() for name, each in (state.optimizer | weights).items()}
             save_file(tensors, folder / OPTIMIZER)
             states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
     except SafetensorError as error:  # safetensors reports errors of the file system like this

@@ -58,10 +58,10 @@ class RunRecorder:
         """Record the endings of the calls of a closed step; `seen`: (B,) the figures of each row in the loss."""
         if not self._log.keeps_records:
             return
-        kept = {} if rows is None or not seen else await self._rows(rows, seen)
+        rows_by_rollout = {} if rows is None or not seen else await self._rows(rows, seen)
         records = [] if rows is None else rows.records
         groups = None if rows is None else rows.groups
-        entries = entries_of(ledger, records, groups, kept)
+        entries = entries_of(ledger, records, groups, rows_by_rollout)
         if entries:
             await self._log.ledger(ledger.step, entries)
 
@@ -86,7 +86,7 @@ class RunRecorder:
         """Record a warning, see `RunLog.alarm`; it is stored before the run ends."""
         self._log.alarm(step, name, text, **data)
 
-    async def _rows(self, rows: StepRows, seen: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
+    async def _rows(self, rows: StepRows, figures: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
         """Return the rows to record with tokens, by rollout."""
         selected = self._selected(rows)
         if not selected:
@@ -96,13 +96,13 @@ class RunRecorder:
                 tokens = vocabulary_of(learner.policy.tokenizer)
                 self._vocabularies[learner.name] = vocabulary_id(tokens)
                 await self._log.vocabulary(self._vocabularies[learner.name], tokens)
-        kept: dict[str, list[LedgerRow]] = {}
-        for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
+        rows_by_rollout: dict[str, list[LedgerRow]] = {}
+        for number, (sample, one) in enumerate(zip(rows.samples, figures, strict=True)):
             if sample.rollout_id in selected:
                 vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
                 row = row_of(sample, row=number, vocabulary=vocabulary, **one)
-                kept.setdefault(sample.rollout_id, []).append(row)
-        return kept
+                rows_by_rollout.setdefault(sample.rollout_id, []).append(row)
+        return rows_by_rollout
 
     def _selected(self, rows: StepRows) -> frozenset[str]:
         """Return the ids of the rollouts to record with tokens."""
@@ -114,12 +114,12 @@ class RunRecorder:
             logger.info("the tokens of %d rollouts are too many for one record", len(lengths) - len(fitting))
         if self._tokens != "sample":
             return frozenset(fitting if self._tokens == "all" else ())
-        left, selected = SAMPLED_TOKENS, set[str]()
+        remaining, selected = SAMPLED_TOKENS, set[str]()
         stride = max(1, sum(lengths.values()) // SAMPLED_TOKENS)
         for rollout_id in fitting[::stride]:
-            if lengths[rollout_id] <= left:
+            if lengths[rollout_id] <= remaining:
                 selected.add(rollout_id)
-                left -= lengths[rollout_id]
+                remaining -= lengths[rollout_id]
         return frozenset(selected)
 
 

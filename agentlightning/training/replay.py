@@ -68,8 +68,8 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     begun, target = await log.latest("state", STATE_NAME), await _step_record(log, step)
     if begun is None or target is None:
         last = await log.latest("step")
-        known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
-        raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
+        steps = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
+        raise NotFoundError(f"Run {run_id!r} {steps}; step {step} is not among them")
     for key, trainer in (("trl", "TRL"), ("verl", "VERL"), ("tinker", "Tinker")):
         if key in begun.data["settings"]:
             raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be taken again here")
@@ -146,13 +146,13 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
                 turns=[(place, call["tokens"]) for place, call in calls],
             )
             rows[row["row"]] = sample, calls[-1][1]["advantage"], numbers["trainer_logprobs"]
-    wanted = int(figures["rows"])
-    if len(rows) < wanted:
+    count = int(figures["rows"])
+    if len(rows) < count:
         evicted = sum(bool(record.data.get("evicted")) for record in records)
         why = f"the store has given up those of {evicted} rollouts for want of room" if evicted else (
             "train with record_tokens='all' to have them; 'auto' keeps a sample of the rows of a large model"
         )  # fmt: skip
-        raise GoneError(f"Of the {wanted} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
+        raise GoneError(f"Of the {count} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
     ordered = [rows[number] for number in sorted(rows)]
     return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
 

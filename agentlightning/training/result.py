@@ -70,10 +70,10 @@ class Evaluation:
     def change_from_best(self, earlier: Iterable[Evaluation]) -> dict[str, float]:
         """Return the difference from the best earlier evaluation with the same `sampling`, over the tasks that have a
         reward in both: see `StepFigures.held_out_change`. Empty without such a task."""
-        known = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
-        if not known:
+        candidates = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
+        if not candidates:
             return {}
-        mean, best = max(known, key=itemgetter(0))
+        mean, best = max(candidates, key=itemgetter(0))
         pairs = best.compare(self)
         if pairs.difference is None:
             return {}

@@ -163,9 +163,9 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
     for name, dataset in (("tasks", "train_dataset"), ("held_out", "val_dataset")):
         if before[name] != now[name]:
-            (count, digest), (other, wanted) = now[name], before[name]
+            (count, digest), (other, old_digest) = now[name], before[name]
             raise BadRequestError(
-                f"{dataset} of run {run!r} was another one: it had {other} items (digest {wanted[:12]}) and has "
+                f"{dataset} of run {run!r} was another one: it had {other} items (digest {old_digest[:12]}) and has "
                 f"{count} (digest {digest[:12]}). {way_out}"
             )
     had, has = before.get("resources", now["resources"]), now["resources"]  # older runs recorded none
@@ -317,10 +317,10 @@ class Resumption:
             if rollout.status not in FINISHED:
                 with suppress(ConflictError):  # it ended in this moment
                     rollout = await store.update_rollout(rollout_id, status="cancelled")
-            seen = await evidence(store, rollout)
-            calls = [call for call in model_calls(seen.spans) if call.ref not in counted and call.ref not in booked]
+            current = await evidence(store, rollout)
+            calls = [call for call in model_calls(current.spans) if call.ref not in counted and call.ref not in booked]
             if calls:
-                attempt_cancelled = seen.latest is not None and seen.latest.outcome == "cancelled"
+                attempt_cancelled = current.latest is not None and current.latest.outcome == "cancelled"
                 cancelled = rollout.status == "cancelled" or attempt_cancelled
                 unaccounted.append((calls, "cancelled" if cancelled else "step_undone"))
         return unaccounted
@@ -333,11 +333,11 @@ class Resumption:
         assert self.folder is not None
         self.lines = read_lines(self.folder / METRICS)
         steps = {record.step: record.data for record in await self.log.records("step", step_from=self.steps + 1)}
-        known: Mapping[int, Mapping[str, Any]] = steps if self.log.keeps_records else self.lines
+        figures: Mapping[int, Mapping[str, Any]] = steps if self.log.keeps_records else self.lines
         step = self.steps + 1
-        while step in known:
-            self.recorded[step] = known[step]
-            self.take = known[step].get(TAKE) or self.take
+        while step in figures:
+            self.recorded[step] = figures[step]
+            self.take = figures[step].get(TAKE) or self.take
             step += 1
         await self._forget_after(step - 1)
 

@@ -92,16 +92,16 @@ async def collect(
             while len(ended) < len(ids):
                 if patient and last_end is not None:
                     end = max(end, last_end() + timeout_seconds)
-                if (left := end - time.monotonic()) <= 0:
+                if (remaining := end - time.monotonic()) <= 0:
                     break
-                pause = min(left, _LOOK_EVERY) if on_done or on_ended or patient else left
-                known = set(ended)
+                pause = min(remaining, _LOOK_EVERY) if on_done or on_ended or patient else remaining
+                earlier = set(ended)
                 ended = {r.rollout_id: r for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=pause)}
-                if patient and len(ended) > len(known):
+                if patient and len(ended) > len(earlier):
                     end = time.monotonic() + timeout_seconds
                 if on_done:
                     on_done(done + len(ended))
-                if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in known]):
+                if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in earlier]):
                     await on_ended(fresh)
         finally:
             given_up = [place for place, rollout_id in enumerate(ids) if rollout_id not in ended]

@@ -168,11 +168,11 @@ def choose_rows(
     usable = _usable(scored, settings)
     reasons = _groups_without_signal(usable, settings)
     earned = [(record.reward, group) for record, group in scored if record.reward is not None]
-    kept = [(reward, group) for reward, group in earned if group not in replaced]
+    counted = [(reward, group) for reward, group in earned if group not in replaced]
     rows = StepRows(
         rewards=[reward for reward, _ in earned],
-        kept_rewards=[reward for reward, _ in kept],
-        reward_error=_standard_error(kept),
+        kept_rewards=[reward for reward, _ in counted],
+        reward_error=_standard_error(counted),
         records=list(records),
         groups=list(groups),
         group_counts={

@@ -66,10 +66,10 @@ class RunGuard:
         calls = model_calls(evidence.counted)
         if any(call.spans is not None and call.spans.record is not None for call in calls):
             return None
-        seen = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
+        tracer_note = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
         return (
             f"the first rollout with a reward ({evidence.rollout.rollout_id}) has no model call through the gateway "
-            f"({seen}), so nothing of it can be trained. {_WAYS_OUT}"
+            f"({tracer_note}), so nothing of it can be trained. {_WAYS_OUT}"
         )
 
     def refusals(self, records: Sequence[RolloutRecord]) -> str | None:

@@ -159,13 +159,13 @@ class RunFolder:
 
     def _write_lines(self) -> None:
         """Append the unwritten lines, all or none."""
-        left = b"".join(self._unwritten)
+        remaining = b"".join(self._unwritten)
         path = self.path / METRICS
         with open_private(path, "a") as file:
             size = os.fstat(file.fileno()).st_size
             try:
-                while left:
-                    left = left[os.write(file.fileno(), left) :]
+                while remaining:
+                    remaining = remaining[os.write(file.fileno(), remaining) :]
                 os.fsync(file.fileno())
             except OSError as error:
                 error.filename = str(path)
@@ -207,11 +207,11 @@ def replace_file(path: Path, text: str) -> None:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the relevant packages."""
-    known = {"python": platform.python_version(), "platform": sys.platform}
+    versions_by_name = {"python": platform.python_version(), "platform": sys.platform}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            known[package] = version(package)
-    return known
+            versions_by_name[package] = version(package)
+    return versions_by_name
 
 
 # --- a run as files --------------------------------------------------------------------------------------------------

@@ -207,15 +207,15 @@ async def choose_stored(
             f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {examples}. "
             "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
         )
-    seen = len(candidates) + len(reasons)
+    total = len(candidates) + len(reasons)
     reasons |= left_out(candidates, settings)
     chosen = [one.rollout_id for one in candidates if one.rollout_id not in reasons]
     if not chosen:
         best = max((one.reward for one in candidates), default=None)
-        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
+        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if total else "there are none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {why}. Rollouts need a "
+            f"No rollout is chosen out of the {total} ended training rollouts{of} of the store: {why}. Rollouts need a "
             "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
         )
     return chosen, reasons
@@ -237,17 +237,17 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
             f"{size - 1}: it was sampled with another tokenizer. {way_out}"
         )
     tokenizer: Any = policy.tokenizer
-    texts = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
-    spelt = "\n".join(map(_without_spaces, texts))
+    decoded = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
+    spelt = "\n".join(map(_without_spaces, decoded))
     calls = TraceToMessages().adapt(rollout.counted)
     replies = [call["messages"][-1].get("content") for call in calls if call["messages"]]
-    said = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
-    if said and not any(text in spelt for text in said):
+    texts = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
+    if texts and not any(text in spelt for text in texts):
         raise BadRequestError(
-            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {said[0][:60]!r}, and none "
+            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {texts[0][:60]!r}, and none "
             f"of its replies is in what the model's tokenizer makes of its tokens, {spelt[-60:]!r}. {way_out}"
         )
-    return bool(said)
+    return bool(texts)
 
 
 def _without_spaces(text: str) -> str:

@@ -67,17 +67,17 @@ def _policy_of(name: str) -> PolicyConfig:
 
 def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
     """Raise BadRequestError if the program's own gateway does not know the policies of the run."""
-    known = {policy.name: policy for policy in proxy.policies}
+    by_name = {policy.name: policy for policy in proxy.policies}
     for name in names:
-        policy = known.get(name)
+        policy = by_name.get(name)
         if policy is None or policy.kind != "trained" or policy.models != (name,) or not policy.roles:
-            wanted = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
+            example = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
             raise BadRequestError(
                 f"GRPO trains the policies {', '.join(names)}, and the gateway's policies do not fit ({name!r} is "
-                f"{'missing' if policy is None else 'another one'}): give LLMProxy(policies={{{wanted}}}), with "
+                f"{'missing' if policy is None else 'another one'}): give LLMProxy(policies={{{example}}}), with "
                 "further roles if you like, or give the Trainer no llm_proxy"
             )
-    if more := [policy.name for policy in known.values() if policy.kind == "trained" and policy.name not in names]:
+    if more := [policy.name for policy in by_name.values() if policy.kind == "trained" and policy.name not in names]:
         raise BadRequestError(
             f"The gateway has trained policies that GRPO does not train: {', '.join(more)}. Name them in policies=, or "
             "make them 'frozen' in LLMProxy(policies=...)"
@@ -111,8 +111,8 @@ def resources_to_publish(
 
 def check_resource_names(policies: Collection[str], others: NamedResources) -> None:
     """Raise BadRequestError if one of the Trainer's resources has the name of a policy that learns."""
-    if taken := sorted({*policies} & others.keys()):
+    if shared := sorted({*policies} & others.keys()):
         raise BadRequestError(
-            f"initial_resources have {', '.join(map(repr, taken))}, by which agents are given the model that learns: "
+            f"initial_resources have {', '.join(map(repr, shared))}, by which agents are given the model that learns: "
             "choose another name for it, or set the algorithm's resource_name"
         )

@@ -186,9 +186,9 @@ class TinkerService:
         data = [datum_of(sample, advantage) for sample, advantage in zip(samples, scaled, strict=True)]
         # both requests are sent before one is waited for, so that the service takes them in one go
         computed = self._training.forward_backward(data, "importance_sampling")
-        taken = self._training.optim_step(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip))
+        update = self._training.optim_step(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip))
         output = _answer(computed, "forward_backward")
-        _answer(taken, "optim_step")
+        _answer(update, "optim_step")
         log_ratios: list[float] = []
         for sample, row in zip(samples, output.loss_fn_outputs, strict=True):
             columns = zip(row["logprobs"].tolist(), sample.logprobs[1:], sample.mask[1:], strict=True)

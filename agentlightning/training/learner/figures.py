@@ -59,17 +59,17 @@ def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLos
 def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means over the optimizer steps, NaN without any, and their number. For the first step also return the
     distance of engine and learner on fresh tokens, and the divergence on stale ones, if it has any."""
-    taken = [figure for figure in figures if figure["taken"]]
+    steps = [figure for figure in figures if figure["taken"]]
     names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
     more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
     names += [name for name in more if name in figures[0]]
-    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
+    means = {name: sum(figure[name] for figure in steps) / len(steps) if steps else float("nan") for name in names}
     stale = figures[0].get("stale_share", 0.0)
     if stale < 1.0:
         means["first_ratio_error"] = figures[0]["max_ratio_error"]
     if stale > 0.0:
         means["first_stale_kl"] = figures[0]["stale_kl"] / stale
-    return means | {"steps": len(taken), "skipped_steps": len(figures) - len(taken)}
+    return means | {"steps": len(steps), "skipped_steps": len(figures) - len(steps)}
 
 
 def measured_rows(lengths: Sequence[int]) -> list[int]:

@@ -67,12 +67,12 @@ def score(
     return Scores(empty.masked_scatter(batch.mask, logprobs), empty.masked_scatter(batch.mask, entropy), values)
 
 
-def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits at the wanted positions, (N, V), and the inputs of the output layer: one of (1, N, H), none if
-    the layer was not called. `wanted`: (B, T) bool."""
-    with head_sees_only(model, wanted) as seen:
+def _logits(model: PreTrainedModel, inputs: dict[str, Any], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits at the selected positions, (N, V), and the inputs of the output layer: one of (1, N, H), none
+    if the layer was not called. `positions`: (B, T) bool."""
+    with head_sees_only(model, positions) as head_inputs:
         logits = cast("Tensor", model(**inputs, use_cache=False).logits)
-    return (logits[0] if seen else logits[wanted]), seen
+    return (logits[0] if head_inputs else logits[positions]), head_inputs
 
 
 BY_ROWS: Final = "agl_by_rows"

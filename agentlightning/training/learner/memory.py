@@ -60,8 +60,8 @@ def check_memory(*policies: GRPOSettings) -> None:
         return
     parts.sort(key=lambda part: -part.bytes)
     levers = dict.fromkeys(part.lever for part in parts if part.lever and part.bytes > total / 20)
-    needed, left = f"{total / GIB:.2f} GiB", f"{free / GIB:.2f} GiB"
-    lines = [f"the run needs at least {needed} of memory, and {left} are free on {device}:"]
+    needed, available = f"{total / GIB:.2f} GiB", f"{free / GIB:.2f} GiB"
+    lines = [f"the run needs at least {needed} of memory, and {available} are free on {device}:"]
     lines += [f"  {part.bytes / GIB:8.2f} GiB  {part.what}" for part in parts]
     lines.append(f"What makes it smaller, the most first: {'; '.join(levers)}")
     raise OutOfMemoryError("\n".join(lines))
@@ -99,7 +99,7 @@ def needed_memory(settings: GRPOSettings) -> list[Part]:
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
     reference = weights if settings.needs_reference and adapted is None else 0
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
-    kept = [
+    lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the weights that learn", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
@@ -115,7 +115,7 @@ def needed_memory(settings: GRPOSettings) -> list[Part]:
     ]
     engine = [Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, batch)]
     turn = max(update, engine, key=lambda parts: sum(part.bytes for part in parts))
-    return [part for part in (*kept, *turn) if part.bytes]
+    return [part for part in (*lasting, *turn) if part.bytes]
 
 
 def free_memory(device: str) -> int:
@@ -175,12 +175,12 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
     """Return the bytes that a forward pass of `tokens` tokens keeps for its backward pass, without its logits: with
     checkpointing these are free when the first layer is recomputed."""
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
+            saved_bytes[storage._cdata] = storage.nbytes()
         return tensor
 
     adapted: Any = model
@@ -191,7 +191,7 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
     first[0, 0] = True
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), head_sees_only(model, first):
         output = inner(input_ids=inputs, use_cache=False)
-    whole = sum(kept.values()) * tokens // _MEASURED_TOKENS
+    whole = sum(saved_bytes.values()) * tokens // _MEASURED_TOKENS
     del output
     if not checkpointing:
         return whole

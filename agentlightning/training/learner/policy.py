@@ -129,11 +129,11 @@ class Policy(ServedModel):
         """
         checked = UpdateSettings(**settings)
         with self.lock, one_thread() if self.is_small else nullcontext():
-            taken = self._optimizer.steps_taken
+            steps_before = self._optimizer.steps_taken
             try:
                 return self._optimizer.update(samples, advantages, checked, learning_rate)
             finally:  # also where a later mini-batch fails: the weights of the version before are gone
-                self.weight_version += self._optimizer.steps_taken > taken
+                self.weight_version += self._optimizer.steps_taken > steps_before
 
     def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
         """Return the divergence of each row from the model as loaded, in nats, for a penalty in the reward: (B,)

@@ -272,12 +272,12 @@ class Optimizer:
             grad_norm = grad_norm if is_finite(head_norm) else head_norm
         figures = {name: sum(part[name] for part in parts) for name in parts[0]}
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
-        taken = math.isfinite(figures["loss"]) and is_finite(grad_norm)
-        if taken:
+        is_step = math.isfinite(figures["loss"]) and is_finite(grad_norm)
+        if is_step:
             self.steps_taken += 1
             self.adamw.step()
             self.weights.publish()
-        return {**figures, "taken": taken, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
+        return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
 
     def _loss(
         self, batch: Batch, weights: Tensor, tokens: int, settings: UpdateSettings

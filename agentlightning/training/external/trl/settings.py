@@ -169,12 +169,12 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     return checked
 
 
-def _check_names(of_trl: Mapping[str, Any], known: list[str]) -> None:
+def _check_names(of_trl: Mapping[str, Any], names: list[str]) -> None:
     for name in of_trl:
         if name in _OTHER_NAMES:
             raise TypeError(f"TRL has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
-        if name not in known:
-            near = closest_name(name, [*known, *OWN])
+        if name not in names:
+            near = closest_name(name, [*names, *OWN])
             every = f"Its settings are those of trl.GRPOConfig, and: {', '.join(OWN)}"
             raise TypeError(f"TRL has no setting {name!r}. {f'Did you mean {near!r}?' if near else every}")
 

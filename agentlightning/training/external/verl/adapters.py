@@ -47,8 +47,8 @@ def merge_adapters(folder: Path, *, rank: int, alpha: float) -> None:
         bases = [name.removesuffix(f"{_BASE}weight") for name in file_of if name.endswith(f"{_BASE}weight")]
         linear = {module for module in bases if module + _DOWN in file_of}
         merged = {module + end for module in linear for end in (_DOWN, _UP)}
-        if left := sorted(name for name in file_of if ".lora_" in name and name not in merged):
-            text = f"{len(left)} adapters in {folder} are of no linear layer and cannot be merged: {left[0]}"
+        if others := sorted(name for name in file_of if ".lora_" in name and name not in merged):
+            text = f"{len(others)} adapters in {folder} are of no linear layer and cannot be merged: {others[0]}"
             raise RuntimeError(text)
         for path, file in files.items():
             weights: dict[str, torch.Tensor] = {}

@@ -46,8 +46,8 @@ class Bridge:
 
     async def give(self, part: Part, step: int, rows: Rows, skips: bool = False) -> None:
         """Set the rows of a step, in the order of its tasks. With `skips` the weights do not change."""
-        for known in [key for key in self._rows if key[0] == "val" and key[1] < step]:
-            del self._rows[known]
+        for old_key in [key for key in self._rows if key[0] == "val" and key[1] < step]:
+            del self._rows[old_key]
         if skips:
             self._skipped.add(step)
         self._rows[part, step] = rows
@@ -68,8 +68,8 @@ class Bridge:
 
     async def stepped(self, step: int, report: Mapping[str, Any]) -> None:
         """Report that the update of a step is taken and its weights are served."""
-        for known in [key for key in self._rows if key[0] == "train" and key[1] <= step]:
-            del self._rows[known]
+        for old_key in [key for key in self._rows if key[0] == "train" and key[1] <= step]:
+            del self._rows[old_key]
         self._steps[step] = {**report, "places": self._places}
         self._places = {}
         await self._notify()

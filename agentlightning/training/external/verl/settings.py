@@ -229,17 +229,17 @@ def _check_own(own: object) -> None:
             raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
 
 
-def _check_names(known: Any, user: Any, place: str) -> None:
+def _check_names(defaults: Any, user: Any, place: str) -> None:
     """Refuse a name that is similar to one of VERL's; other unknown names pass: VERL accepts more than its defaults."""
     from omegaconf import DictConfig, OmegaConf
 
-    names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
+    names = [str(each) for each in defaults.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
     for name in user:
         if str(name) not in names:
             near = closest_name(str(name), names)
             if near is not None:
                 raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
             continue
-        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), user.get(name)
-        if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig) and f"{place}{name}" not in _OF_OTHERS:
-            _check_names(inner, wanted, f"{place}{name}.")
+        inner, value = None if OmegaConf.is_missing(defaults, name) else defaults.get(name), user.get(name)
+        if isinstance(inner, DictConfig) and isinstance(value, DictConfig) and f"{place}{name}" not in _OF_OTHERS:
+            _check_names(inner, value, f"{place}{name}.")

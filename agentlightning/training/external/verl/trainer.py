@@ -104,8 +104,8 @@ class StepTrainer(PPOTrainerSync):
             self.actor_rollout_wg = workers
         figures = update_figures(engine, before, self._logprobs(measured)[1])
         metrics.update({OURS + name: value for name, value in figures.items()})
-        taken = sum(map(math.isfinite, norms))
-        self._report |= {"optimizer_steps": taken, "skipped_steps": len(norms) - taken}
+        steps = sum(map(math.isfinite, norms))
+        self._report |= {"optimizer_steps": steps, "skipped_steps": len(norms) - steps}
         self._report["metrics"] = {
             name: float(value)
             for name, value in metrics.items()
