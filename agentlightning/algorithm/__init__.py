@@ -1,4 +1,4 @@
-"""Algorithms learn from rollouts. Those that need a training stack are loaded on first use."""
+"""Algorithms, which learn from rollouts. Those that need a training stack are loaded on first use."""
 
 from agentlightning.lazy import attach_stub
 

@@ -1,4 +1,4 @@
-"""`Algorithm`, the base class of all algorithms: the parts that the Trainer gives it, and the methods to define."""
+"""`Algorithm`, the base class of all algorithms: the parts that the Trainer binds, and the methods to define."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentlightning.training.records import Answer, RunLog
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
-    from agentlightning.llm_proxy import LLMProxy  # with a web stack
+    from agentlightning.llm_proxy import LLMProxy  # imports a web stack
 
 ResultT = TypeVar("ResultT", covariant=True, default=Any)
 """The value that an algorithm returns, which becomes `trainer.result`."""
@@ -28,13 +28,13 @@ _BY_METHOD = {
     "llm_proxy": "no gateway was given: pass llm_proxy= to the Trainer (get_llm_proxy() returns None without one)",
     "_batch": "a FastAlgorithm has it; others iterate over agentlightning.algorithm.utils.batch_iter_over_dataset",
 }
-"""Attributes that programs look for on an algorithm, and what to use instead."""
+"""Attributes that programs expect on an algorithm, and their replacements."""
 _MOST_ITEMS = 100
-"""Items of a list among the settings of an algorithm, for it to be recorded."""
+"""Largest number of items of a list that is recorded among the settings of an algorithm."""
 
 
 class AlgorithmTrainer(AgentTrainer, Protocol):
-    """The part of a `Trainer` that an algorithm uses; the class itself is in a layer above."""
+    """The part of a `Trainer` that an algorithm uses; the class is in a layer above."""
 
     @property
     def adapter(self) -> TraceAdapter[Any]: ...
@@ -47,10 +47,10 @@ class AlgorithmTrainer(AgentTrainer, Protocol):
 
 
 class Algorithm(Generic[ResultT]):
-    """Learns from rollouts, and returns a `ResultT`. The Trainer binds the parts, in this order, and then calls `run`.
+    """Learns from rollouts and returns a `ResultT`. The Trainer binds the parts, in this order, and then calls `run`.
 
-    State lives in class-level defaults, so a subclass need not call `super().__init__`. References are strong: a part
-    that is bound stays for the life of the algorithm.
+    Class-level defaults hold the state, so a subclass need not call `super().__init__`. References are strong: a bound
+    part lives as long as the algorithm.
     """
 
     _trainer: AlgorithmTrainer | None = None
@@ -62,26 +62,26 @@ class Algorithm(Generic[ResultT]):
     _run_log: RunLog | None = None
 
     resumable: bool = True
-    """True if a run that is started again may be answered with rollouts that it made before: the same requests, in the
-    same order, with the same resources. False for one whose state is lost with the process."""
+    """True if a restarted run may reuse its earlier rollouts, because it makes the same requests in the same order with
+    the same resources. False for an algorithm whose state is lost with the process."""
 
     @property
     def shows_progress(self) -> bool:
-        """True if it draws its own progress on the terminal, so that the Trainer does not."""
+        """True if the algorithm draws its progress on the terminal itself, so that the Trainer does not."""
         return False
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> ResultT | Awaitable[ResultT]:
-        """Learn; may be a coroutine function. What it returns becomes `trainer.result`."""
+        """Learn. The returned value becomes `trainer.result`. May be a coroutine function."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset)")
 
     def with_iterations(self, max_iterations: int) -> Self | None:
-        """Return a copy that runs so many iterations, in the algorithm's own measure of them; None if it has none."""
+        """Return a copy that runs this many iterations, as the algorithm counts them; None if it counts none."""
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as `run`."""
+        """Call `run`."""
         return self.run(*args, **kwargs)
 
     def is_async(self) -> bool:
@@ -135,11 +135,11 @@ class Algorithm(Generic[ResultT]):
         return self._adapter
 
     def set_initial_resources(self, resources: NamedResources) -> None:
-        """Bind the resources to begin with."""
+        """Bind the initial resources."""
         self._initial_resources = resources
 
     def get_initial_resources(self) -> NamedResources | None:
-        """Return the resources to begin with, or None."""
+        """Return the initial resources, or None."""
         return self._initial_resources
 
     def set_llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
@@ -152,7 +152,7 @@ class Algorithm(Generic[ResultT]):
 
     @property
     def llm_proxy(self) -> LLMProxy:
-        """The gateway, as `get_llm_proxy`; setting it is `set_llm_proxy`.
+        """The gateway, the same as `get_llm_proxy`; the setter is `set_llm_proxy`.
 
         Raises:
             AttributeError: none is bound.
@@ -172,8 +172,8 @@ class Algorithm(Generic[ResultT]):
     def get_rollout_config(self) -> RolloutConfig | None:
         """Return the Trainer's settings of attempts, time limits and retries, or None.
 
-        The store of an algorithm fills them into every rollout. Only an algorithm with limits of its own needs them:
-        see `training.tasks.with_timeout`.
+        The store of an algorithm adds them to every rollout. Only an algorithm with its own limits needs them, see
+        `training.tasks.with_timeout`.
         """
         return self._rollout_config
 
@@ -182,25 +182,25 @@ class Algorithm(Generic[ResultT]):
         self._run_log = run_log
 
     def get_run_log(self) -> RunLog:
-        """Return the log that writes the records of the run; it keeps nothing if no Trainer runs the algorithm."""
+        """Return the log that writes the records of the run; it discards them if no Trainer runs the algorithm."""
         return RunLog(None) if self._run_log is None else self._run_log
 
     def log_metrics(self, step: int, **figures: object) -> Answer[int]:
         """Record the figures of a training step, such as `log_metrics(1, mean_reward=0.5)`.
 
-        They are in the store: `agl runs show` and the dashboard draw them. May be awaited, see `RunLog`. Figures of a
-        step that is recorded already stay as they are.
+        They go to the store; `agl runs show` and the dashboard draw them. May be awaited, see `RunLog`. Figures of a
+        step that is already recorded do not change.
         """
         return self.get_run_log().step(step, figures)
 
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def unused_parts(self) -> frozenset[str]:
-        """Return which of the Trainer's `adapter` and `initial_resources` this algorithm makes no use of."""
+        """Return those of the Trainer's `adapter` and `initial_resources` that this algorithm does not use."""
         return frozenset()
 
     def recorded_settings(self) -> dict[str, object]:
-        """Return the settings that are recorded with a run: the public attributes that are short JSON values."""
+        """Return the settings to record with a run: the public attributes that are short JSON values."""
         return {name: value for name, value in vars(self).items() if not name.startswith("_") and _is_setting(value)}
 
     def check_rollout_config(self, config: RolloutConfig) -> None:

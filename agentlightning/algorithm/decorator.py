@@ -1,4 +1,4 @@
-"""`@algo`: a function as an algorithm, which names the parts that it needs as parameters."""
+"""`@algo`: an algorithm from a function whose parameters name the parts that it needs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
     With `auto_start_proxy` the gateway runs while the function does.
 
     Raises:
-        TypeError: a required parameter is none of the names that can be given, or one cannot be given by name; or
-            `auto_start_proxy` for a function that is no coroutine function.
+        TypeError: a required parameter is not one of the supported names, or is positional-only; or
+            `auto_start_proxy` for a function that is not a coroutine function.
     """
 
     def __init__(self, function: Callable[..., Any], *, auto_start_proxy: bool = False) -> None:
@@ -51,7 +51,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
 
     @override
     def __call__(self, *args: object, **kwargs: object) -> Any:
-        """Call the function as it was written."""
+        """Call the function with these arguments."""
         return self._function(*args, **kwargs)
 
     @override
@@ -73,7 +73,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
         """Call the function with the parts that it names; return its value, an awaitable for a coroutine function.
 
         Raises:
-            TypeError: a dataset was given that the function does not take.
+            TypeError: the function does not take a dataset that was passed.
         """
         datasets = {"train_dataset": train_dataset, "val_dataset": val_dataset}
         for name, dataset in datasets.items():
@@ -105,11 +105,11 @@ def algo(
     function: None = None, *, auto_start_proxy: bool = False
 ) -> Callable[[Callable[..., Any]], FunctionalAlgorithm]: ...
 def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool = False) -> Any:
-    """Make an algorithm out of a function, sync or async.
+    """Make an algorithm from a sync or async function.
 
     Its parameters may be any of `store`, `adapter`, `llm_proxy`, `initial_resources`, `train_dataset`, `val_dataset`,
-    `trainer` and `run` (the run's records, a `RunLog`); each is given by name. `@algo(auto_start_proxy=True)` starts
-    the Trainer's gateway before a coroutine function and stops it after, whatever happens.
+    `trainer` and `run` (the run's records, a `RunLog`); each is passed by name. `@algo(auto_start_proxy=True)` starts
+    the Trainer's gateway before a coroutine function and always stops it afterwards.
     """
     if function is None:
         return functools.partial(algo, auto_start_proxy=auto_start_proxy)

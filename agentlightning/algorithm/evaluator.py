@@ -29,35 +29,35 @@ from agentlightning.training.tasks import items_of, with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest
 
 ROLLOUT_SECONDS = 3600.0
-"""Time limit of a rollout where the Trainer's `rollout_config` has none."""
+"""Time limit of a rollout, in seconds, if the Trainer's `rollout_config` has none."""
 _READ_AT_ONCE = 32
-"""Rollouts whose spans are fetched at the same time."""
+"""Number of rollouts whose spans are fetched at the same time."""
 
 
 @explain_fields
 @dataclass(frozen=True)
 class SequentialStop:
-    """When an evaluation may end early: `trainer.evaluate(..., stop_early=SequentialStop(threshold=0.8))`.
+    """Rule to end an evaluation early: `trainer.evaluate(..., stop_early=SequentialStop(threshold=0.8))`.
 
-    Tasks run in a random order, so many at a time; after each batch the evaluation ends if it is sure that its mean
-    reward is above or below the `threshold`, or that it is better or worse than the `baseline` on the same tasks. A
-    task without a reward says nothing. A reward outside of `reward_range` takes the test its guarantee: then all tasks
-    run, and the verdict is `no evidence`.
+    Tasks run in a random order, in batches. After each batch the evaluation ends if it is certain that its mean reward
+    is above or below the `threshold`, or better or worse than the `baseline` on the same tasks. A task without a
+    reward does not count. A reward outside `reward_range` voids the guarantee of the test: then all tasks run, and
+    the verdict is `no evidence`.
 
     Raises:
-        ValueError: not exactly one of `baseline` and `threshold`; a figure out of its range.
+        ValueError: not exactly one of `baseline` and `threshold`; a number out of range.
     """
 
     baseline: EvaluationResult | None = None
     """The evaluation to beat, of the same tasks in the same order."""
     threshold: float | None = None
-    """The mean reward to beat; inside of the range."""
+    """The mean reward to beat, inside `reward_range`."""
     significance: float = 0.05
-    """The greatest probability of a verdict where there is no difference."""
+    """Largest probability of a verdict if there is no difference."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """The least and greatest reward that there can be; a narrow one decides sooner."""
+    """Smallest and largest possible reward; a narrow range decides sooner."""
     batch: int = 16
-    """Tasks that run between two looks; no less than what the runners run at once."""
+    """Number of tasks that run between two tests; at least as many as the runners run at once."""
     seed: int = 0
     """Seed of the order of the tasks."""
 
@@ -85,8 +85,8 @@ def check_baseline(rule: object, tasks: Sequence[object]) -> None:
     """Check a `SequentialStop` before its evaluation begins.
 
     Raises:
-        TypeError: it is none.
-        ValueError: its baseline is of other tasks.
+        TypeError: it is not a `SequentialStop`.
+        ValueError: its baseline has other tasks.
     """
     if not isinstance(rule, SequentialStop):
         raise TypeError(f"stop_early must be a SequentialStop; got {type(rule).__name__}")
@@ -104,7 +104,7 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
 
     Args:
         slices: (T,) the slices of each task.
-        stop_early: When to exclude the rest of the tasks.
+        stop_early: Rule to exclude the rest of the tasks.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
         return result
 
     async def _sample(self, tasks: Sequence[Any], places: Sequence[int], resources_id: str) -> dict[int, EvaluatedTask]:
-        """Run the tasks at these places and return them by place."""
+        """Run the tasks at these positions and return them by position."""
         store, limits = self.get_store(), with_timeout(self.get_rollout_config(), ROLLOUT_SECONDS)
         requests = [
             EnqueueRolloutRequest(input=tasks[place], mode="val", resources_id=resources_id, config=limits)
@@ -165,7 +165,7 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
     async def _sample_until_sure(
         self, tasks: Sequence[Any], rule: SequentialStop, resources_id: str
     ) -> tuple[dict[int, EvaluatedTask], Stopping]:
-        """Run the tasks in a random order until the verdict is sure."""
+        """Run the tasks in a random order until the verdict is certain."""
         places = list(range(len(tasks)))
         random.Random(rule.seed).shuffle(places)
         low, high = rule.reward_range

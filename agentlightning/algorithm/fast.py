@@ -30,9 +30,9 @@ class FastAlgorithm(Algorithm[ResultT]):
     """An algorithm that is quick and needs no special hardware; `Trainer.dev` takes only these."""
 
     async def _batch(self, dataset: Dataset[T] | None, size: int) -> AsyncGenerator[list[T]]:
-        """Yield one pass over a dataset in its order, `size` tasks at a time, the last batch with what is left.
+        """Yield one pass over a dataset in its order, in batches of `size` tasks; the last batch may be smaller.
 
-        For endless passes in a random order see `utils.batch_iter_over_dataset`.
+        `utils.batch_iter_over_dataset` yields endless passes in a random order.
 
         Raises:
             BadRequestError: there is no dataset, or `size` is not positive.
@@ -49,16 +49,16 @@ class BaselineResult:
     """Rewards, outcomes and durations of the rollouts of a `Baseline` run."""
 
     rewards: list[float | None] = field(default_factory=list[float | None])
-    """Of each rollout, in order; None where it failed or earned nothing."""
+    """Reward of each rollout, in order; None if it failed or has no reward."""
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     seconds: list[float] = field(default_factory=list[float])
-    """Of each rollout, from its start to its end."""
+    """Duration of each rollout, in seconds."""
     first_error: str | None = None
     """Class and message of the first attempt that failed; None if none did."""
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the rollouts that earned something; None without any."""
+        """Mean over the rollouts with a reward; None without any."""
         earned = [reward for reward in self.rewards if reward is not None]
         return math.fsum(earned) / len(earned) if earned else None
 
@@ -72,15 +72,15 @@ class Baseline(FastAlgorithm[BaselineResult]):
     """Runs the agent on every task of both datasets and logs the rollouts: the smoke test of an agent.
 
     Args:
-        n_epochs: passes over the datasets.
-        max_queue_length: rollouts that wait in the queue at most.
-        span_verbosity: what is logged of each span: nothing, the names of its attributes, or those with their values.
-        timeout_seconds: a rollout that has not ended by then, counted per batch of the queue, is late.
-        late_rollouts: how a late one is treated: `drop` cancels it, `wait` restarts the time with each rollout that
-            ends, `resubmit` cancels it and enqueues its task once more.
+        n_epochs: number of passes over the datasets.
+        max_queue_length: largest number of rollouts that wait in the queue.
+        span_verbosity: content of the log of each span: nothing, the names of its attributes, or also their values.
+        timeout_seconds: seconds, per batch of the queue, after which an unfinished rollout is late.
+        late_rollouts: treatment of a late rollout: `drop` cancels it, `wait` restarts the time limit with each rollout
+            that ends, `resubmit` cancels it and enqueues its task once more.
 
     Raises:
-        BadRequestError: a value out of its range.
+        BadRequestError: a value is out of range.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy of so many passes."""
+        """Return a copy that makes this many passes."""
         twin = copy.copy(self)
         twin.n_epochs = max_iterations
         return twin
@@ -159,7 +159,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
         names = tasks_of([task for _ in range(self.n_epochs) for task, _ in tasks])
         await self.get_run_log().evaluation(0, "baseline", {**data, "tasks": names}, value=result.mean_reward)
         logger.info("%s", result)
-        if result.mean_reward is None:  # a warning and no error: a smoke test is there to show it
+        if result.mean_reward is None:  # a warning, not an error: a smoke test is there to show it
             logger.warning("no rollout has a reward: %s; the first error: %s", result, result.first_error or "none")
         return result
 
@@ -189,7 +189,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
                 "[Rollout %s | Attempt %s | Span %s] number %d, %s, %.3f s, %s",
                 *(span.rollout_id, span.attempt_id, span.span_id, span.sequence_id, span.name, span_seconds, shown),
             )
-        if model_calls(spans):  # an adapter needs one at least
+        if model_calls(spans):  # an adapter needs at least one
             try:
                 adapted: object = self.get_adapter().adapt(spans)
             except ValueError as error:  # an adapter that finds nothing to adapt is no reason to stop a smoke test

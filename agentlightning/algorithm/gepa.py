@@ -1,8 +1,8 @@
-"""`GEPA`: reflective evolution of prompts, by the package `gepa`.
+"""`GEPA`: reflective evolution of prompts with the package `gepa`.
 
-Source: GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (arXiv:2507.19457). The search is the
-package's own; ours are the rollouts of candidates, the records that the model is shown, the model calls, and what is
-kept: see `prompt_search/gepa_search.py`.
+Source: GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (arXiv:2507.19457). The package has the
+search. `prompt_search/gepa_search.py` has the rollouts of candidates, the records that the model sees, the model calls
+and the stored results.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class GEPA(PromptSearch, Generic[T]):
 
     In each iteration a candidate of the Pareto front runs on a minibatch of training tasks, a model reflects on the
     rollouts and proposes a new text, and the new candidate runs on the validation tasks if it does better on the
-    minibatch. The agent is not changed; all other resources stay as they are. Returns a `PromptResult`.
+    minibatch. The agent and all other resources do not change. Returns a `PromptResult`.
 
-    A rollout that failed is feedback, and never a score of 0: it runs again, and then is excluded from the comparison.
-    Needs the extra `apo`. Arguments that the package has too mean what they mean there; one of `max_metric_calls`,
-    `max_reflection_cost` and `stop_callbacks` is needed.
+    A failed rollout is feedback, never a score of 0: it runs again and, if it fails again, is excluded from the
+    comparison. Needs the extra `apo`. Arguments that the package also has mean the same as there. One of
+    `max_metric_calls`, `max_reflection_cost` and `stop_callbacks` is required.
 
-    Settings that every search over prompts has: `templates`, `rollout_batch_timeout`, `missing`, `minimum_coverage`,
-    `limits`, `prices`, `concurrency`, `retries` and `seed`, see `SearchSettings`.
+    `SearchSettings` has the settings of every search over prompts: `templates`, `rollout_batch_timeout`, `missing`,
+    `minimum_coverage`, `limits`, `prices`, `concurrency`, `retries` and `seed`.
 
     Subclasses may override `get_rollout_results` and `make_reflective_dataset`.
 
     Raises:
-        BadRequestError: a setting is out of its range; names it.
+        BadRequestError: a setting is out of range; names it.
         MissingExtraError: the package `gepa` is not installed.
     """
 
@@ -61,50 +61,50 @@ class GEPA(PromptSearch, Generic[T]):
 
     reflection_lm: object = field(default=None, kw_only=False)
     """Source of new texts: the name of a model, an `agl.LLM`, an `agl.Chat`, a client with `chat.completions.create`,
-    or a callable `(messages, **settings)`. None and a name ask the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL`
+    or a callable `(messages, **settings)`. None and a name use the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL`
     name, else the Trainer's `llm_proxy`."""
     reflection_lm_kwargs: Mapping[str, Any] | None = None
     """Further fields of the requests, such as `temperature`."""
     max_metric_calls: int | None = None
-    """Ends the search once so many scores were asked for; the iteration that began before is ended."""
+    """Number of requested scores that ends the search; the current iteration still finishes."""
     max_reflection_cost: float | None = None
-    """Ends it once so much is spent; needs `prices`."""
+    """Cost of reflection that ends the search; needs `prices`."""
     stop_callbacks: Any = None
     """Stoppers of the package, or callables `(state) -> bool`."""
     reflection_minibatch_size: int | None = None
-    """Training tasks per iteration; None is the package's default of 3."""
+    """Number of training tasks per iteration; None is the package's default of 3."""
     candidate_selection_strategy: Any = "pareto"
-    """Selects the candidate that is changed next."""
+    """Strategy that selects the candidate to change next."""
     skip_perfect_score: bool = True
-    """Whether a candidate with nothing but `perfect_score` on a minibatch is left as it is, and one with nothing else
-    on the validation tasks ends the search."""
+    """Whether a candidate that has `perfect_score` on its whole minibatch is not changed, and one that has it on all
+    validation tasks ends the search."""
     perfect_score: float = 1.0
-    """The greatest reward."""
+    """The largest reward."""
     reflection_prompt_template: str | Mapping[str, str] | None = None
     """The prompt of the reflection, with `<curr_param>` and `<side_info>`; a dict has one per template."""
     module_selector: Any = "round_robin"
-    """Of several templates, which are changed: `round_robin`, `all`, or an object of the package."""
+    """Choice of the templates to change if there are several: `round_robin`, `all`, or an object of the package."""
     use_merge: bool = False
-    """Whether candidates of the front are merged too."""
+    """Whether candidates of the front are also merged."""
     max_merge_invocations: int = 5
-    """Most merges of a run."""
+    """Largest number of merges of a run."""
     merge_val_overlap_floor: int = 5
-    """Fewest validation tasks that both must have run on."""
+    """Smallest number of validation tasks that both merged candidates have run on."""
     acceptance_criterion: Any = "strict_improvement"
-    """Condition on a proposal on the minibatch, judged on tasks that both were scored on."""
+    """Condition for accepting a proposal, on the minibatch tasks for which both candidates have scores."""
     sampling_strategy: Any = None
-    """Number of proposals of an iteration; those of one iteration run in one round."""
+    """Number of proposals per iteration; those of one iteration run in one round."""
     selection_strategy: Any = None
-    """Which of them are validated."""
+    """Choice of the proposals to validate."""
     batch_sampler: Any = "epoch_shuffled"
-    """Draws the training tasks."""
+    """Sampler of the training tasks."""
     run_dir: str | Path | None = None
-    """Folder of the package's state and of `history.json`; a search that is there already goes on. The state is a
-    pickle of data alone, another one is refused: give no folder that others can write to."""
+    """Folder of the package's state and of `history.json`; a search already in it continues. The state is a pickle;
+    one that holds anything but data is refused. Do not use a folder that others can write to."""
     callbacks: Sequence[Any] | None = None
     """Callbacks of the package, called in its thread."""
     missing: Literal["retry", "skip"] = "retry"  # pyright: ignore[reportIncompatibleVariableOverride] -- not "zero"
-    """Treatment of a task whose rollout earned nothing: `retry` runs it once more, `skip` does not."""
+    """Treatment of a task whose rollout has no reward: `retry` runs it once more, `skip` does not."""
 
     @override
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class GEPA(PromptSearch, Generic[T]):
     def make_reflective_dataset(
         self, templates: Mapping[str, PromptTemplate], results: Sequence[RolloutResult], name: str
     ) -> Sequence[Mapping[str, Any]]:
-        """Return what the model is shown of the results of a candidate to change its template of this name.
+        """Return the records of a candidate's results that the model sees when it changes the template of this name.
 
         Each record has `Inputs`, `Generated Outputs` and `Feedback`. Called in a thread of the package.
         """

@@ -1,4 +1,4 @@
-"""GRPO: sample rollouts in groups, compare each with its group, learn from what was better, serve the new weights.
+"""GRPO: sample rollouts in groups, compare each with its group, update the weights and serve them.
 
 The run is `training/run.py`; the formulas are in `training/losses/`: `advantages.py` (group-relative advantage,
 DeepSeekMath, arXiv:2402.03300) and `objective.py` (clipped objective).
@@ -51,18 +51,18 @@ class GRPOArguments(GRPOSettings):
 class GRPO(Algorithm[GRPOResult]):
     """Train the weights of a transformers model on the rewards of an agent's rollouts.
 
-    `GRPO(model="path", max_steps=20, batch_size=16, num_generations=8, ...)`; every setting, its meaning and its
-    default are in `GRPOSettings`. Runs on a CPU for small models; on a GPU with `device="cuda"`.
+    `GRPO(model="path", max_steps=20, batch_size=16, num_generations=8, ...)`; `GRPOSettings` has every setting with its
+    meaning and default. Runs on a CPU for small models; on a GPU with `device="cuda"`.
 
     Args:
-        model: folder of the model; with `policies` that of those that name none.
-        group_reward: gives the rollouts of a task their rewards together, in the place of their own: an
+        model: folder of the model; with `policies`, of the policies that name none.
+        group_reward: computes the rewards of all rollouts of a task together and replaces their own: an
             `agl.RankingReward`, or a function `(task, answers) -> rewards`, where an answer is the messages of the
             agent from its first reply on. Rollouts whose judge fails have no reward and are not trained.
 
     Raises:
-        TypeError: an unknown setting, and the nearest right one; or `group_reward` is neither of these.
-        BadRequestError: a value out of its range.
+        TypeError: a setting is unknown (names the nearest valid one), or `group_reward` is neither of these.
+        BadRequestError: a value is out of range.
     """
 
     pick: Pick | None = None
@@ -82,7 +82,7 @@ class GRPO(Algorithm[GRPOResult]):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy of so many steps."""
+        """Return a copy that runs this many steps."""
         twin = copy.copy(self)
         twin.settings = dataclasses.replace(self.settings, max_steps=max_iterations)
         return twin
@@ -102,13 +102,13 @@ class GRPO(Algorithm[GRPOResult]):
         """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
 
         Raises:
-            BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
+            BadRequestError: there is no task to train on, the model does not exist, the adapter makes no triplets, the
                 device or the output folder cannot be used, or a setting does not fit the model or the tasks.
-            OutOfMemoryError: the run cannot fit into the memory, or one row alone does not in a step.
+            OutOfMemoryError: the run cannot fit into the memory, or a single row does not fit in a step.
             NonFiniteLossError: the loss was not finite in three steps in a row.
-            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
+            NoTrainableCallError: no rollout with a reward in the first step has a trainable model call.
             TooMuchDriftError: more turns drifted than `max_drift` allows.
-            NoScoredRolloutError: no rollout of the whole run could be learned from.
+            NoScoredRolloutError: no rollout of the whole run was usable for training.
         """
         settings, name = self.settings, type(self).__name__
         tasks, held_out = items_of(train_dataset), items_of(val_dataset)

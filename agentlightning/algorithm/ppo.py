@@ -25,16 +25,16 @@ class PPOArguments(PPOSettings):
 class PPO(GRPO):
     """Train the weights of a transformers model, and a value head on them, on the rewards of an agent's rollouts.
 
-    `PPO(model="path", max_steps=20, batch_size=64, ...)`; every setting, its meaning and its default are in
-    `PPOSettings`. A task needs one rollout: the values that the head learns say what a token was worth.
+    `PPO(model="path", max_steps=20, batch_size=64, ...)`; `PPOSettings` has every setting with its meaning and
+    default. A task needs only one rollout: the learned values are the baseline of each token.
 
     Args:
         model: folder of the model.
         group_reward: as for `GRPO`; needs `num_generations` of 2 or more.
 
     Raises:
-        TypeError: an unknown setting, and the nearest right one; or `group_reward` is no ranking and no function.
-        BadRequestError: there is no model, or a value is out of its range.
+        TypeError: a setting is unknown (names the nearest valid one), or `group_reward` is no ranking and no function.
+        BadRequestError: there is no model, or a value is out of range.
     """
 
     @accepts(PPOArguments)

@@ -1,4 +1,4 @@
-"""`PromptSearch`: the settings, the run and the result that algorithms that search over prompts have in common."""
+"""`PromptSearch`: the common settings, run and result of algorithms that search over prompts."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SearchSettings:
-    """The settings that every search over prompts has."""
+    """The settings of every search over prompts."""
 
     templates: Sequence[str] | None = None
     """Names of the templates to search. None is all of them."""
     rollout_batch_timeout: float = 3600.0
-    """Seconds for the rollouts of one prompt on one batch; those that are late are cancelled."""
+    """Seconds for the rollouts of one prompt on one batch; late rollouts are cancelled."""
     missing: MissingPolicy = "retry"
     """Treatment of a task whose rollout has no reward: `retry` runs it once more and then excludes it, `skip` excludes
     it at once, `zero`, which GEPA does not take, counts it as 0."""
     minimum_coverage: float = 0.5
-    """Share of the tasks that must have earned something for a prompt to be chosen."""
+    """Share of tasks that must have a reward for a prompt to be chosen."""
     limits: Limits | Mapping[str, Any] | None = None
-    """On the model calls of the search, see `agl.Limits`; it then ends with what it has. Rollouts that run when the
-    seconds are over are cancelled."""
+    """Limits on the model calls of the search, see `agl.Limits`. At a limit the search ends with the best so far; at
+    the limit of seconds, running rollouts are cancelled."""
     prices: Mapping[str, Sequence[float]] | None = None
-    """By model, `(prompt, completion)` of a million tokens each; for the cost in the bill."""
+    """Prices by model, as `(prompt, completion)` per million tokens each; for the cost in the bill."""
     concurrency: int = 4
-    """Calls at the same time."""
+    """Largest number of model calls at the same time."""
     retries: int = 3
-    """Of a call that failed and may succeed."""
+    """Number of retries of a model call with a temporary error."""
     seed: int = 0
-    """Of everything that is drawn; an equal one draws the same."""
+    """Seed of all random choices; the same seed repeats them."""
 
     def __post_init__(self) -> None:
         self.templates = None if self.templates is None else tuple(self.templates)
@@ -70,24 +70,24 @@ class SearchSettings:
 
 
 class PromptSearch(SearchSettings, Algorithm[PromptResult]):
-    """A search over prompts. Its result is kept when it is interrupted, too."""
+    """A search over prompts. It keeps its result even if it is interrupted."""
 
     _name: ClassVar[str]
-    """In the ids of resources and in the name of the logger."""
+    """Name in the ids of resources and of the logger."""
     _purpose: ClassVar[str]
     """Input of the rollout of the model calls."""
     _model_setting: ClassVar[str]
-    """The argument that names a model, for an error."""
+    """The argument that names a model, for an error message."""
     result: PromptResult | None = None
-    """Result of the last run, also of one that was interrupted; None before the first."""
+    """Result of the last run, even if it was interrupted; None before the first."""
     _state: SearchState | None = None
-    """Of the run that is under way."""
+    """State of the current run."""
 
     def get_best_prompt(self) -> PromptTemplate:
-        """Return the best prompt so far: of several templates the one that the best version has changed last.
+        """Return the best prompt so far; if there are several templates, the one that the best version changed last.
 
         Raises:
-            ValueError: nothing has run.
+            ValueError: no search has run.
         """
         if self.result is None:
             raise ValueError(
@@ -98,26 +98,26 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
 
     @override
     def get_adapter(self) -> TraceToMessages:
-        """Return the adapter that makes messages: the Trainer's if it does, else one of ours."""
+        """Return the adapter that makes messages: the Trainer's if it does, else a default one."""
         return self._adapter if isinstance(self._adapter, TraceToMessages) else TraceToMessages()
 
     async def get_rollout_results(self, rollouts: Sequence[Rollout]) -> list[RolloutResult]:
-        """Return of each ended rollout its status, reward, failure, task, messages and spans, of the latest attempt."""
+        """Return status, reward, failure, task, messages and spans of each ended rollout, from its latest attempt."""
         return await read_results(self.get_store(), rollouts, self.get_adapter())
 
     @override
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> PromptResult:
-        """Search, and return the best prompts with every version on the way.
+        """Search, and return the best prompts and every version.
 
         A run that is stopped, or reaches a limit, keeps the best so far in `result`.
 
         Raises:
             ValueError: a dataset or a prompt template is missing.
-            BadRequestError: there is no model to call, or GEPA's `run_dir` holds the search of other prompts or tasks.
-            NoCandidateError: no rollout of the seed, or of any version, earned anything.
-            ChatError: the model answered no call, with APO none of the first round.
+            BadRequestError: there is no model to call, or GEPA's `run_dir` holds a search of other prompts or tasks.
+            NoCandidateError: no rollout of the seed, or of any version, has a reward.
+            ChatError: the model answered no call (with APO: no call of the first round).
         """
         train, val = items_of(train_dataset), items_of(val_dataset)
         for name, items in (("train_dataset", train), ("val_dataset", val)):
@@ -164,7 +164,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
             return self.result
 
     def _seeds(self) -> dict[str, PromptTemplate]:
-        resources, wanted = self.get_initial_resources(), self.templates
+        resources, templates = self.get_initial_resources(), self.templates
         if resources is None:
             raise ValueError("initial_resources are not set: give the Trainer initial_resources={'prompt': template}")
         seeds = {name: each for name, each in resources.items() if isinstance(each, PromptTemplate)}
@@ -174,14 +174,14 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
                 f"No prompt template resource found in initial_resources, which holds {names}: give one as "
                 "agl.PromptTemplate(template='...', engine='f-string')"
             )
-        if wanted is None:
+        if templates is None:
             return seeds
-        if not wanted or any(name not in seeds for name in wanted):
-            raise BadRequestError(f"templates={list(wanted)}: the templates are {', '.join(seeds)}")
-        return {name: seeds[name] for name in wanted}
+        if not templates or any(name not in seeds for name in templates):
+            raise BadRequestError(f"templates={list(templates)}: the templates are {', '.join(seeds)}")
+        return {name: seeds[name] for name in templates}
 
     def _make_chat(self, source: object) -> Chat:
-        """Return the chat of the program; with a source, the same one that asks it."""
+        """Return the chat of the program; with a source, the same chat that calls the source."""
         own, model = self._chat_source()
         if isinstance(own, Chat):
             if self.prices or self.limits != Limits():
@@ -195,7 +195,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
     # --- of the algorithm ------------------------------------------------------------------------------------------
 
     def _chat_source(self) -> tuple[object, str | None]:
-        """Return the source of the chat, and the model that it asks where a call names none."""
+        """Return the source of the chat, and its model for calls that name none."""
         raise NotImplementedError
 
     def _models(self) -> list[str]:
@@ -211,5 +211,5 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
         raise NotImplementedError
 
     async def _prepare(self, state: SearchState) -> Callable[[], Awaitable[None]]:
-        """Return the search of a run, which is to be called."""
+        """Return the function that runs the search."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning on chosen rollouts, by the run of GRPO."""
+"""SFT: supervised fine-tuning on chosen rollouts, with the training loop of GRPO."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class SFTArguments(SFTSettings):
 
 
 class SFT(GRPO):
-    """Train the weights of a transformers model to say what chosen rollouts said.
+    """Train the weights of a transformers model on the replies of chosen rollouts.
 
-    `SFT(model="path", min_reward=1.0)` runs the agent on tasks in every step and trains the rollouts that are chosen;
-    with `rollouts="stored"`, or a list of ids, those that the store has. Every setting, its meaning and its default are
-    in `SFTSettings`.
+    `SFT(model="path", min_reward=1.0)` runs the agent on tasks in every step and trains on the chosen rollouts; with
+    `rollouts="stored"`, or a list of ids, it trains on rollouts from the store. `SFTSettings` has every setting with
+    its meaning and default.
 
     Args:
         model: folder of the model.
-        choose: a function `(rollout, reward) -> bool` that says whether a rollout may be chosen.
+        choose: a function `(rollout, reward) -> bool` that returns whether a rollout may be chosen.
 
     Raises:
-        TypeError: an unknown setting, and the nearest right one; or `choose` is no function.
-        BadRequestError: there is no model, nothing says what is chosen, or a value is out of its range.
+        TypeError: a setting is unknown (names the nearest valid one), or `choose` is no function.
+        BadRequestError: there is no model, no setting chooses rollouts, or a value is out of range.
     """
 
     @accepts(SFTArguments)
@@ -74,10 +74,10 @@ class SFT(GRPO):
         """Train on rollouts of `train_dataset`, or on stored ones without it; measure on `val_dataset`, if given.
 
         Raises:
-            NotFoundError: the store has no rollout of an id that was given.
+            NotFoundError: the store has no rollout with one of the ids.
             NoScoredRolloutError: no rollout of the whole run had a reward, or none was chosen.
-            BadRequestError: no stored rollout is chosen, one that was named cannot be trained, the rollouts are of
-                another tokenizer, or `train_dataset` does not go with what was asked; and what `GRPO.run` raises.
+            BadRequestError: no stored rollout is chosen, a rollout of the list cannot be trained, the rollouts have
+                another tokenizer, or `train_dataset` contradicts `rollouts`; also the errors of `GRPO.run`.
         """
         settings = cast("SFTSettings", self.settings)
         if settings.collects:
@@ -92,7 +92,7 @@ class SFT(GRPO):
         return await super().run(await self._chosen_ids(settings), val_dataset)
 
     async def _chosen_ids(self, settings: SFTSettings) -> list[str]:
-        """Return the rollouts to train; a run that goes on takes those that it began with."""
+        """Return the ids of the rollouts to train; a resumed run uses those that it began with."""
         log, by = self.get_run_log(), {name: getattr(settings, name) for name in _CHOSEN_BY}
         before = await log.latest("state", _STATE_NAME)
         if before is not None and before.data["by"] == by:

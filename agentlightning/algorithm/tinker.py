@@ -1,7 +1,7 @@
-"""Tinker: rollouts as in `agl.GRPO`, and the Tinker service in the place of its learner and its engine.
+"""Tinker: rollouts as in `agl.GRPO`, with the Tinker service as learner and engine.
 
 The loop, the rows, the advantages, the records and the ledger are those of GRPO. The service samples, computes the
-gradient of its `importance_sampling` loss and takes the optimizer's step, through its own client.
+gradient of its `importance_sampling` loss and makes the optimizer's step, through its own client.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ SETTINGS: Final = (
     *("refused_calls", "max_drift", "alarms", "resource_name", "progress", "output_dir"),
     *("save_steps", "save_total_limit"),
 )
-"""Settings that `agl.GRPO` has too, with the same meaning."""
+"""Settings shared with `agl.GRPO`, with the same meaning."""
 KEY: Final = "TINKER_API_KEY"
 
 
 class Tinker(GRPO):
     """Train adapters (LoRA) of a model on the machines of Tinker, on the rewards of an agent's rollouts.
 
-    `Tinker(model="Qwen/Qwen3-8B", max_steps=20, num_generations=8, learning_rate=1e-4)`: the settings are those of
-    `agl.GRPO` that are named in `SETTINGS`. A step is one `forward_backward` over its rows, a mean over their trained
-    tokens, and one `optim_step`; calls are sampled at temperature 1, at which the service computes its loss. The key
-    is read from `TINKER_API_KEY`, which leaves the environment, so that no agent inherits it.
+    `Tinker(model="Qwen/Qwen3-8B", max_steps=20, num_generations=8, learning_rate=1e-4)`: `SETTINGS` lists the settings
+    of `agl.GRPO` that it takes. A step is one `forward_backward` over its rows, a mean over their trained tokens, and
+    one `optim_step`. Calls are sampled at temperature 1, at which the service computes its loss. The key is read from
+    `TINKER_API_KEY` and then removed from the environment, so that no agent inherits it.
 
-    A checkpoint names a state that the service keeps, and a run goes on from the newest one. States are kept there
-    until they are deleted, those too whose checkpoints `save_total_limit` removes.
+    A checkpoint names a state on the service, and a run resumes from the newest one. The service keeps states until
+    they are deleted, including those whose checkpoints `save_total_limit` removes.
 
     Args:
         model: a base model of the service.
-        rank: of the adapters.
-        tokenizer: folder or name of the tokenizer with its model's settings, where it is not that of `model`.
-        base_url: of the service; None reads `TINKER_BASE_URL`, and is the vendor's own without it.
-        connect_seconds: for the service to answer when a run begins.
+        rank: rank of the adapters.
+        tokenizer: folder or name of the tokenizer with its model's settings, if it is not that of `model`.
+        base_url: address of the service; None reads `TINKER_BASE_URL`, and without it is the vendor's own.
+        connect_seconds: seconds within which the service must answer at the start of a run.
 
     Raises:
-        TypeError: an unknown setting, and the nearest right one.
-        BadRequestError: there is no key, or a value is out of its range.
+        TypeError: a setting is unknown; names the nearest valid one.
+        BadRequestError: there is no key, or a value is out of range.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Tinker(GRPO):
         """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
 
         Raises:
-            BadRequestError: the service refuses the key or the model, or has no longer the state to go on from; and
-                what `GRPO.run` raises.
-            EngineError: the service does not answer, or fails; says at what.
+            BadRequestError: the service refuses the key or the model, or no longer has the state to resume from; also
+                the errors of `GRPO.run`.
+            EngineError: the service does not answer, or fails; names the operation.
         """
         installed_version("tinker", "Tinker")
         from agentlightning.training.external.tinker import run_tinker

@@ -1,7 +1,7 @@
-"""TRL: rollouts as in `agl.GRPO`, and TRL's `GRPOTrainer` in the place of its learner.
+"""TRL: rollouts as in `agl.GRPO`, with TRL's `GRPOTrainer` as learner.
 
-The loop, the records, the ledger and the checkpoints' folder are those of GRPO. TRL makes the advantages, the loss, the
-optimizer's steps and the checkpoints (`agentlightning.training.external.trl`).
+The loop, the records, the ledger and the checkpoints' folder are those of GRPO. TRL computes the advantages and the
+loss, makes the optimizer's steps and writes the checkpoints (`agentlightning.training.external.trl`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class TRL(Algorithm):
     """Train the weights of a transformers model with TRL's `GRPOTrainer` on the rewards of an agent's rollouts.
 
     `TRL(model="path", max_steps=20, num_generations=8, per_device_train_batch_size=128, learning_rate=1e-5)`: every
-    setting that is not named in `OWN` of `training/external/trl/settings.py` is a field of `trl.GRPOConfig`, with TRL's
+    setting that is not in `OWN` of `training/external/trl/settings.py` is a field of `trl.GRPOConfig`, with TRL's
     default. A step makes `generation_batch_size` rollouts, `num_generations` of each task.
 
     Args:
         model: folder of the model.
-        config: a whole `trl.GRPOConfig` in the place of its fields.
+        config: a whole `trl.GRPOConfig` instead of its fields.
         peft_config: a `peft.PeftConfig`, or arguments of `peft.LoraConfig`; None trains all weights.
 
     Raises:
-        ImportError: trl is not installed, or not in the version that this was made for.
-        TypeError: an unknown setting, and the nearest right one.
-        BadRequestError: a value that does not go with a run of ours, or out of its range.
+        ImportError: trl is not installed, or in an unsupported version.
+        TypeError: a setting is unknown; names the nearest valid one.
+        BadRequestError: a value is out of range or not supported here.
     """
 
     def __init__(self, model: str | Path, *, config: Any = None, peft_config: Any = None, **settings: Any) -> None:
@@ -52,7 +52,7 @@ class TRL(Algorithm):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy of so many steps, each with rollouts of its own."""
+        """Return a copy that runs this many steps, each with its own rollouts."""
         twin, config = copy.copy(self), copy.copy(self.settings.config)
         config.max_steps = max_iterations * self.settings.updates
         twin.settings = dataclasses.replace(self.settings, config=config)
@@ -72,11 +72,11 @@ class TRL(Algorithm):
         """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
 
         Raises:
-            BadRequestError: there is no task to train on, the model is not there, the adapter makes no triplets, the
+            BadRequestError: there is no task to train on, the model does not exist, the adapter makes no triplets, the
                 output folder cannot be used, a setting does not fit, or a rollout has more than one token row.
             NonFiniteLossError: the gradient was not finite in three steps in a row.
-            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
-            NoScoredRolloutError: no rollout of the whole run could be learned from.
+            NoTrainableCallError: no rollout with a reward in the first step has a trainable model call.
+            NoScoredRolloutError: no rollout of the whole run was usable for training.
         """
         from agentlightning.training.external.trl.updater import run_trl
 

@@ -20,7 +20,7 @@ T = TypeVar("T")
 async def running_llm_proxy(
     algorithm: Algorithm, *, required: bool = False, auto_start: bool = True
 ) -> AsyncGenerator[LLMProxy | None]:
-    """Yield the gateway of an algorithm, or None; one that does not run is started before and stopped after.
+    """Yield the gateway of an algorithm, or None. A gateway that does not run is started before and stopped after.
 
     Raises:
         ValueError: `required` and there is none.

@@ -1,7 +1,7 @@
-"""VERL: rollouts as in `agl.GRPO`, and VERL's trainer and engines in the place of its learner and its engine.
+"""VERL: rollouts as in `agl.GRPO`, with VERL's trainer and engines as learner and engine.
 
-The loop, the records and the ledger are those of GRPO. VERL makes advantages, loss, optimizer's steps, weight transfer
-and checkpoints on its Ray workers (`agentlightning.training.external.verl`).
+The loop, the records and the ledger are those of GRPO. VERL computes advantages, loss, optimizer's steps, weight
+transfer and checkpoints on its Ray workers (`agentlightning.training.external.verl`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class VERL(Algorithm):
 
     `VERL({"actor_rollout_ref": {"model": {"path": "..."}, "rollout": {"n": 8, "name": "vllm"}}, "data":
     {"train_batch_size": 32}, "trainer": {"n_gpus_per_node": 8, "total_epochs": 2}})`: settings of VERL's `ppo_trainer`
-    configuration, nested or with dots in their names. The defaults are VERL's, or those that a run of ours needs.
-    Settings under `agentlightning` are those that `agl.GRPO` has too.
+    configuration, nested or with dots in their names. The defaults are VERL's, except those that a run here needs.
+    Settings under `agentlightning` are shared with `agl.GRPO`.
 
     Args:
         config: VERL's settings.
@@ -39,9 +39,9 @@ class VERL(Algorithm):
         config: the whole configuration, an `omegaconf.DictConfig`.
 
     Raises:
-        ImportError: verl is not installed, or not in the version that this was made for.
+        ImportError: verl is not installed, or in an unsupported version.
         TypeError: `config` is no dict.
-        BadRequestError: a setting does not go with a run of ours, or is out of its range; says which, and what to do.
+        BadRequestError: a setting is out of range or not supported here; names it and the fix.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -55,7 +55,7 @@ class VERL(Algorithm):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy of so many steps."""
+        """Return a copy that runs this many steps."""
         twin = copy.copy(self)
         twin.config = copy.deepcopy(self.config)
         twin.config.trainer.total_training_steps = max_iterations
@@ -77,10 +77,10 @@ class VERL(Algorithm):
         `trainer.test_freq` steps.
 
         Raises:
-            BadRequestError: there is no task to train on, the model is not there, or a setting does not fit.
-            RuntimeError: VERL or Ray ended with an error; says which.
-            NoTrainableCallError: no rollout with a reward in the first step has a model call that can be trained.
-            NoScoredRolloutError: no rollout of the whole run could be learned from.
+            BadRequestError: there is no task to train on, the model does not exist, or a setting does not fit.
+            RuntimeError: VERL or Ray ended with an error; includes it.
+            NoTrainableCallError: no rollout with a reward in the first step has a trainable model call.
+            NoScoredRolloutError: no rollout of the whole run was usable for training.
         """
         from agentlightning.training.external.verl.updater import run_verl
 

@@ -1,13 +1,13 @@
 """Converts between messages and tokens: renders prompts, reads completions as messages with tool calls.
 
-The syntax of tool calls is the one that the model's chat template writes, named as in vLLM's `--tool-call-parser`:
+The syntax of tool calls is that of the model's chat template, named as in vLLM's `--tool-call-parser`:
 
 - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of times, after free text (Hermes,
   Qwen 2.5 and 3, the demo); a list of such objects in one pair of tags is SmolLM's form.
 - `qwen3_coder`: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</function></tool_call>`. A value has
-  the type in the tool's schema: a text stays one, `123` too; without a type it is read as JSON if it is one.
-- `llama3_json`: a reply that is nothing but `{"name": ..., "parameters": {...}}`, after `<|python_tag|>` or not,
-  or several of them separated by `;`. Plain JSON with `arguments`, or a list, is read as well.
+  the type in the tool's schema: a string stays a string, even `123`; without a type, valid JSON is parsed.
+- `llama3_json`: a reply that consists of `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>`
+  before it, or of several separated by `;`. Plain JSON with `arguments`, or a list, is also read.
 
 Text that does not parse stays text: a malformed call is the policy's own mistake, and the agent sees it.
 """
@@ -34,14 +34,14 @@ Syntax = Literal["hermes", "qwen3_coder", "llama3_json"]
 CALL_OPENING: Final = "<tool_call>"
 CALL_CLOSING: Final = "</tool_call>"
 _RESERVED: Final = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters, "messages"} - {"kwargs"}
-"""Names that are not the template's own."""
+"""Reserved names, which cannot be variables of the template."""
 _IMAGES: Final = ("image_url", "image", "input_image")
 _PYTHON_TAG: Final = "<|python_tag|>"
 _FUNCTION: Final = re.compile(r"<function=([^>\n]+)>(.*)</function>", re.DOTALL)
 _PARAMETER: Final = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 _CALL: Final = re.compile(f"{CALL_OPENING}(.*?){CALL_CLOSING}", re.DOTALL)
-_TYPES: Final[dict[type, set[str]]] = {  # the names in JSON schema of the types of JSON
-    str: set(),  # with quotes of its own: the text is that with the quotes
+_TYPES: Final[dict[type, set[str]]] = {  # the JSON schema names of JSON types
+    str: set(),  # a value with quotes: they are part of the string
     int: {"integer", "number"},
     float: {"number"},
     bool: {"boolean"},
@@ -53,7 +53,7 @@ _TYPES: Final[dict[type, set[str]]] = {  # the names in JSON schema of the types
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call."""
+    """One tool call."""
 
     name: str
     arguments: str  # JSON
@@ -74,7 +74,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
 
     def copy(self) -> ChatFormat:
-        """Return a copy for another thread: a fast tokenizer must not be used by two at once."""
+        """Return a copy for another thread, because two threads must not use a fast tokenizer at once."""
         return ChatFormat(copy.deepcopy(self._tokenizer))
 
     def template_reads(self, name: str) -> bool:
@@ -90,11 +90,11 @@ class ChatFormat:
         """Return the prompt of the reply. `template_fields` are further variables of the template.
 
         Raises:
-            RequestError: A message is malformed, the template refuses the conversation, or a variable is not its own.
+            RequestError: A message is malformed, the template refuses the conversation, or a variable is reserved.
         """
-        if taken := sorted(_RESERVED & (template_fields or {}).keys()):
+        if reserved := sorted(_RESERVED & (template_fields or {}).keys()):
             raise RequestError(
-                f"'chat_template_kwargs' cannot set {', '.join(map(repr, taken))}: only variables of the template",
+                f"'chat_template_kwargs' cannot set {', '.join(map(repr, reserved))}: only variables of the template",
                 param="chat_template_kwargs",
             )
         try:
@@ -114,27 +114,27 @@ class ChatFormat:
         return cast("list[int]", prompt_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """Return the text of tokens, special ones included."""
+        """Return the text of tokens, including special ones."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return cast("str", text)  # of one sequence
 
     def reply(self, token_ids: Sequence[int], *, with_tools: bool) -> Reply:
-        """Return the reply in tokens without the one that ends it; tool calls are read if tools were offered."""
+        """Return the reply for tokens without the one that ends it; tool calls are read if tools were offered."""
         whole = self.text(token_ids)
         return self.read(whole) if with_tools else Reply(content=whole)
 
     def read(self, text: str, tools: Sequence[Mapping[str, Any]] = (), *, constrained: bool = False) -> Reply:
-        """Return text and tool calls in the syntax of the chat template; under a grammar calls are always in that of
-        Hermes."""
+        """Return text and tool calls, read in the syntax of the chat template; under a grammar calls always have the
+        syntax of Hermes."""
         return parse_reply(text, "hermes" if constrained else syntax_of(str(self._tokenizer.chat_template)), tools)
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Return each token as the vocabulary writes it."""
+        """Return the vocabulary's text of each token."""
         return cast("list[str]", self._tokenizer.convert_ids_to_tokens(list(token_ids)))
 
 
 def message_body(reply: Reply, ids: int | None = None) -> dict[str, Any]:
-    """Return the reply as an assistant message of the API; the ids of tool calls are made from `ids`, or random."""
+    """Return the reply as an assistant message of the API; `ids` generates the ids of tool calls, random by default."""
     if not reply.tool_calls:
         return {"role": "assistant", "content": reply.content or ""}
     calls = [
@@ -149,14 +149,14 @@ def message_body(reply: Reply, ids: int | None = None) -> dict[str, Any]:
 
 
 def syntax_of(template: str) -> Syntax:
-    """Return the syntax in which a chat template writes calls; `hermes` if it writes none."""
+    """Return the tool call syntax of a chat template; `hermes` if it has none."""
     if "<function=" in template:
         return "qwen3_coder"
     return "llama3_json" if CALL_OPENING not in template and '"parameters"' in template else "hermes"
 
 
 def parse_reply(text: str, syntax: Syntax = "hermes", tools: Sequence[Mapping[str, Any]] = ()) -> Reply:
-    """Return text and tool calls of a completion; all of it is text if any call in it is malformed. The schemas of the
+    """Return text and tool calls of a completion; if any call is malformed, everything is text. The schemas of the
     offered `tools` decide the type of a value without quotes."""
     try:
         if syntax == "llama3_json":
@@ -170,9 +170,9 @@ def parse_reply(text: str, syntax: Syntax = "hermes", tools: Sequence[Mapping[st
 
 
 def _calls_in(text: str, *, tagged: bool = True) -> list[ToolCall]:
-    """Return the calls in a text of nothing but JSON: one, a list, or several separated by semicolons.
+    """Return the calls in a JSON text: one, a list, or several separated by semicolons.
 
-    Without tags a call must name its arguments, even if there are none: else it may be any answer with a name in it.
+    Without tags a call must name its arguments, even if there are none: otherwise it may be any answer with a name.
     """
     calls: list[ToolCall] = []
     rest = text.strip()

@@ -1,10 +1,10 @@
-"""The HTTP face of a model: `POST /v1/chat/completions`, `GET /v1/models`, `GET /health`, on a thread of its own.
+"""The HTTP server of a model: `POST /v1/chat/completions`, `GET /v1/models`, `GET /health`, on its own thread.
 
-`InferenceEngine` serves the embedded engine by it; `ChatServer` serves a client that takes and returns tokens, where
+`InferenceEngine` uses it to serve the embedded engine; `ChatServer` serves a client that takes and returns tokens, if
 another system generates, such as VERL or Tinker.
 
-A call for a stream gets each whole completion in its first frames: sequences are decoded together and short, so there
-is little to gain by sending pieces. A client that closes the connection ends its completions.
+A stream gets each whole completion in its first frames: sequences are short and decoded together, so sending pieces
+would gain little. A client that closes the connection ends its completions.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _START_SECONDS: Final = 20.0
 
 
 class ChatServer:
-    """Serves a client that generates. To be made on the loop on which the client lives.
+    """Serves a client that generates. Create it on the client's event loop.
 
     Attributes:
-        base_url: the address to which the gateway sends calls. Known after `start`.
+        base_url: the address to which the gateway sends calls. Available after `start`.
     """
 
     def __init__(self, client: Any, tokenizer: Any, served: ServedAs, *, token: str | None) -> None:
-        """Prepare it; nothing listens yet.
+        """Prepare the server; nothing listens yet.
 
         Args:
             client: has `async generate(request_id=, prompt_ids=, sampling_params=)`, whose result has `token_ids`,
                 `log_probs` (natural, one for each), and the version of the weights in `extra_fields["global_steps"]`.
-            token: the bearer token of calls; None: none.
+            token: the bearer token of calls; None requires none.
         """
         chat_format = ChatFormat(tokenizer)
         generator = _ClientGenerator(client, chat_format, served)
@@ -68,8 +68,7 @@ class ChatServer:
         self.base_url = ""
 
     async def start(self, host: str) -> None:
-        """Listen on a free port of an address of this machine; returns when calls are answered, or raises
-        `TimeoutError`."""
+        """Listen on a free port of an address of this machine; return when it answers, or raise `TimeoutError`."""
         self._server = ServerThread(self._app, host, patience=_PATIENCE, name="agl-chat")
         await asyncio.to_thread(self._server.start, _START_SECONDS)
         self.base_url = self._server.base_url
@@ -81,7 +80,7 @@ class ChatServer:
 
 
 class ServerThread:
-    """An application, served by a thread of its own."""
+    """An application that its own thread serves."""
 
     def __init__(self, app: ASGIApp, host: str, *, patience: float, name: str) -> None:
         """Listen on a free port of an address of this machine."""
@@ -92,12 +91,12 @@ class ServerThread:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Serve; returns when requests are answered, or raises `TimeoutError` after `timeout` seconds."""
+        """Serve; return when requests are answered, or raise `TimeoutError` after `timeout` seconds."""
         self._thread.start()
         self._server.ready.result(timeout)
 
     def request_stop(self) -> None:
-        """Let the thread end."""
+        """Request the end of the thread."""
         self._server.request_stop()
 
     def stop(self, timeout: float) -> None:
@@ -110,7 +109,7 @@ class ServerThread:
 
 
 def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> ASGIApp:
-    """Return the application; `health` adds to the answer of `/health`."""
+    """Return the application; `health` returns further fields of the answer of `/health`."""
 
     async def chat_completions(request: Request) -> Response:
         try:
@@ -152,7 +151,7 @@ def _json_of(body: bytes) -> object:
 
 
 async def _while_connected(request: Request, answer: Coroutine[Any, Any, dict[str, object]]) -> dict[str, object]:
-    """Return the answer; a client that closes the connection first cancels it and gets a `ClientLeftError`."""
+    """Return the answer; if the client closes the connection first, cancel it and raise `ClientLeftError`."""
 
     async def wait_for_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -179,14 +178,14 @@ class _ClientGenerator:
         self._loop = asyncio.get_running_loop()
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Begin the completions of a call; the result is the version of the weights that answered. Raises
-        `RequestError` where they would be drawn from another distribution than the one that learns."""
+        """Start the completions of a call; the result is the version of the weights that answered. Raise `RequestError`
+        if they would be sampled from another distribution than the one that learns."""
         if any(one.is_reshaped or one.top_logprobs for one in completions):
             raise self._not_served()
         return asyncio.run_coroutine_threadsafe(self._all(completions), self._loop)
 
     async def refuse(self, constraint: Constraint) -> GrammarState:
-        """Refuse a constrained reply, whether or not the library of grammars is installed."""
+        """Refuse a constrained reply, independent of the library of grammars."""
         raise self._not_served(constraint.param)
 
     def _not_served(self, param: str | None = None) -> RequestError:

@@ -1,9 +1,9 @@
-"""One completion: what is asked of it, how its tokens are drawn, and what ends it.
+"""One completion: its request, the sampling of its tokens, and the rules for its end.
 
-The tokens of the row, and their log-probabilities, are exactly those that were sampled: a stop text that ends in the
-middle of a token has this whole token in the row, and the text of the token beyond the stop text is in no reply, as in
-vLLM. So the next prompt of the conversation does not begin with the row's tokens where the agent sends back the cut
-text, and a new row begins there (a seam, which the ledger counts).
+The tokens of the row, and their log-probabilities, are exactly those that were sampled. If a stop text ends in the
+middle of a token, the row has this whole token, and no reply has the text of the token beyond the stop text, as in
+vLLM. So if the agent sends back the cut text, the next prompt does not begin with the row's tokens, and a new row
+begins there (a seam, which the ledger counts).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 DecodeText = Callable[[Sequence[int]], str]
-"""Returns the text of tokens, special ones included."""
+"""A function that returns the text of tokens, including special ones."""
 _SHOWN_CHARS: Final = 1000  # of a message of the grammar library
 _UNFINISHED: Final = "\ufffd"  # the decoded form of bytes of an incomplete character
 
 
 class GrammarError(ValueError):
-    """A completion cannot go on within its grammar."""
+    """A completion cannot continue within its grammar."""
 
 
 class GrammarState:
@@ -41,16 +41,16 @@ class GrammarState:
         return self._matcher.is_accepting()
 
     def allowed(self, vocabulary: int) -> Tensor:
-        """Return which tokens may come next; the end-of-sequence tokens are among them where the text may end.
+        """Return a mask of the tokens that may come next, with the end-of-sequence tokens if the text may end.
 
         Shapes: result: (V,) bool.
 
         Raises:
-            GrammarError: there is none, or the grammar is beyond the library's bounds.
+            GrammarError: no token is allowed, or the grammar exceeds the library's limits.
         """
         bits = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")[:vocabulary]
         if self._unknown_id is not None and self._unknown_id < len(bits):
-            bits[self._unknown_id] = 0  # which stands for text that the vocabulary does not have
+            bits[self._unknown_id] = 0  # it represents text that is not in the vocabulary
         if self._matcher.is_error():
             raise GrammarError(f"the schema cannot be followed: {shortened(self._matcher.get_error())}")
         if not bits.any():
@@ -58,11 +58,11 @@ class GrammarState:
         return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
 
     def accept(self, token_id: int) -> None:
-        """Go on by the token that was drawn, an allowed one."""
+        """Advance by the sampled token, which must be allowed."""
         self._matcher.consume_token(token_id)
 
     def fresh(self) -> GrammarState:
-        """Return an independent state at the same place."""
+        """Return an independent copy of the state."""
         return GrammarState(self._matcher.deep_copy(), self._unknown_id)
 
 
@@ -73,7 +73,7 @@ def shortened(message: str) -> str:
 
 
 class Stopped(NamedTuple):
-    """A reply that its stop rule ended."""
+    """A reply ended by its stop rule."""
 
     text: str
     reason: str | int | None  # the stop text or token; None for the end of a single tool call
@@ -81,13 +81,13 @@ class Stopped(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Stop texts and stop tokens; a text is found wherever its end falls, also across tokens."""
+    """Stop texts and stop tokens; a text may end inside a token and span several tokens."""
 
     texts: tuple[str, ...] = ()  # none of them empty
     token_ids: frozenset[int] = frozenset()
     included: bool = False  # the stop text is part of the reply (`include_stop_str_in_output`)
-    min_tokens: int = 0  # nothing ends the reply before
-    last_call: str | None = None  # closes a tool call where only one may be made; part of the reply
+    min_tokens: int = 0  # smallest number of tokens before the reply may end
+    last_call: str | None = None  # text that closes a tool call, if only one is allowed; part of the reply
 
     def stopped(self, token_ids: Sequence[int], decode: DecodeText) -> Stopped | None:
         """Return the end of the reply if the last of its tokens ends it."""
@@ -95,15 +95,15 @@ class StopRule:
             return None
         *earlier, last = token_ids
         if last in self.token_ids:
-            kept = token_ids if self.included else earlier
-            return Stopped(decode(kept) if kept else "", last)
+            reply_ids = token_ids if self.included else earlier
+            return Stopped(decode(reply_ids) if reply_ids else "", last)
         stops = self.texts if self.last_call is None else (*self.texts, self.last_call)
         # a character takes four tokens at most; the first tokens of the window may be cut and are longer than needed
         window = decode(token_ids[-(4 * max(map(len, stops)) + 8) :]) if stops else ""
         if not any(stop in window for stop in stops):
             return None  # as after nearly every token
-        text, known = decode(token_ids), len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
-        places = [(text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in stops]
+        text, earlier_length = decode(token_ids), len(decode(earlier).rstrip(_UNFINISHED)) if earlier else 0
+        places = [(text.find(stop, max(0, earlier_length - len(stop) + 1)), stop) for stop in stops]
         # the one that is complete first
         at, stop = min(places, key=lambda place: (place[0] < 0, place[0] + len(place[1]), place[0]))
         if at < 0:
@@ -115,23 +115,23 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustments:
-    """Changes of the distribution from which tokens are drawn; the defaults change nothing.
+    """Changes of the distribution from which tokens are sampled; the defaults change nothing.
 
     Applied in vLLM's order: the grammar's mask, `min_tokens` and `logit_bias`; the penalties (OpenAI's, and the one of
     CTRL, arXiv:1909.05858, section 4.1, for tokens in prompt or reply); the temperature; `min_p`, `top_k`, `top_p`.
     """
 
-    top_k: int = 0  # only so many of the likeliest tokens; 0 for all
+    top_k: int = 0  # number of likeliest tokens to sample from; 0 for all
     min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
-    frequency_penalty: float = 0.0  # taken off a token's logit for each time it was drawn
-    presence_penalty: float = 0.0  # taken off a token's logit if it was drawn
+    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it was sampled
+    presence_penalty: float = 0.0  # subtracted from a token's logit if it was sampled
     repetition_penalty: float = 1.0  # divides positive logits, multiplies negative ones
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])  # added to the logits of these tokens
-    min_tokens: int = 0  # nothing ends the reply before so many tokens are drawn
-    ends: frozenset[int] = frozenset()  # tokens that would end it, held back for `min_tokens`
+    min_tokens: int = 0  # smallest number of tokens before the reply may end
+    ends: frozenset[int] = frozenset()  # tokens that would end it, excluded until `min_tokens`
 
     def reshape(self, logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Change the logits of the token after `prompt_ids` and the `token_ids` drawn so far, in place.
+        """Change the logits of the token after `prompt_ids` and the sampled `token_ids`, in place.
 
         Shapes: logits: (V,).
         """
@@ -145,8 +145,8 @@ class Adjustments:
             logits[tokens] += torch.tensor(list(self.logit_bias.values()), dtype=logits.dtype, device=logits.device)
         if self.repetition_penalty != 1:
             tokens = torch.tensor(sorted({*prompt_ids, *token_ids}), device=logits.device)
-            seen = logits[tokens]
-            logits[tokens] = torch.where(seen > 0, seen / self.repetition_penalty, seen * self.repetition_penalty)
+            values = logits[tokens]
+            logits[tokens] = torch.where(values > 0, values / self.repetition_penalty, values * self.repetition_penalty)
         if token_ids and (self.frequency_penalty or self.presence_penalty):
             counts = Counter(token_ids)
             tokens = torch.tensor(list(counts), device=logits.device)
@@ -154,7 +154,7 @@ class Adjustments:
             logits[tokens] -= self.frequency_penalty * times + self.presence_penalty
 
     def truncate(self, likely: Tensor) -> None:
-        """Set the probabilities that `min_p` and `top_k` exclude to 0, in place, and let the rest sum to one.
+        """Set the probabilities that `min_p` and `top_k` exclude to 0, in place, and scale the rest to a sum of one.
 
         Shapes: likely: (V,).
         """
@@ -170,46 +170,46 @@ class Completion:
     """One completion, from its prompt to its last token.
 
     **The log-probabilities are the model's own**: under softmax(logits / temperature) over the whole vocabulary (at
-    temperature 0: that of temperature 1), before `top_p`, `adjustments` and `grammar`. These change which token is
-    drawn, not what is recorded, as vLLM's `raw_logprobs` do not contain them either. The learner recomputes the
-    probability of each token with the model alone, so the ratio to the same weights is one; with the probability under
-    a mask it would be below one from the first update on. The price: such tokens are samples of another distribution
-    than the one that learns from them, and no importance weight corrects it. The gateway notes the settings that do so
-    on the call (`agentlightning.call.constrained_by`), and the ledger counts such calls.
+    temperature 0: that of temperature 1), before `top_p`, `adjustments` and `grammar`. These change the sampled token,
+    not the recorded probability, like vLLM's `raw_logprobs`. The learner recomputes the probability of each token with
+    the model only, so the ratio to the same weights is one; with the probability under a mask it would be below one
+    from the first update on. The disadvantage: such tokens are samples of another distribution than the one that learns
+    from them, and no importance weight corrects it. The gateway records the settings that do so on the call
+    (`agentlightning.call.constrained_by`), and the ledger counts such calls.
     """
 
     prompt_ids: Sequence[int]  # at least one token
     max_new_tokens: int
     temperature: float = 1.0  # 0 takes the likeliest token
     top_p: float = 1.0  # sample from the smallest set of likeliest tokens that has this probability
-    seed: int = 0  # of the draws: the same seed and weights give the same tokens
+    seed: int = 0  # seed of sampling: the same seed and weights give the same tokens
     adjustments: Adjustments | None = None
     stop: StopRule | None = None
     grammar: GrammarState | None = None
-    top_logprobs: int = 0  # so many of the likeliest tokens are noted for each drawn one
+    top_logprobs: int = 0  # number of likeliest tokens recorded for each sampled one
 
-    token_ids: list[int] = field(default_factory=list[int])  # drawn so far, the end-of-sequence token included
-    logprobs: list[float] = field(default_factory=list[float])  # natural, of each drawn token
+    token_ids: list[int] = field(default_factory=list[int])  # sampled so far, including the end-of-sequence token
+    logprobs: list[float] = field(default_factory=list[float])  # natural, of each sampled token
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
-    """For each drawn token the `top_logprobs` likeliest ones, (token, log-probability), likeliest first."""
+    """The `top_logprobs` likeliest tokens for each sampled one, (token, log-probability), likeliest first."""
     finish_reason: Literal["stop", "length"] | None = None  # None while it runs
     stop_reason: str | int | None = None  # the stop text or stop token that ended it
     stopped_text: str | None = None  # the text of the reply that `stop` ended
-    error: str | None = None  # why it cannot go on
+    error: str | None = None  # reason why it cannot continue
     left: bool = False  # nobody waits for it; may be set from any thread
-    rng: random.Random = field(init=False, repr=False)  # gives one number for each draw
+    rng: random.Random = field(init=False, repr=False)  # source of one number per sampled token
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
 
     @property
     def is_over(self) -> bool:
-        """True if nothing more is drawn for it."""
+        """True if no further token is sampled."""
         return self.finish_reason is not None or self.error is not None or self.left
 
     @property
     def read_ids(self) -> Sequence[int]:
-        """Ids that the model reads before it gives the next token: the prompt, then the tokens drawn so far."""
+        """Ids that the model reads before the next token: the prompt, then the sampled tokens."""
         return [*self.prompt_ids, *self.token_ids] if self.token_ids else self.prompt_ids
 
     @property
@@ -218,7 +218,7 @@ class Completion:
         return self.adjustments is not None or self.grammar is not None
 
     def append(self, token_id: int, logprob: float, eos_ids: Collection[int], decode: DecodeText) -> None:
-        """Take the next token and see whether it is the last."""
+        """Append the next token and check whether it is the last."""
         self.token_ids.append(token_id)
         self.logprobs.append(logprob)
         if token_id in eos_ids:
@@ -235,8 +235,8 @@ class Completion:
 def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], list[float]]:
     """Sample one token per row by inverting the cumulative distribution at the row's own uniform number.
 
-    Notes the likeliest tokens of completions that ask for them. A completion without an allowed token gets its `error`,
-    and the values returned for it mean nothing.
+    Records the likeliest tokens of completions that request them. A completion without an allowed token gets its
+    `error`, and the values returned for it are meaningless.
 
     Shapes: logits: (B, V) float32; the lists have length B.
     """
@@ -261,8 +261,8 @@ def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], 
         likely = torch.zeros_like(likely).scatter(1, order, torch.where(before < top_p[:, None], ordered, 0.0))
     cumulative = likely.cumsum(dim=-1)
     uniform = torch.tensor([c.rng.random() for c in completions], dtype=torch.float64, device=logits.device)
-    wanted = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token has a probability above 0
-    tokens = torch.searchsorted(cumulative, wanted, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
+    targets = uniform[:, None] * cumulative[:, -1:]  # below the total, so the token has a probability above 0
+    tokens = torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)  # (B,)
     greedy = [c.temperature == 0 for c in completions]
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), scores.argmax(dim=-1), tokens)

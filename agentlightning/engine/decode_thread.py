@@ -1,4 +1,4 @@
-"""The thread that decodes: a bounded queue before the `Decoder`, and a pause in which weights may change."""
+"""The decoding thread: a bounded queue in front of the `Decoder`, and a pause in which weights may change."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class _Job:
 
 
 class DecodeLoop:
-    """Completions from any thread, decoded together by one thread of its own.
+    """Decodes completions from any thread together, on its own thread.
 
-    `submit` and `paused` may be called from any thread. All weights that one completion sees have one version: if they
-    change under it, outside of `paused`, it fails with 503 instead of going on. Where the memory does not suffice for
-    all that is in flight, half as many are decoded at once from then on; all go on after the tokens that they have.
+    `submit` and `paused` may be called from any thread. All weights that one completion uses have one version: if they
+    change during it, outside of `paused`, it fails with 503. If the memory does not suffice for all completions in
+    flight, half as many are decoded at once from then on; all continue after their existing tokens.
     """
 
     def __init__(
@@ -52,19 +52,19 @@ class DecodeLoop:
         decode: DecodeText | None = None,
         separate: bool = False,
     ) -> None:
-        """Prepare the loop; `InferenceEngine` and `Decoder` say what the arguments mean. `decode` is called from the
-        loop's own thread."""
+        """Prepare the loop; `InferenceEngine` and `Decoder` explain the arguments. `decode` is called from the loop's
+        own thread."""
         self._policy = policy
         self._max_batch, self._max_waiting = max_batch, max_waiting
         # a small model takes as long per token with two threads as with one, and two burn cores that the agents need
         self._threads = 1 if policy.is_small else torch.get_num_threads()
         self._new_decoder = partial(Decoder, policy.model, policy.eos_ids, decode, separate=separate)
-        self._room = max_batch  # completions that the memory suffices for, as far as is known
-        self._lacked = False  # it did not suffice the last time
+        self._room = max_batch  # number of completions that fit into the memory, as far as known
+        self._lacked = False  # the memory did not suffice the last time
         self._decoder = self._new_decoder(max_batch=max_batch)
         self._waiting: deque[_Job] = deque()
         self._in_flight: dict[Completion, _Job] = {}
-        self._version = policy.weight_version  # of everything in flight
+        self._version = policy.weight_version  # weight version of everything in flight
         self._changed = threading.Condition()  # guards the fields above and below
         self._paused = False
         self._stopping = False
@@ -72,7 +72,7 @@ class DecodeLoop:
         self._thread = threading.Thread(target=self._run, name="agl-decode", daemon=True)
 
     def start(self) -> None:
-        """Start decoding; once."""
+        """Start decoding. May be called once."""
         self._thread.start()
 
     def stop(self, timeout: float) -> None:
@@ -85,11 +85,11 @@ class DecodeLoop:
         self._fail(_stopping(), waiting_too=True)
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Queue completions that start together. The future gives the version of the weights that made them, when all
-        are finished, or fails with `RequestError` where one of them cannot go on.
+        """Queue completions that start together. The future returns the version of the weights that made them when all
+        are finished, or fails with `RequestError` if one of them cannot continue.
 
         Raises:
-            RequestError: 503, the queue is full or the engine is stopping; 400, they are more than fit together.
+            RequestError: 503, the queue is full or the engine is stopping; 400, there are too many to run together.
         """
         if len(completions) > self._max_batch:
             text = f"'n' must be at most {self._max_batch}, the completions that are decoded together"
@@ -110,8 +110,8 @@ class DecodeLoop:
         """Wait until no completion is in flight; inside the block none starts and new requests queue up.
 
         Raises:
-            TimeoutError: A completion was still in flight after `timeout` seconds; decoding goes on as before.
-            RuntimeError: It is paused already.
+            TimeoutError: A completion was still in flight after `timeout` seconds; decoding continues as before.
+            RuntimeError: It is already paused.
         """
         with self._changed:
             if self._paused:
@@ -133,7 +133,7 @@ class DecodeLoop:
             return replace(self._stats)
 
     def load(self) -> dict[str, int]:
-        """Return how many requests wait and how many completions are in flight."""
+        """Return the numbers of waiting requests and of completions in flight."""
         with self._changed:
             return {"waiting": len(self._waiting), "in_flight": len(self._in_flight)}
 
@@ -156,7 +156,7 @@ class DecodeLoop:
             self._deliver(finished, time.perf_counter() - started)
 
     def _admit(self) -> list[Completion] | None:
-        """Wait for work and return the completions that join those in flight; None when the loop is to end."""
+        """Wait for work and return the completions that join those in flight; None if the loop should end."""
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._in_flight or (self._waiting and not self._paused))
             if self._stopping:
@@ -173,7 +173,7 @@ class DecodeLoop:
             return new
 
     def _advance(self, new: list[Completion]) -> list[Completion]:
-        """Sample one token of everything in flight; return the finished completions."""
+        """Sample one token of each completion in flight; return the finished ones."""
         with self._policy.lock:
             self._decoder.add(new)
             if self._version != self._policy.weight_version:
@@ -186,7 +186,7 @@ class DecodeLoop:
         self._decoder.add([*completions])
 
     def _fail_begun(self) -> None:
-        """Fail the completions that have tokens of weights that are no longer there."""
+        """Fail the completions that have tokens of replaced weights."""
         begun = [completion for completion in self._in_flight if completion.token_ids]
         with self._changed:
             jobs = [self._in_flight.pop(completion) for completion in begun]
@@ -196,8 +196,8 @@ class DecodeLoop:
         _fail_jobs(jobs, RequestError(text, status=503, code="weights_changed", retry_after=1))
 
     def _halve(self, cause: str) -> list[Completion]:
-        """After an out-of-memory error, let half as many run from now on; return the finished completions. Fails all
-        of them where the memory does not suffice for a single one."""
+        """Halve the number of running completions after an out-of-memory error; return the finished ones. Fail all of
+        them if the memory does not suffice for a single one."""
         tried, device = min(self._room, len(self._in_flight)), self._policy.model.device
         self._restart(())
         free_cached_memory(device)

@@ -1,10 +1,10 @@
 """Samples from a causal model, many completions at a time: they start and end between two steps.
 
-The tokens of a completion depend on its own seed and on the weights, not on the rest of the batch (but for the last
-bits of floating point; with `separate` not even for these). No thread and no text: the engine adds those.
+The tokens of a completion depend on its own seed and on the weights, not on the rest of the batch (except for the last
+bits of floating point; with `separate` not even for these). The engine adds threads and text.
 
-transformers' own continuous batching does not serve here: it has one random generator for all requests, while each
-completion here has a seed, a grammar and stop texts of its own.
+transformers' own continuous batching is not suitable: it has one random generator for all requests, while each
+completion here has its own seed, grammar and stop texts.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ PREFILL_TOKENS: Final = 16_384  # padded prompt tokens of one forward, a bound o
 
 
 class Decoder:
-    """The completions of one model, running and waiting. Used by one thread; the weights must rest during a step.
+    """The running and waiting completions of one model. Used by one thread; the weights must not change during a step.
 
-    With `separate` each completion is decoded alone, at the cost of one forward per token and completion. The sums of a
-    matrix product are rounded in an order that depends on the shapes of the operands. In a batch these follow from the
-    rest of it, and so would the last bits of every probability, and now and then a token. Alone, all shapes, strides
-    and alignments follow from the request.
+    With `separate` each completion is decoded alone, at the cost of one forward pass per token and completion. The
+    rounding of a matrix product depends on the shapes of the operands. In a batch these depend on the other
+    completions, and so would the last bits of every probability, and sometimes a token. Alone, all shapes, strides and
+    alignments depend only on the request.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Decoder:
         max_batch: int = 128,
         separate: bool = False,
     ) -> None:
-        """Begin with no completion; at most `max_batch` run at once. Stop texts and stop tokens need `decode`."""
+        """Create an empty decoder; at most `max_batch` completions run at once. Stop texts and tokens need `decode`."""
         self._new_batch = partial(_Batch, model, frozenset(eos_ids), decode or _no_text)
         self._separate, self._max_batch = separate, max_batch
         self._batches = [] if separate else [self._new_batch()]
@@ -54,16 +54,16 @@ class Decoder:
 
     @property
     def running(self) -> int:
-        """Completions of which the next step samples a token."""
+        """Number of completions for which the next step samples a token."""
         return sum(len(batch.running) for batch in self._batches)
 
     def add(self, completions: Sequence[Completion]) -> None:
-        """Let completions wait for a place. One that has tokens already goes on after them."""
+        """Queue completions. A completion that already has tokens continues after them."""
         self._waiting.extend(completions)
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Sample a token of each running completion, start waiting ones, and return those that are finished."""
+        """Sample a token of each running completion, start waiting ones, and return the finished ones."""
         finished = [completion for batch in self._batches for completion in batch.step()]
         free = min(max(0, self._max_batch - self.running), len(self._waiting))
         new = [self._waiting.popleft() for _ in range(free)]
@@ -84,7 +84,7 @@ def generate(decoder: Decoder, completions: Sequence[Completion]) -> None:
 
 
 class _Batch:
-    """Completions that share their forwards."""
+    """Completions that share their forward passes."""
 
     def __init__(self, model: PreTrainedModel, eos_ids: frozenset[int], decode: DecodeText) -> None:
         self._model, self._eos_ids, self._decode = model, eos_ids, decode
@@ -92,7 +92,7 @@ class _Batch:
         self.running: list[Completion] = []  # row b of the forward's belongs to the b-th
 
     def start(self, completions: Sequence[Completion]) -> list[Completion]:
-        """Read the prompts and sample the first token of each; return those that are finished with it."""
+        """Read the prompts and sample the first token of each; return the finished completions."""
         device = self._model.device
         for chunk in _chunks(completions, share=self._forward.shares_prefixes):
             prompts = [completion.read_ids for completion in chunk]  # (R,)
@@ -105,8 +105,8 @@ class _Batch:
         return self._remove_finished()
 
     def step(self) -> list[Completion]:
-        """Sample one more token of each completion; return those that are finished with it."""
-        finished = self._remove_finished()  # nobody waits for them any more
+        """Sample one more token of each completion; return the finished ones."""
+        finished = self._remove_finished()  # their clients have left
         if not self.running:
             return finished
         device = self._model.device
@@ -126,7 +126,7 @@ class _Batch:
 
     def _remove_finished(self) -> list[Completion]:
         finished = [completion for completion in self.running if completion.is_over]
-        over = set(finished)  # one may be left between two looks
+        over = set(finished)  # a client may leave between two checks
         for row in range(len(self.running) - 1, -1, -1) if finished else ():
             if self.running[row] in over:
                 last = self.running.pop()
@@ -137,30 +137,30 @@ class _Batch:
 
 
 def _chunks(completions: Sequence[Completion], *, share: bool) -> Iterator[list[Completion]]:
-    """Yield the completions whose prompts one forward reads. With `share`, prompts that begin alike come together, and
-    apart from others where these would make the beginning shorter by more than `SHARED_TOKENS`."""
+    """Yield the completions whose prompts one forward pass reads. With `share`, prompts with a common beginning form a
+    chunk, without prompts that would shorten that beginning by more than `SHARED_TOKENS`."""
     waiting = sorted(completions, key=lambda completion: list(completion.read_ids)) if share else list(completions)
     chunk: list[Completion] = []
     longest = shared = 0  # tokens of the longest prompt, and tokens that all of the chunk begin with
     for completion, after in zip(waiting, [*waiting[1:], None], strict=False):
         length = len(completion.read_ids)
         longest = max(longest, length)
-        left = lost = 0
+        common = lost = 0
         if chunk and share:
-            left = min(shared, _common(chunk[0], completion))
+            common = min(shared, _common(chunk[0], completion))
             ahead = 0 if after is None else _common(completion, after)
-            lost = max((len(chunk) - 1) * (shared - left), ahead - left)
+            lost = max((len(chunk) - 1) * (shared - common), ahead - common)
         if chunk and (longest * (len(chunk) + 1) > PREFILL_TOKENS or lost > SHARED_TOKENS):
             yield chunk
             chunk, longest = [], length
-        shared = left if chunk else length
+        shared = common if chunk else length
         chunk.append(completion)
     if chunk:
         yield chunk
 
 
 def _common(one: Completion, other: Completion) -> int:
-    """Return how many tokens both prompts begin with."""
+    """Return the number of tokens of the common beginning of two prompts."""
     pairs = zip(one.read_ids, other.read_ids, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one.read_ids), len(other.read_ids)))
 

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 ONLY_POLICY: Final = "policy"
 """Model name of a policy without a name."""
 _START_SECONDS: Final = 10.0
-_STOP_SECONDS: Final = 2.0  # for both threads together
+_STOP_SECONDS: Final = 2.0  # limit for both threads together
 
 
 class InferenceEngine:
-    """Serves a policy while it learns, on this machine alone: it has no authentication.
+    """Serves a policy while it learns, only on this machine: it has no authentication.
 
-    Two threads of its own: one decodes (`decode_thread`), one serves HTTP (`chat_server`). The weights are read in
-    place, so a change copies nothing: update the policy inside `paused()`. `start` and `stop` belong to one owner; the
-    rest may be called from any thread.
+    It has two threads: one decodes (`decode_thread`), one serves HTTP (`chat_server`). The weights are read in place,
+    so a change copies nothing: update the policy inside `paused()`. `start` and `stop` belong to one owner; the rest
+    may be called from any thread.
     """
 
-    api_key: None = None  # on loopback anybody of this machine may call
+    api_key: None = None  # on loopback every user of this machine may call
 
     def __init__(
         self,
@@ -47,12 +47,12 @@ class InferenceEngine:
 
         Args:
             model_name: the `model` of requests.
-            max_batch: completions that are decoded together.
-            max_waiting: requests that may wait beside; more are refused with 503 and `Retry-After`.
-            max_new_tokens: for requests that name no limit.
-            seed: of the requests without a seed.
-            place_of: gives a rollout's place in the run. With it replies are repeatable: they depend on the weights,
-                that place and the request, not on what else is in flight or when it arrives.
+            max_batch: largest number of completions that are decoded together.
+            max_waiting: largest number of waiting requests; more are refused with 503 and `Retry-After`.
+            max_new_tokens: limit of requests that set none.
+            seed: seed of requests without one.
+            place_of: returns a rollout's place in the run. With it replies are repeatable: they depend on the weights,
+                that place and the request, not on other requests or the time of arrival.
 
         Raises:
             ValueError: A limit is below 1.
@@ -63,7 +63,7 @@ class InferenceEngine:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.model_name: Final = model_name
         self._policy = policy
-        chat_format = ChatFormat(policy.tokenizer)  # of which each thread has a copy
+        chat_format = ChatFormat(policy.tokenizer)  # each thread has a copy
         self._loop = DecodeLoop(
             policy,
             max_batch=max_batch,
@@ -84,16 +84,16 @@ class InferenceEngine:
 
     @property
     def base_url(self) -> str:
-        """The address for OpenAI clients: `http://127.0.0.1:PORT/v1`. Known after `start`."""
+        """The address for OpenAI clients: `http://127.0.0.1:PORT/v1`. Available after `start`."""
         if self._server is None:
             raise RuntimeError("the engine is not running: call start() first")
         return self._server.base_url
 
     def start(self) -> None:
-        """Listen and serve; returns when requests are answered.
+        """Listen and serve; return when requests are answered.
 
         Raises:
-            RuntimeError: The engine was started before, or the server does not come up.
+            RuntimeError: The engine was started before, or the server does not start.
         """
         if self._server is not None:
             raise RuntimeError("an engine is started once; make a new one")

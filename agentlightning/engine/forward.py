@@ -1,9 +1,9 @@
-"""The forward of the decoder: reads prompts and tokens through the model, with a key-value cache of rows.
+"""The forward pass of the decoder: runs prompts and tokens through the model, with a key-value cache of rows.
 
 Rows 0 .. B-1 of the cache are the sequences being decoded, each with its own length. A new sequence takes the next row,
-a finished one gives its place to the last row, so that a step always works on the first B rows and nothing is ever
-padded on the left. The buffers grow by doubling and are kept. The caches of transformers append to all rows at the
-same place, which cannot serve sequences that join and leave between two steps.
+and the last row replaces a finished one, so that a step always works on the first B rows without padding on the left.
+The buffers grow by doubling and are kept. The caches of transformers append to all rows at the same place, which does
+not support sequences that join and leave between two steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.engine.llama_forward import LlamaForward, grown, llama_forwa
 from agentlightning.engine.served import head_sees_only
 
 SHARED_TOKENS: Final = 32
-"""A common beginning of fewer tokens is not worth a forward of its own."""
+"""Smallest number of common tokens that is worth a separate forward pass."""
 _FULL: Final = "full_attention"
 _PLAIN: Final = {_FULL, "sliding_attention"}
 
@@ -30,7 +30,7 @@ _llama_forwards: WeakKeyDictionary[PreTrainedModel, LlamaForward | None] = WeakK
 
 
 def forward_of(model: PreTrainedModel) -> ModelForward | LlamaForward:
-    """Return the fastest forward that computes the same as the model, with its own rows."""
+    """Return the fastest forward pass that computes the same as the model, with its own rows."""
     if model not in _llama_forwards:
         _llama_forwards[model] = llama_forward_of(model, ModelForward)
     own = _llama_forwards[model]
@@ -38,11 +38,11 @@ def forward_of(model: PreTrainedModel) -> ModelForward | LlamaForward:
 
 
 class ModelForward:
-    """The model's own forward, which keeps keys and values in rows.
+    """The model's own forward pass, which keeps keys and values in rows.
 
     Attributes:
         rows: the keys and values.
-        shares_prefixes: whether prompts with a common beginning are read faster in one call.
+        shares_prefixes: whether one call reads prompts with a common beginning faster.
 
     Raises:
         ValueError: The model has layers that are not plain attention (state-space or linear attention layers).
@@ -68,15 +68,16 @@ class ModelForward:
             visible = torch.arange(length, device=tokens.device) <= position[:, None]  # (T - start, T)
             rest = {"position_ids": position[None], "attention_mask": visible.expand(count, 1, -1, -1)}
         self.rows.prepare_prompts(first_row, start)
-        wanted = torch.arange(start, length, device=tokens.device) == last[:, None]  # (R, T - start)
-        with head_sees_only(self._model, wanted) as seen:  # logits of all prompts' places would be many times as large
+        positions = torch.arange(start, length, device=tokens.device) == last[:, None]  # (R, T - start)
+        # logits at all positions of the prompts would be many times as large
+        with head_sees_only(self._model, positions) as head_inputs:
             logits = self._model(input_ids=tokens[:, start:], **self._cache, **rest).logits
-        return logits[0] if seen else logits[wanted]
+        return logits[0] if head_inputs else logits[positions]
 
     def _read_prefix(self, tokens: Tensor, last: Tensor, first_row: int) -> int:
-        """Read the common beginning of all prompts once, into the rows of all; return its tokens, 0 for few."""
+        """Read the common beginning of all prompts once into all rows; return its length, 0 if it is short."""
         same = (tokens == tokens[0]).all(dim=0).long().cumprod(dim=0)  # (T,)
-        shared = min(int(same.sum()), int(last.min()))  # of each prompt at least the last token is left
+        shared = min(int(same.sum()), int(last.min()))  # at least the last token of each prompt remains
         if not self.shares_prefixes or len(tokens) == 1 or shared < SHARED_TOKENS:
             return 0
         self.rows.prepare_prompts(first_row)
@@ -87,7 +88,7 @@ class ModelForward:
     def tokens(self, tokens: Tensor, lengths: Tensor, width: int) -> Tensor:
         """Append a token to each of the first B rows and return the logits after it.
 
-        Shapes: tokens, lengths: (B,), `lengths` are the tokens before, at most `width` - 1; result: (B, V).
+        Shapes: tokens, lengths: (B,), `lengths` counts the tokens before, at most `width` - 1; result: (B, V).
         """
         visible = torch.arange(width, device=lengths.device) <= lengths[:, None]  # (B, width): itself and all before it
         self.rows.prepare_tokens(lengths, width)
@@ -114,21 +115,21 @@ class RowCache(Cache):
         super().__init__(layers=[*self._row_layers])
 
     def prepare_prompts(self, first_row: int, start: int = 0) -> None:
-        """Let the next forward write prompts, from position `start` on, to the rows from `first_row` on."""
+        """Prepare for prompts, which the next forward pass writes from position `start` and row `first_row` on."""
         for layer in self._row_layers:
             layer.prompts_at, layer.tokens_at = (first_row, start), None
 
     def prepare_tokens(self, lengths: Tensor, width: int) -> None:
-        """Let the next forward append one token to each of the first B rows.
+        """Prepare for tokens, which the next forward pass appends to the first B rows, one each.
 
-        `lengths`: (B,) tokens that each row already has; `width`: tokens of the longest with the new one.
+        `lengths`: (B,) number of tokens of each row; `width`: that of the longest row with the new token.
         """
         rows = torch.arange(len(lengths), device=lengths.device)
         for layer in self._row_layers:
             layer.tokens_at = rows, lengths, width
 
     def repeat_row(self, row: int, count: int) -> None:
-        """Copy one row to the rows after it, `count` of them with itself."""
+        """Copy one row to the next `count` - 1 rows."""
         for layer in self._row_layers:
             layer.repeat(row, count)
 
@@ -167,7 +168,7 @@ class _RowLayer(CacheLayerMixin):
         self.keys[row + 1 : row + count], self.values[row + 1 : row + count] = self.keys[row], self.values[row]
 
     def _reserve(self, keys: Tensor, values: Tensor, rows: int, length: int) -> None:
-        """Make room, for numbers of the types of the first ones: autocast gives keys and values different types."""
+        """Allocate space with the types of the first values: under autocast keys and values have different types."""
         if not self.is_initialized:
             self.lazy_initialization(keys, values)
         have_rows, heads, have_length, width = self.keys.shape
@@ -185,7 +186,7 @@ class _RowLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (keys to look at, offset) of a prompt; for single tokens the decoder passes its own mask."""
+        """Return (number of keys, offset) of a prompt; for single tokens the decoder passes its own mask."""
         return query_length, 0
 
     def get_seq_length(self) -> int:

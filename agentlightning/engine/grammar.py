@@ -1,11 +1,11 @@
-"""Constrained decoding by llguidance: grammars compiled once, and the place of each completion in its grammar.
+"""Constrained decoding with llguidance: compiled grammars, and the state of each completion in its grammar.
 
 llguidance (MIT, one wheel of 3 MB for all Pythons from 3.9 on, no dependencies, no CUDA) computes the mask of the next
-token while it decodes; a grammar needs no compilation against the vocabulary beforehand. It comes with the extra
-`grpo` and is loaded with the first request that needs it.
+token while it decodes; a grammar needs no prior compilation against the vocabulary. It comes with the extra `grpo` and
+is loaded with the first request that needs it.
 
-A forced tool call is written as chat templates write it (`chat.py`), with its arguments in the spelling of
-`json.dumps`, so that a template that renders the call again gives the same text, and the row goes on.
+A forced tool call has the format of chat templates (`chat.py`), with its arguments in the format of `json.dumps`, so
+that a template that renders the call again produces the same text, and the row continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPELLING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_s
 
 
 class Grammars:
-    """Compiles the grammars of one tokenizer, in a thread of its own. Belongs to one loop."""
+    """Compiles the grammars of one tokenizer, on its own thread. Belongs to one loop."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int, eos_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -50,8 +50,8 @@ class Grammars:
         """Return the state before the first token.
 
         Raises:
-            RequestError: 400, it is too large, takes too long, or the library refuses it, in its words; 501, the
-                library is not installed.
+            RequestError: 400, the grammar is too large, takes too long, or the library refuses it (with its message);
+                501, the library is not installed.
         """
         text, param = lark_of(constraint, self._special), constraint.param
         if len(text) > MAX_GRAMMAR_BYTES:
@@ -77,7 +77,7 @@ class Grammars:
         return state
 
     def close(self) -> None:
-        """End the thread without waiting for what it compiles."""
+        """End the thread without waiting for a compilation."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, text: str) -> GrammarState:
@@ -94,8 +94,8 @@ class Grammars:
 
 
 def lark_of(constraint: Constraint, special: Mapping[str, int]) -> str:
-    """Return the grammar in the Lark dialect of llguidance. `special` names the tokens that are no text to the
-    tokenizer, with their ids."""
+    """Return the grammar in the Lark dialect of llguidance. `special` has the special tokens of the tokenizer, with
+    their ids."""
     starts, rules = list[str](), list[str]()
     if constraint.value is not None:
         starts.append("value")
@@ -133,11 +133,11 @@ def _library() -> Any:
 
 
 def _ll_tokenizer(library: Any, tokenizer: PreTrainedTokenizerBase, vocabulary: int, eos_ids: list[int]) -> Any:
-    """Return the vocabulary as the library reads it: byte by byte where it knows the kind of tokenizer."""
+    """Return the vocabulary for the library: as bytes if the library knows the kind of tokenizer."""
     own = copy.deepcopy(tokenizer)  # a fast tokenizer must not be used by two threads at once
     try:
         return importlib.import_module("llguidance.hf").from_tokenizer(own, n_vocab=vocabulary, eos_token=eos_ids)
-    except ValueError:  # a decoder that it does not know: each token then stands for its own text
+    except ValueError:  # an unknown decoder: each token then represents its own text
         wrapper = library.TokenizerWrapper(_Vocabulary(own))
         return library.LLTokenizer(wrapper, n_vocab=max(vocabulary, len(own)), eos_token=eos_ids)
 

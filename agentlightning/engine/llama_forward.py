@@ -1,10 +1,10 @@
-"""The forward of small Llama models on a CPU without their modules: 1.47 to 2.4 times as fast for the demo's model.
+"""The forward pass of small Llama models on a CPU without modules, 1.47 to 2.4 times as fast for the demo's model.
 
-Tokens per CPU second of the demo's model (0.23 million parameters), own forward and modules, medians of 7: 44,500
-and 30,200 with 128 rows at a time, 28,800 and 16,300 with 32, 13,100 and 6,300 with 8, 2,360 and 990 with one; of a
-model with 4 million parameters 1.1, 1.25, 1.5 and 1.9 times as many. Modules take ten times as long to call each other
-as such a model takes to compute, and each tensor operation releases the interpreter lock, which a busy process returns
-late. Here a forward has a third of the operations, on the weights of the model as they are at each forward.
+Tokens per CPU second of the demo's model (0.23 million parameters), this forward pass and modules, medians of 7: 44,500
+and 30,200 with 128 rows at a time, 28,800 and 16,300 with 32, 13,100 and 6,300 with 8, 2,360 and 990 with one; for a
+model with 4 million parameters 1.1, 1.25, 1.5 and 1.9 times as many. Calls between modules take ten times as long as
+the computation of such a model, and each tensor operation releases the interpreter lock, which a busy process returns
+late. Here a forward pass has a third of the operations, on the current weights of the model.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from agentlightning.engine.torch_setup import SMALL_MODEL_PARAMETERS
 
 logger = logging.getLogger(__name__)
 
-_STATIC_ROPE: Final = ("default", "linear", "llama3")  # whose angles depend on the position alone
+_STATIC_ROPE: Final = ("default", "linear", "llama3")  # their angles depend only on the position
 _MOST_POSITIONS: Final = 32_768
 _TOLERANCE: Final = 1e-4
 
 
 @torch.inference_mode()
 def llama_forward_of(model: PreTrainedModel, other: Callable[[PreTrainedModel], Any]) -> LlamaForward | None:
-    """Return the forward of a model if it computes the same as the `other` one; tried on one prompt."""
+    """Return the forward pass of a model if it computes the same as the `other` one on a test prompt."""
     if not _has_llama_layout(model):
         return None
     own = LlamaForward(cast("LlamaForCausalLM", model))
@@ -45,12 +45,12 @@ def llama_forward_of(model: PreTrainedModel, other: Callable[[PreTrainedModel], 
 
 
 _Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Takes the number of a layer, queries (N, heads, width), keys and values (N, key heads, width); gives (N, D)."""
+"""A function of a layer number, queries (N, heads, width), keys and values (N, key heads, width); returns (N, D)."""
 
 
 class LlamaForward:
-    """The forward of `LlamaForCausalLM` without its modules, with the methods of `ModelForward`; differs from theirs in
-    the last bits of floating point."""
+    """The forward pass of `LlamaForCausalLM` without its modules, with the methods of `ModelForward`; differs from the
+    modules in the last bits of floating point."""
 
     shares_prefixes = False
 
@@ -74,12 +74,12 @@ class LlamaForward:
             for own, mlp in ((layer.self_attn, layer.mlp),)
         ]
         cosine, sine = body.rotary_emb(self._embedding, torch.arange(config.max_position_embeddings)[None])
-        sign = torch.tensor([-1.0, 1.0]).repeat_interleave(self._width // 2)  # of the half that is turned
+        sign = torch.tensor([-1.0, 1.0]).repeat_interleave(self._width // 2)  # sign of the rotated half
         self._cosine, self._sine = cosine[0, :, None], (sine[0] * sign)[:, None]  # (positions, 1, width)
         self.rows = FlatRows(len(self._layers), self._key_heads, self._width)
 
     def with_new_rows(self) -> LlamaForward:
-        """Return the same with rows of its own."""
+        """Return a copy that has its own rows."""
         other = copy.copy(self)
         other.rows = FlatRows(len(self._layers), self._key_heads, self._width)
         return other
@@ -93,8 +93,8 @@ class LlamaForward:
             queries, keys, values = (part.view(shape).transpose(1, 2) for part in (queries, keys, values))
             self.rows.write_prompts(layer, first_row, keys, values)
             grouped = self._heads != self._key_heads
-            found = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
-            return found.transpose(1, 2).reshape(count * places, -1)
+            output = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+            return output.transpose(1, 2).reshape(count * places, -1)
 
         hidden = self._hidden(tokens.view(-1), position, attend)  # (R * T, D)
         return self._logits(hidden[last + torch.arange(count) * places])
@@ -103,12 +103,12 @@ class LlamaForward:
         hidden_keys = torch.arange(width) > lengths[:, None]  # (B, width): after itself
         mask = torch.zeros(hidden_keys.shape).masked_fill_(hidden_keys, -torch.inf)
         mask = mask.repeat_interleave(self._key_heads, 0)[:, None]  # (B * key heads, 1, width)
-        kept = self.rows.prepare_tokens(lengths, width)
+        layers = self.rows.prepare_tokens(lengths, width)
         scale = self._width**-0.5
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.rows.write_tokens(layer, keys, values)
-            all_keys, all_values = kept[2 * layer : 2 * layer + 2]  # (B * key heads, width, head width)
+            all_keys, all_values = layers[2 * layer : 2 * layer + 2]  # (B * key heads, width, head width)
             grouped = queries.reshape(len(all_keys), -1, self._width)
             weights = torch.baddbmm(mask, grouped, all_keys.transpose(1, 2), alpha=scale).softmax(-1)
             return torch.bmm(weights, all_values).view(len(lengths), -1)
@@ -119,11 +119,11 @@ class LlamaForward:
         return functional.linear(self._rms_norm(hidden, self._norm), self._head)
 
     def _rms_norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Return what `functional.rms_norm` does, for (N, D), in half its time: the mean is a matrix product."""
+        """Return the result of `functional.rms_norm` for (N, D), in half its time: the mean is a matrix product."""
         return hidden * torch.addmm(self._epsilon, hidden.square(), self._mean).rsqrt_() * weight
 
     def _hidden(self, tokens: Tensor, position: Tensor, attend: _Attend) -> Tensor:
-        """Return what the last layer gives for tokens (N,) at their positions (N,): (N, D)."""
+        """Return the output of the last layer for tokens (N,) at their positions (N,): (N, D)."""
         linear, count = functional.linear, len(tokens)
         cosine, sine = self._cosine[position], self._sine[position]
         hidden = functional.embedding(tokens, self._embedding)
@@ -154,7 +154,7 @@ def _has_llama_layout(model: PreTrainedModel) -> bool:
 
 
 class FlatRows:
-    """The same rows for a forward without modules: all layers in one tensor, a key head of a row as one block.
+    """Rows for a forward pass without modules: all layers in one tensor, a key head of a row as one block.
 
     Buffer: (2 * layers, rows, key heads, capacity, head width), the keys of a layer before its values.
     """
@@ -172,9 +172,9 @@ class FlatRows:
         self._kept[2 * layer + 1, first_row:rows, :, :length] = values
 
     def prepare_tokens(self, lengths: Tensor, width: int) -> Sequence[Tensor]:
-        """Let `write_tokens` append to the first B rows; return, for each layer, its keys and its values.
+        """Prepare `write_tokens` for the first B rows; return the keys and the values of each layer.
 
-        Shapes: lengths: (B,) tokens that each row already has; each result: (B * heads, width, head width).
+        Shapes: lengths: (B,) number of tokens of each row; each result: (B * heads, width, head width).
         """
         rows = len(lengths)
         self._reserve(rows, width)
@@ -203,5 +203,5 @@ class FlatRows:
 
 
 def grown(have: int, wanted: int) -> int:
-    """Return a size that grows by doubling."""
+    """Return the next size of a buffer that grows by doubling."""
     return have if wanted <= have else max(wanted, 2 * have)

@@ -1,4 +1,4 @@
-"""The seam between the training loop and what serves the policy: the embedded engine, or a server beside it."""
+"""The interface between the training loop and the engine of a policy: the embedded engine, or a separate server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PolicyEngine(Protocol):
 
     Attributes:
         model_name: the `model` of requests.
-        base_url: the address to which the gateway sends calls. Known after `start`.
-        api_key: the key that calls must carry; None: none.
+        base_url: the address to which the gateway sends calls. Available after `start`.
+        api_key: the key that calls must carry; None requires none.
     """
 
     @property
@@ -36,7 +36,7 @@ class PolicyEngine(Protocol):
     def api_key(self) -> str | None: ...
 
     def start(self) -> None:
-        """Serve; returns when requests are answered."""
+        """Serve; return when requests are answered."""
         ...
 
     def stop(self) -> None:
@@ -44,8 +44,8 @@ class PolicyEngine(Protocol):
         ...
 
     def paused(self, timeout: float = 30.0) -> AbstractContextManager[None]:
-        """Return the block in which the weights may change: no completion is in flight, and afterwards the new ones
-        are served."""
+        """Return the block in which the weights may change: no completion is in flight, and the new weights are served
+        afterwards."""
         ...
 
     def stats(self) -> EngineStats:

@@ -1,6 +1,6 @@
-"""Reads the requests of the chat API: each field is honoured, or refused by its name with 400.
+"""Reads the requests of the chat API: each field is supported, or refused by its name with 400.
 
-Fields that cannot change the reply are accepted, and listed so that they can be noted.
+Fields that cannot change the reply are accepted, and listed for the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WITHOUT_EFFECT: Final = frozenset(
         *("safety_identifier", "service_tier", "store", "user", "verbosity"),
     }
 )
-_ONLY_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # fields that ask for nothing when they have this value
+_ONLY_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # fields without effect at these values
     "add_generation_prompt": (True,),
     "audio": (),
     "best_of": (1,),
@@ -42,7 +42,7 @@ _INSTEAD: Final[Mapping[str, str]] = {
     "functions": "use 'tools'",
 }
 _LEAST_TEMPERATURE: Final = 0.01
-_LEAST_PENALTY: Final = 0.01  # far below it logits are infinite, and there is no distribution
+_LEAST_PENALTY: Final = 0.01  # far below it logits become infinite, and the distribution is undefined
 
 
 class RequestError(ValueError):
@@ -52,7 +52,7 @@ class RequestError(ValueError):
         status: HTTP status.
         param: the field at fault, None if it is not one field.
         code: short word for programs.
-        retry_after: seconds after which it may be tried again, None if that would not help.
+        retry_after: seconds after which a retry may succeed, None if it would not.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class JsonShape:
     """A JSON value that fits a schema."""
 
     schema: Mapping[str, Any]
-    strict: bool = False  # a keyword of the schema that the library does not know is an error, and not ignored
+    strict: bool = False  # a keyword of the schema that the library does not know is an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Constraint:
 
     value: JsonShape | None
     functions: Sequence[tuple[str, JsonShape]]  # name and arguments of the tools that may be called
-    several: bool  # more than one call may be made
-    param: str  # the field of the request that asked for it, for errors
+    several: bool  # whether several calls are allowed
+    param: str  # the field of the request, for errors
 
 
 def _as_flag(value: object) -> object:
@@ -166,12 +166,12 @@ class ChatRequest(BaseModel):
 
     @property
     def constraint(self) -> Constraint | None:
-        """The form that the reply must have; None for any reply."""
+        """The required form of the reply; None for any reply."""
         return self._constraint
 
     @property
     def one_call(self) -> bool:
-        """Whether at most one tool call may be made."""
+        """Whether at most one tool call is allowed."""
         return not self.parallel_tool_calls and bool(self.tools)
 
     @property
@@ -189,7 +189,7 @@ class ChatRequest(BaseModel):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The most tokens of the reply; None leaves it to the engine."""
+        """Largest number of tokens of the reply; None uses the engine's limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
@@ -200,7 +200,7 @@ class ChatRequest(BaseModel):
 
     @property
     def without_effect(self) -> list[str]:
-        """The names of fields that change nothing."""
+        """Names of the fields without effect."""
         return sorted(_WITHOUT_EFFECT & (self.model_extra or {}).keys())
 
 
@@ -208,7 +208,7 @@ def parse_request(body: object) -> ChatRequest:
     """Return the request in the body of a call.
 
     Raises:
-        RequestError: A field is missing, has a wrong value, or asks for what the engine does not do; it is named.
+        RequestError: A field is missing, has a wrong value, or is not supported by the engine; names it.
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object with 'model' and 'messages'")
@@ -255,7 +255,7 @@ def _constraint_of(request: ChatRequest) -> Constraint | None:
 
 
 def _forced_tools(choice: object, tools: Sequence[Fields]) -> Sequence[Fields] | None:
-    """Return the tools of which one must be called; None if none must be."""
+    """Return the tools of which one must be called; None if no call is required."""
     if choice in ("auto", "none"):
         return None
     name = _name_in(choice)
@@ -288,19 +288,19 @@ def _functions(tools: Sequence[Fields]) -> list[tuple[str, JsonShape]]:
     return shapes
 
 
-def _response_format(wanted: object) -> JsonShape | None:
-    """Return the JSON value that `response_format` asks for; None if it asks for text."""
-    kind = cast("Fields", wanted).get("type") if isinstance(wanted, dict) else None
-    if wanted is None or kind == "text":
+def _response_format(value: object) -> JsonShape | None:
+    """Return the JSON value that `response_format` requests; None if it requests text."""
+    kind = cast("Fields", value).get("type") if isinstance(value, dict) else None
+    if value is None or kind == "text":
         return None
     if kind == "json_object":
         return JsonShape({"type": "object"})
-    form = cast("Fields", wanted).get("json_schema") if kind == "json_schema" else None
+    form = cast("Fields", value).get("json_schema") if kind == "json_schema" else None
     schema = cast("Fields", form).get("schema", {}) if isinstance(form, dict) else None
     if not isinstance(schema, dict):
         raise RequestError(
             "'response_format' must be of type 'text', 'json_object', or 'json_schema' with "
-            f'{{"name": ..., "schema": {{...}}}} in \'json_schema\'; got {json.dumps(wanted)[:200]}',
+            f'{{"name": ..., "schema": {{...}}}} in \'json_schema\'; got {json.dumps(value)[:200]}',
             param="response_format",
         )
     return JsonShape(cast("Fields", schema), strict=cast("Fields", form).get("strict") is True)

@@ -1,9 +1,9 @@
 """The seed of a completion whose request has none.
 
-By default seeds are drawn in the order in which requests arrive. Where runs are to be equal whatever the timing, the
-seed follows from the request and its owner: the run's seed, the rollout's place in the run (step, task, sample), the
-prompt, and how many calls of the same attempt have sent the very same before. So it does not matter which attempt of
-the rollout sends it, nor in which order the agent makes calls side by side.
+By default seeds are drawn in the order of arrival. For runs that must not depend on timing, the seed is computed from
+the request and its owner: the run's seed, the rollout's place in the run (step, task, sample), the prompt, and the
+number of earlier calls of the same attempt with the same prompt. So the seed depends neither on the attempt of the
+rollout nor on the order of the agent's concurrent calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.engine.request import RequestError
 
 T = TypeVar("T")
 PlaceOf = Callable[[str], Awaitable[str | None]]
-"""Returns the place of a rollout in the run; None for one that has none."""
+"""A function that returns the place of a rollout in the run; None without one."""
 _KEPT: Final = 8192  # rollouts and attempts
 
 
@@ -41,7 +41,7 @@ class ArrivalSeeds:
 
 @dataclass(slots=True)
 class _Call:
-    """The owner of a number among equal requests: a call of the gateway, or one without an id."""
+    """The owner of a number among equal requests: a call of the gateway, or a call without an id."""
 
     call_id: str
     running: int = 0
@@ -49,7 +49,7 @@ class _Call:
 
 
 class PlaceSeeds:
-    """Seeds that follow from a rollout's place in the run and the request. Belongs to the loop of the server."""
+    """Seeds computed from a rollout's place in the run and the request. Belongs to the loop of the server."""
 
     repeatable = True
 
@@ -61,12 +61,12 @@ class PlaceSeeds:
 
     @asynccontextmanager
     async def draw(self, attempt: str | None, prompt_ids: Sequence[int]) -> AsyncGenerator[int]:
-        """Yield the seed of a request; one whose block fails or is cancelled does not count. A call that the gateway
-        makes again, because its reply was lost, gets the seed that it had. `attempt` is the gateway's
+        """Yield the seed of a request; a request whose block fails or is cancelled does not count. A call that the
+        gateway repeats, because its reply was lost, gets the same seed. `attempt` is the gateway's
         `rollout/attempt/call`.
 
         Raises:
-            RequestError: the request did not come through the gateway, or its rollout is none of the run's.
+            RequestError: the request did not come through the gateway, or its rollout does not belong to the run.
         """
         rollout_id, _, rest = (attempt or "").partition("/")
         attempt_id, _, call_id = rest.partition("/")
@@ -100,7 +100,7 @@ class PlaceSeeds:
 
 
 def _kept(entries: OrderedDict[str, T], key: str, new: T) -> T:
-    """Return the entry of a key, or the new one; the entries used the longest ago go."""
+    """Return the entry of a key, or add the new one; remove the least recently used entries."""
     entry = entries.setdefault(key, new)
     entries.move_to_end(key)
     if len(entries) > _KEPT:
@@ -109,6 +109,6 @@ def _kept(entries: OrderedDict[str, T], key: str, new: T) -> T:
 
 
 def hash_of(*parts: object) -> int:
-    """Return 64 bits that follow from the parts alone, the same in every process."""
+    """Return a 64-bit hash of the parts, the same in every process."""
     text = "\n".join(map(str, parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -24,7 +24,7 @@ class ServedModel:
         model: the live weights, in evaluation mode whenever they are served.
         tokenizer: with its chat template.
         weight_version: 0 as loaded, one more with every update that changed the weights.
-        lock: held by every reader and writer of the weights.
+        lock: lock that every reader and writer of the weights holds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class ServedModel:
         weight_version: int = 0,
         max_model_length: int | None = None,
     ) -> None:
-        """Take the model over; `max_model_length` bounds `context_length`.
+        """Take ownership of the model; `max_model_length` bounds `context_length`.
 
         Raises:
             ValueError: the tokenizer has no chat template or no end-of-sequence token.
@@ -62,18 +62,18 @@ class ServedModel:
 
     @property
     def is_small(self) -> bool:
-        """True if the model's operations are too short to be shared by several threads of a CPU."""
+        """True if the model's operations are too short for several threads of a CPU."""
         return sum(parameter.numel() for parameter in self.model.parameters()) < SMALL_MODEL_PARAMETERS
 
     @property
     def context_length(self) -> int:
-        """Tokens of prompt and reply together that the model can attend to."""
+        """Largest number of tokens of prompt and reply together."""
         config = self.model.config
         window = getattr(config, "sliding_window", None)
         return min(config.max_position_embeddings, window or 1 << 60, self._max_length or 1 << 60)
 
     def gives_probabilities(self) -> bool:
-        """Return whether all weights are finite and the model gives finite logits for the shortest prompt."""
+        """Return whether all weights are finite and the model computes finite logits for the shortest prompt."""
         with self.lock, torch.inference_mode():
             if not all(bool(parameter.isfinite().all()) for parameter in self.model.parameters()):
                 return False
@@ -88,7 +88,7 @@ class ServedModel:
         return adapted.merge_and_unload()
 
     def save(self, path: str | Path) -> None:
-        """Write model and tokenizer in the form of `from_pretrained`; adapters are merged into the written copy."""
+        """Write model and tokenizer in the format of `from_pretrained`; adapters are merged into the written copy."""
         private_folder(path)
         with self.lock, no_progress_bar():
             self.merged().save_pretrained(path)
@@ -96,7 +96,7 @@ class ServedModel:
 
 
 def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
-    """Return the model in a folder (or of a name in the local cache), on the CPU, of the type that suits `device`; see
+    """Return the model in a folder (or of a name in the local cache), on the CPU, with the data type for `device`, see
     `dtype_of`."""
     dtype = dtype_of(device, bf16=bf16)
     with no_progress_bar():
@@ -106,10 +106,10 @@ def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> 
 
 
 def dtype_of(device: str, *, bf16: bool) -> torch.dtype:
-    """Return what the model computes in.
+    """Return the data type of the model's computation.
 
     Raises:
-        BadRequestError: bfloat16 is asked for on a device that has no instructions for it.
+        BadRequestError: bfloat16 is requested on a device that does not support it.
     """
     if not bf16:
         return torch.float32
@@ -126,18 +126,18 @@ def dtype_of(device: str, *, bf16: bool) -> torch.dtype:
 
 @contextmanager
 def head_sees_only(model: PreTrainedModel, wanted: torch.Tensor) -> Generator[list[torch.Tensor]]:
-    """Let the output layer see the hidden states at the wanted positions alone, as a batch of one; what a model does to
-    its logits beside stays as it is. The list holds what the layer was asked, (1, N, H), or nothing."""
-    seen: list[torch.Tensor] = []
+    """Restrict the output layer to the hidden states at the wanted positions, as a batch of one; the model's other
+    changes of its logits still apply. The list holds the layer's input, (1, N, H), or nothing."""
+    head_inputs: list[torch.Tensor] = []
 
     def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        seen.append(inputs[0][wanted][None])
-        return seen[-1], *inputs[1:]
+        head_inputs.append(inputs[0][wanted][None])
+        return head_inputs[-1], *inputs[1:]
 
     head = cast("torch.nn.Module | None", model.get_output_embeddings())
     hook = None if head is None else head.register_forward_pre_hook(select)
     try:
-        yield seen
+        yield head_inputs
     finally:
         if hook is not None:
             hook.remove()

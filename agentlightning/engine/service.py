@@ -1,9 +1,9 @@
 """Turns requests of the chat API into completions and completions into replies.
 
-Replies have the form of vLLM's: `prompt_token_ids` at the top and `token_ids` in each choice when the request says
-`return_token_ids`, `logprobs.content[*].logprob` when it says `logprobs`, and in each choice `stop_reason`, the stop
-text or token that ended it. The token ids include the one that ends the sequence, when the model drew it; its
-log-probability is among the others. `Completion` says which distribution they are of.
+Replies have the format of vLLM: `prompt_token_ids` at the top and `token_ids` in each choice if the request sets
+`return_token_ids`, `logprobs.content[*].logprob` if it sets `logprobs`, and in each choice `stop_reason`, the stop text
+or token that ended it. The token ids, and the log-probabilities, include the token that ends the sequence if the model
+sampled it. `Completion` explains their distribution.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ChatService:
         grammar_of: Callable[[Constraint], Awaitable[GrammarState]],
         seeds: ArrivalSeeds | PlaceSeeds,
     ) -> None:
-        """Prepare it. `submit` generates, and its future gives the version of the weights; `seeds` are for requests
-        without one."""
+        """Prepare the service. `submit` generates, and its future returns the version of the weights; `seeds` are for
+        requests without one."""
         self.served = served
         self._format = chat_format
         self._submit = submit
@@ -61,11 +61,11 @@ class ChatService:
         self._noted: set[str] = set()
 
     async def reply(self, body: object, attempt: str | None = None) -> dict[str, object]:
-        """Return the reply to a request. Cancelled, it ends the completions. `attempt` is the value of the gateway's
+        """Return the reply to a request. A cancellation ends the completions. `attempt` is the value of the gateway's
         header.
 
         Raises:
-            RequestError: The request is wrong, too long, or cannot be served at the moment.
+            RequestError: The request is wrong, too long, or cannot be served now.
         """
         request = parse_request(body)
         if request.model != self.served.model_name:
@@ -90,15 +90,15 @@ class ChatService:
 
     async def _completions(self, request: ChatRequest, prompt_ids: list[int], seed: int) -> list[Completion]:
         """Return one completion for each choice."""
-        room, wanted = self.served.context_length - len(prompt_ids), request.max_new_tokens
-        if room < (wanted or 1):
+        room, requested = self.served.context_length - len(prompt_ids), request.max_new_tokens
+        if room < (requested or 1):
             raise RequestError(
                 f"the context is {self.served.context_length} tokens; the messages take {len(prompt_ids)} of them and "
-                f"{wanted or 'at least 1'} are asked for the completion",
+                f"{requested or 'at least 1'} are asked for the completion",
                 param="messages",
                 code="context_length_exceeded",
             )
-        limit = wanted or min(room, self.served.max_new_tokens)
+        limit = requested or min(room, self.served.max_new_tokens)
         adjustments = self._adjustments(request, limit)
         grammar = None if request.constraint is None else await self._grammar_of(request.constraint)
         further = random.Random(f"further choices of {seed}")  # the first is drawn as if it were alone
@@ -118,21 +118,21 @@ class ChatService:
         ]
 
     def _adjustments(self, request: ChatRequest, limit: int) -> Adjustments | None:
-        wanted, vocabulary = request.adjustments, self.served.vocabulary
-        if wanted == Adjustments():
+        adjustments, vocabulary = request.adjustments, self.served.vocabulary
+        if adjustments == Adjustments():
             return None
-        unknown = [token for token in wanted.logit_bias if not 0 <= token < vocabulary]
+        unknown = [token for token in adjustments.logit_bias if not 0 <= token < vocabulary]
         if unknown:
             text = f"'logit_bias' names the token {unknown[0]}; the tokens are 0 to {vocabulary - 1}"
             raise RequestError(text, param="logit_bias")
-        if wanted.min_tokens > limit:
-            text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {wanted.min_tokens}"
+        if adjustments.min_tokens > limit:
+            text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {adjustments.min_tokens}"
             raise RequestError(text, param="min_tokens")
         ends = {*self.served.eos_ids, *request.stop_token_ids}
-        return replace(wanted, ends=frozenset(token for token in ends if token < vocabulary))
+        return replace(adjustments, ends=frozenset(token for token in ends if token < vocabulary))
 
     def _note_fields_without_effect(self, request: ChatRequest) -> None:
-        """Log the name of each such field once."""
+        """Log the name of each field without effect once."""
         names = request.without_effect
         names += [name for name in request.template_fields if not self._format.template_reads(name)]
         names += ["tools"] if request.tools and not self._format.template_reads("tools") else []
@@ -167,7 +167,7 @@ class ChatService:
         reply = Reply(content=text)
         if request.tools is not None:
             reply = self._format.read(text, request.tools, constrained=grammar is not None)
-        if request.one_call:  # where a call has no closing tag of its own, several may have come before the end
+        if request.one_call:  # if calls have no closing tag, several may come before the end
             reply = replace(reply, tool_calls=reply.tool_calls[:1])
         ids = hash_of(completion.seed, completion.prompt_ids) if self._seeds.repeatable else None
         # the limit may have come within a call, or before the grammar was satisfied

@@ -1,4 +1,4 @@
-"""torch and transformers in this process: imported or named as missing, their threads, kernels, memory and output.
+"""The setup of torch and transformers in this process: imports, threads, kernels, memory and output.
 
 `grpo.py` imports this module before every other one that needs torch.
 """
@@ -28,11 +28,11 @@ _OUT_OF_MEMORY: Final = (
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """Let torch compute in the calling thread alone.
+    """Restrict torch to the calling thread.
 
-    The operations of a small model are too short to share: a second thread wins nothing on idle cores, and on busy ones
-    each operation waits for it (the warm start of the demo took 50 s with one thread and 140 s with two, beside one
-    other process on two cores).
+    The operations of a small model are too short to split: a second thread gains nothing on idle cores, and on busy
+    ones each operation waits for it (the warm start of the demo took 50 s with one thread and 140 s with two, while
+    another process ran on the two cores).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -43,10 +43,10 @@ def one_thread() -> Generator[None]:
 
 
 def leave_out_cudnn_attention(device: torch.device) -> None:
-    """On a GPU, keep this process from cuDNN's attention, which makes a plan for each shape that it has not met.
+    """Disable cuDNN's attention on a GPU for this process, because it makes a plan for each new shape.
 
-    Every generated token has a new shape, and so have most rows; a plan takes up to a second (pytorch pull request
-    155958). The other kernels need none.
+    Every generated token, and most rows, have a new shape; a plan takes up to a second (pytorch pull request 155958).
+    The other kernels need no plans.
     """
     if device.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -54,7 +54,7 @@ def leave_out_cudnn_attention(device: torch.device) -> None:
 
 @contextmanager
 def no_progress_bar() -> Generator[None]:
-    """Keep transformers from drawing bars while it loads and saves, and leave its setting as it was."""
+    """Disable the progress bars of transformers while it loads and saves, and then restore its setting."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -66,9 +66,9 @@ def no_progress_bar() -> Generator[None]:
 
 @contextmanager
 def deterministic_torch(device: str) -> Generator[None]:
-    """Let torch use deterministic algorithms in the body; an operation that has none then raises RuntimeError.
+    """Make torch use deterministic algorithms in the body; an operation that has none then raises RuntimeError.
 
-    Before the first use of a GPU by this process (PyTorch, "Reproducibility", section on cuBLAS).
+    Call it before the first use of a GPU by this process (PyTorch, "Reproducibility", section on cuBLAS).
     """
     if torch.device(device).type == "cpu":
         yield
@@ -83,11 +83,11 @@ def deterministic_torch(device: str) -> Generator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that memory could not be had.
+    """Return whether an error means that memory could not be allocated.
 
-    On a GPU torch has a class for it, but not for what CUDA and its libraries take beside torch. On a CPU its allocator
-    raises a plain `RuntimeError` (a limit of the process or a strict overcommit policy was reached), and Python itself
-    a `MemoryError`; a control group or a machine that runs out of pages kills the process instead.
+    On a GPU torch has a class for it, but not for the memory of CUDA and its libraries. On a CPU its allocator raises a
+    plain `RuntimeError` (a limit of the process or a strict overcommit policy was reached), and Python itself a
+    `MemoryError`; a control group or a machine that runs out of pages kills the process instead.
     """
     text = str(error)
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
@@ -96,12 +96,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def short_cause(error: BaseException) -> str:
-    """Return the first words of an out-of-memory error; torch goes on with the memory of every process on the GPU."""
+    """Return the first sentence of an out-of-memory error; torch adds the memory of every process on the GPU."""
     return str(error).partition("\n")[0].partition(" GPU ")[0] or type(error).__name__
 
 
 def free_cached_memory(device: torch.device) -> None:
-    """Give back what nothing uses any more."""
+    """Release cached memory that is no longer in use."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

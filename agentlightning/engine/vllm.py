@@ -1,4 +1,4 @@
-"""vLLM with the interface of the embedded engine: a server beside the learner that serves the latest weights."""
+"""vLLM with the interface of the embedded engine: a separate server that serves the latest weights."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from agentlightning.private_files import private_folder
 logger = logging.getLogger(__name__)
 
 _STEER_SECONDS: Final = 600.0
-"""For a server to take new weights."""
+"""Seconds for a server to load new weights."""
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's `--max-lora-rank`."""
 
 
 class VLLMEngine:
-    """Serves a policy by vLLM.
+    """Serves a policy with vLLM.
 
-    While the weights change (`paused`) no call is in flight: the server pauses, or sleeps and gives its memory back. It
-    goes on with the new weights, without the keys and values that older ones computed. A server that ends by itself is
-    started again with the current weights; the calls that were in flight fail and are the gateway's to repeat.
+    While the weights change (`paused`) no call is in flight: the server pauses, or sleeps and frees its memory. It then
+    continues with the new weights, without the keys and values that older ones computed. A server that ends by itself
+    is restarted with the current weights; calls in flight fail, and the gateway retries them.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class VLLMEngine:
 
         Args:
             model: folder of the model below the adapters.
-            folder: for the weights that the server reads, and for the output of one that is started.
-            has_adapters: they alone learn.
-            max_batch: calls that are generated at once by a server that is started.
+            folder: folder for the weights that the server reads, and for the output of a started server.
+            has_adapters: whether only adapters learn.
+            max_batch: largest number of calls that a started server generates at once.
         """
         self.model_name: Final = "policy"
         self._pausing, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
@@ -93,8 +93,8 @@ class VLLMEngine:
         return os.environ.get("VLLM_API_KEY") if self._process is None else self._process.api_key
 
     def start(self) -> None:
-        """Start or find the server and give it the weights. Raises `EngineError` where it does not start, does not
-        answer, serves another model, or does not take the weights."""
+        """Start or find the server and load the weights into it. Raise `EngineError` if it does not start, does not
+        answer, serves another model, or does not load the weights."""
         if self._process is not None:
             self._process.start()
         elif not self._control.is_healthy():
@@ -126,8 +126,8 @@ class VLLMEngine:
 
     @contextmanager
     def paused(self, timeout: float = 30.0) -> Generator[None]:
-        """Let calls in flight end, let the block change the weights, and serve them. Raises `EngineError` where the
-        server does not do its part, or there is none any more."""
+        """Wait for calls in flight, run the block, which changes the weights, and serve them. Raise `EngineError` if
+        the server fails or no longer exists."""
         if not self._pausing.acquire(timeout=timeout):
             raise EngineError(f"Another change of the weights was not over within {timeout:g} s")
         began = time.monotonic()
@@ -147,7 +147,7 @@ class VLLMEngine:
             self._pausing.release()
 
     def stats(self) -> EngineStats:
-        """Return sums since the start. `busy_seconds` is the time outside of pauses."""
+        """Return sums since the start. `busy_seconds` is the time outside pauses."""
         try:
             requests, prompt, completion = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
         except EngineError:
@@ -155,7 +155,7 @@ class VLLMEngine:
         return EngineStats(requests, prompt, completion, time.monotonic() - self._began - self._paused_seconds)
 
     def _resume(self, began: float) -> None:
-        """Serve the current weights. A server that was started again meanwhile does not sleep."""
+        """Serve the current weights. A server that was restarted meanwhile does not sleep."""
         self._await_server(_STEER_SECONDS)
         control = self._control
         sleeps = self._settings.vllm_enable_sleep_mode and control.get("/is_sleeping")["is_sleeping"]
@@ -191,8 +191,8 @@ class VLLMEngine:
 
 
 def _arguments(policy: ServedModel, settings: VLLMSettings, seed: int, most_calls: int) -> list[str]:
-    """Return the arguments of `vllm serve` after the model's. Log-probabilities are of the distribution that is
-    sampled from."""
+    """Return the arguments of `vllm serve` after the model. Log-probabilities are those of the sampled
+    distribution."""
     values = {
         "--seed": seed,
         "--max-model-len": policy.context_length,
@@ -209,19 +209,19 @@ def _arguments(policy: ServedModel, settings: VLLMSettings, seed: int, most_call
 
 
 class FolderSync:
-    """Gives a server the current weights of a policy: all of them, in a folder that it reads."""
+    """Transfers all current weights of a policy to a server, through a folder that it reads."""
 
     def __init__(self, policy: ServedModel, name: str, folder: Path) -> None:
         self._policy, self._name, self._folder = policy, name, folder
 
     def for_start(self) -> list[str]:
-        """Write the weights and return the arguments by which a server starts with them, the model first."""
+        """Write the weights and return the arguments to start a server with them, the model first."""
         self._save()
         self._policy.tokenizer.save_pretrained(self._folder)
         return [str(self._folder), "--served-model-name", self._name]
 
     def push(self, control: VLLMControl, timeout: float) -> None:
-        """Return when the server serves the weights; raises `EngineError` if it does not."""
+        """Load the weights into the server; return when it serves them, or raise `EngineError`."""
         self._save()
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}}
         control.post("/collective_rpc", timeout, body)
@@ -237,7 +237,7 @@ class FolderSync:
 
 
 class AdapterSync(FolderSync):
-    """Writes the adapter alone, and vLLM loads it in the place of the one before."""
+    """Writes only the adapter, and vLLM replaces the previous one with it."""
 
     def __init__(self, policy: ServedModel, name: str, folder: Path, *, base: str) -> None:
         super().__init__(policy, name, folder)
@@ -245,7 +245,7 @@ class AdapterSync(FolderSync):
 
     @override
     def for_start(self) -> list[str]:
-        """Write the adapter; the model below it has the name `base`, which no call asks for."""
+        """Write the adapter; the model below it has the name `base`, which no call requests."""
         self._save()
         adapters: Any = self._policy.model
         rank = max(config.r for config in adapters.peft_config.values())
@@ -261,10 +261,10 @@ class AdapterSync(FolderSync):
 
 
 class IpcSync(FolderSync):
-    """Hands the weights over on the GPU by vLLM's own transfer (`vllm.distributed.weight_transfer`, backend `ipc`)."""
+    """Transfers the weights on the GPU with vLLM's own transfer (`vllm.distributed.weight_transfer`, backend `ipc`)."""
 
     def __init__(self, policy: ServedModel, name: str, folder: Path) -> None:
-        """Prepare; raises `EngineError` where vLLM cannot be imported here."""
+        """Prepare the transfer; raise `EngineError` if vLLM cannot be imported here."""
         super().__init__(policy, name, folder)
         try:
             package = "vllm.distributed.weight_transfer"

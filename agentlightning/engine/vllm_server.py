@@ -1,8 +1,7 @@
-"""A vLLM server: the settings by which GRPO uses one, the calls that control it, and its process.
+"""A vLLM server: the settings of GRPO for it, the calls that control it, and its process.
 
 Source of the calls: vLLM 0.33, `entrypoints/serve/dev`, `entrypoints/serve/lora` and `entrypoints/rl/online`. All but
-`/health` and `/metrics` are there only with `VLLM_SERVER_DEV_MODE=1`, those of adapters only with
-`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+`/health` and `/metrics` need `VLLM_SERVER_DEV_MODE=1`, those of adapters need `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 WeightTransfer = Literal["folder", "ipc"]
 AGL_VLLM: Final = (sys.executable, "-m", "agentlightning.cli", "vllm")
 MAX_RESTARTS: Final = 3
-"""How often a server that ended by itself is started again in one run."""
+"""Largest number of restarts, in one run, of a server that ended by itself."""
 _STOP_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.2
 _HEALTH_SECONDS: Final = 5.0
@@ -49,31 +48,31 @@ SWITCHES: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATIN
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMSettings:
-    """Whether and how vLLM generates; the names are TRL's where it has one."""
+    """Settings of generation with vLLM, under TRL's names where TRL has one."""
 
     use_vllm: bool = False
     """Generate with vLLM instead of the embedded engine. Needs a GPU and the package `vllm`."""
     vllm_server_base_url: str | None = None
-    """The address of a vLLM server that runs already, such as `http://127.0.0.1:8000`; None starts one for the run and
-    stops it at its end."""
+    """Address of a running vLLM server, such as `http://127.0.0.1:8000`; None starts one for the run and stops it at
+    the end of the run."""
     vllm_server_timeout: Annotated[float, Bounds(above=0)] = 240.0
-    """Seconds until a server that was started must answer."""
+    """Seconds within which a started server must answer."""
     vllm_gpu_memory_utilization: Annotated[float, Bounds(above=0, at_most=1)] = 0.3
-    """Share of the GPU's memory that vLLM takes; the learner needs the rest. [`rollout.gpu_memory_utilization`]"""
+    """Share of the GPU's memory that vLLM uses; the learner needs the rest. [`rollout.gpu_memory_utilization`]"""
     vllm_enable_sleep_mode: bool = False
-    """vLLM gives its memory back while the learner updates. [`rollout.free_cache_engine`]"""
+    """Free vLLM's memory while the learner updates. [`rollout.free_cache_engine`]"""
     vllm_tensor_parallel_size: Annotated[int, Bounds(at_least=1)] = 1
-    """GPUs over which vLLM spreads the model. [`rollout.tensor_model_parallel_size`]"""
+    """Number of GPUs over which vLLM splits the model. [`rollout.tensor_model_parallel_size`]"""
     vllm_weight_transfer: WeightTransfer = "folder"
-    """How new weights get there, where all of them learn: as a `folder` that both read, or from one process to the
-    other on the same GPU (`ipc`: vLLM's own transfer, which needs vLLM in the learner's environment)."""
+    """Transfer of new weights to vLLM when all weights learn: through a `folder` that both can read, or between the
+    processes on the same GPU (`ipc`: vLLM's own transfer, which needs vLLM in the learner's environment)."""
     vllm_args: tuple[str, ...] = ()
     """Further arguments of `vllm serve`, such as `("--quantization", "fp8")`."""
     vllm_command: tuple[str, ...] = ()
-    """What starts vLLM's command line; `()` is `agl vllm` of this environment."""
+    """Command that starts vLLM's command line; `()` is `agl vllm` of this environment."""
 
     def check_vllm(self, *, has_adapters: bool) -> None:
-        """Raise `BadRequestError` for a setting that is out of its range, or has no effect as the others are."""
+        """Raise `BadRequestError` for a setting that is out of range or has no effect with the others."""
         for name in ("vllm_args", "vllm_command"):
             value: object = getattr(self, name)
             if not isinstance(value, tuple | list) or not all(isinstance(each, str) for each in value):
@@ -103,7 +102,7 @@ class VLLMSettings:
 
 
 class VLLMControl:
-    """The calls to one vLLM server, by its address. May be used from any thread. Any failure is an `EngineError`."""
+    """The calls to one vLLM server. May be used from any thread. Any failure is an `EngineError`."""
 
     def __init__(self, address: str, *, api_key: str | None = None) -> None:
         self.address = address.rstrip("/")
@@ -112,7 +111,7 @@ class VLLMControl:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def is_healthy(self) -> bool:
-        """Return whether the server answers and its engine lives."""
+        """Return whether the server answers and its engine is alive."""
         try:
             self._ask("GET", "/health", _HEALTH_SECONDS)
         except EngineError:
@@ -124,11 +123,11 @@ class VLLMControl:
         return json.loads(self._ask("GET", path, _HEALTH_SECONDS))
 
     def post(self, path: str, timeout: float, body: Mapping[str, Any] | None = None, **query: object) -> bytes:
-        """Return the answer to a call with a body of JSON or with arguments in the query, within `timeout` seconds."""
+        """Return the answer to a call with a JSON body or query arguments, within `timeout` seconds."""
         return self._ask("POST", path + (f"?{urlencode(query, doseq=True)}" if query else ""), timeout, body)
 
     def sums(self, *counters: str) -> list[int]:
-        """Return vLLM's counters since the server started, each over all its labels."""
+        """Return vLLM's counters since the server started, each summed over all its labels."""
         from prometheus_client.parser import text_string_to_metric_families
 
         families = text_string_to_metric_families(self._ask("GET", "/metrics", _HEALTH_SECONDS).decode())
@@ -152,15 +151,15 @@ class VLLMControl:
             elif error.code in (401, 403):
                 advice = ". Its API key is read from the environment variable VLLM_API_KEY"
             raise EngineError(f"{call} was answered with {error.code}: {text or error.reason}{advice}") from None
-        except OSError as error:  # URLError and TimeoutError are of this kind
+        except OSError as error:  # URLError and TimeoutError are subclasses
             raise EngineError(f"{call} was not answered within {timeout:g} s: {error}") from None
 
 
 class VLLMProcess:
-    """One server on loopback with an API key that nobody else knows.
+    """One server on loopback with a random API key.
 
-    `start` and `stop` belong to one owner. A thread waits for the end of the process: one that ends by itself is
-    started again, at the same address, `MAX_RESTARTS` times at most.
+    `start` and `stop` belong to one owner. A thread waits for the end of the process and restarts one that ends by
+    itself, at the same address, at most `MAX_RESTARTS` times.
     """
 
     def __init__(
@@ -175,12 +174,12 @@ class VLLMProcess:
         """Prepare the process; nothing runs yet.
 
         Args:
-            arguments: gives those of `vllm serve`, the model first, before each start: from its first answer on the
-                server has the weights that they name. Address and key are added.
+            arguments: returns the arguments of `vllm serve`, the model first, before each start: from its first answer
+                on the server has the weights that they name. Address and key are added.
             command: starts vLLM's command line; () is `agl vllm`.
-            environment: variables beside those of this process.
+            environment: variables in addition to those of this process.
             log: file to which the server's output is appended.
-            start_seconds: until it must answer.
+            start_seconds: seconds within which it must answer.
         """
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
@@ -197,15 +196,15 @@ class VLLMProcess:
         self._failure: EngineError | None = None  # why there is no server any more
 
     def start(self) -> None:
-        """Start the server; returns when it answers. An `EngineError` says why it does not, with the last lines of its
-        output."""
+        """Start the server; return when it answers. If it does not, raise `EngineError` with the reason and the last
+        lines of its output."""
         private_folder(self._log.parent)
         process, group = self._launch()
         self._watcher = threading.Thread(target=self._watch, args=(process, group), name="agl-vllm", daemon=True)
         self._watcher.start()
 
     def await_server(self, timeout: float) -> None:
-        """Return when the server answers, after a restart if need be; an `EngineError` says why it does not."""
+        """Return when the server answers, if necessary after a restart; if it does not, raise `EngineError`."""
         deadline = time.monotonic() + timeout
         while True:
             if self._failure is not None:
@@ -217,7 +216,7 @@ class VLLMProcess:
             self._stopping.wait(_POLL_SECONDS)
 
     def stop(self) -> None:
-        """End the server and all that it started: SIGTERM, then SIGKILL. May be called twice."""
+        """End the server and its child processes: SIGTERM, then SIGKILL. May be called twice."""
         self._stopping.set()
         if self._server is not None:
             process, group = self._server

@@ -1,1 +1,1 @@
-"""Evaluation: rollouts that are scored and not trained, with intervals and a paired test."""
+"""Evaluation: scores of rollouts that are not trained, with intervals and a paired test."""

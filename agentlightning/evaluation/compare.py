@@ -26,12 +26,12 @@ class RunComparison:
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
     """Settings and versions that differ, by their dotted names."""
     figures: dict[str, _Points] = field(default_factory=dict[str, _Points])
-    """Numbers of the steps, by their dotted names: (step, first, second)."""
+    """Figures of the steps, by their dotted names: (step, first, second)."""
     evaluations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """The last evaluation of each name that both have: values, and what the paired test on the same tasks says. Of two
-    searches over prompts, what they ended with. If none can be paired, the two that share most tasks."""
+    """The last evaluation of each name that both runs have: values, and the paired test on the same tasks. For two
+    searches over prompts, their final evaluations. If none can be paired, the two that share most tasks."""
     why_no_evaluation: str = ""
-    """Why nothing was compared task by task; empty if something was."""
+    """Reason why no evaluation was compared task by task; empty if one was."""
 
 
 def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: Sequence[RunRecord]) -> RunComparison:
@@ -47,7 +47,7 @@ def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: 
             pair = same_tasks(*sides, runs=(first.run_id, second.run_id))
         except BadRequestError as error:
             why = "" if evaluations else str(error)
-        else:  # what two searches ended with; or evaluations of two names, or of tasks that are the same in part
+        else:  # final evaluations of two searches, or evaluations of two names or of partly equal tasks
             evaluations.append(_of_pair(*pair))
     return RunComparison(settings, _figures(records, others), evaluations, why)
 
@@ -70,19 +70,19 @@ def curve(records: Iterable[RunRecord], name: str) -> dict[int, float]:
 
 
 def _figures(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> dict[str, _Points]:
-    """Return the figures that steps of both runs have, in the order of the first run."""
+    """Return the figures that the steps of both runs have, in the order of the first run."""
     mine, theirs = (
         {r.step: {n: float(v) for n, v in flat(r.data).items() if _is_number(v)} for r in side if r.kind == "step"}
         for side in (records, others)
     )
-    names, known = ({name: None for figures in side.values() for name in figures} for side in (mine, theirs))
-    shared = [name for name in names if name in known and name not in ("step", "steps")]
+    names, other_names = ({name: None for figures in side.values() for name in figures} for side in (mine, theirs))
+    shared = [name for name in names if name in other_names and name not in ("step", "steps")]
     steps = sorted(mine.keys() | theirs.keys())
     return {name: [(s, mine.get(s, {}).get(name), theirs.get(s, {}).get(name)) for s in steps] for name in shared}
 
 
 def _evaluations(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Return the last evaluation of each name that both have; a search over prompts does not end with its last one."""
+    """Return the last evaluation of each name that both have, except evaluations of versions of a prompt."""
     mine, theirs = (
         {r.name: r for r in side if r.kind == "evaluation" and not _is_of_version(r)} for side in (records, others)
     )
@@ -90,7 +90,7 @@ def _evaluations(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> l
 
 
 def _is_of_version(record: RunRecord) -> bool:
-    """Return whether it is the evaluation of one of several versions of a prompt."""
+    """Return whether an evaluation belongs to one of several versions of a prompt."""
     return record.kind == "evaluation" and isinstance(record.data.get("version"), str)
 
 

@@ -30,28 +30,28 @@ class PromotionRules:
     """The rules that a candidate must pass: by default better, with a p-value below 0.05, and worse in no slice.
 
     Raises:
-        ValueError: a figure is out of its range, or no finite number.
+        ValueError: a value is out of range, or not a finite number.
     """
 
     min_difference: float = 0.0
-    """The mean reward must be higher by more than this, over the tasks that both sides have a reward of."""
+    """Difference that the gain of the mean reward must exceed, over the tasks with a reward on both sides."""
     significance: float = 0.05
-    """The p-value of the paired test must be below this."""
+    """Upper bound of the p-value of the paired test; the p-value must be below it."""
     check_slices: bool = True
-    """No slice may be worse: none has a lower mean with a p-value below `slice_significance`, adjusted for the number
-    of slices (Holm)."""
+    """Whether no slice may be worse. A slice is worse if its mean is lower with a p-value below `slice_significance`,
+    adjusted for the number of slices (Holm)."""
     slice_significance: float = 0.05
-    """Below this adjusted p-value, a lower mean of a slice is not by chance."""
+    """Adjusted p-value below which a lower mean of a slice is not due to chance."""
     max_slice_drop: float | None = None
-    """The mean of no slice may fall by more than this, whether or not that can be chance; None asks nothing."""
+    """Largest fall of the mean of a slice, even if it may be due to chance; None is no limit."""
     max_missing: float = 0.05
-    """Share of the candidate's samples that may have no reward, on the tasks that the baseline scored: a fault is not a
-    low reward, but a candidate that fails on hard tasks does not win by it."""
+    """Largest share of the candidate's samples without a reward, on the tasks that the baseline scored. A fault is not
+    a low reward, but a candidate must not gain by failing on hard tasks."""
     floors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Least mean of a figure of the candidate: `reward`, a dimension of the reward, or, of each rollout, its `seconds`
-    or its `tokens`. If a dimension has such a name, it is `reward.seconds`, and the rollout's `rollout.seconds`."""
+    """Smallest mean of a figure of the candidate: `reward`, a dimension of the reward, or the `seconds` or `tokens` of
+    rollouts. If a dimension has such a name, it is `reward.seconds`, and the rollout's is `rollout.seconds`."""
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Greatest mean of a figure of the candidate, the same ones: a dimension may be a cost."""
+    """Largest mean of a figure of the candidate, with the names of `floors`; for example, a dimension may be a cost."""
 
     def __post_init__(self) -> None:
         check_share("significance", self.significance)
@@ -69,13 +69,13 @@ class PromotionRules:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """One rule and whether the candidate passes it."""
+    """One rule, and whether the candidate passes it."""
 
     rule: str
     """`better`, `significant`, `missing`, `slices`, `floor NAME` or `ceiling NAME`."""
     passed: bool
     reason: str
-    """The figure and the limit in words."""
+    """The figure and the limit, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,29 +85,29 @@ class PartResult:
     name: str
     before: Interval | None
     after: Interval | None
-    """Means over the tasks that both sides have a reward of; None without any."""
+    """Means over the tasks with a reward on both sides; None without any."""
     comparison: PairedComparison
     p_value: float
-    """Of a slice: adjusted for the number of slices (Holm)."""
+    """P-value of the paired test; for a slice, adjusted for the number of slices (Holm)."""
     worse: bool = False
-    """Whether a rule fails by it."""
+    """Whether it makes a rule fail."""
 
 
 @explain_fields
 @dataclass(frozen=True)
 class Promotion:
-    """Whether a candidate is to be promoted, and why; prints as text."""
+    """The decision whether to promote a candidate, with its reasons; prints as text."""
 
     promoted: bool
-    """All rules are passed."""
+    """Whether all rules are passed."""
     rules: tuple[RuleResult, ...]
-    """Each rule, whether it is passed, and why."""
+    """The result of each rule."""
     comparison: PairedComparison
-    """The paired test over the tasks that both sides have a reward of."""
+    """The paired test over the tasks with a reward on both sides."""
     before: Interval | None
     """Mean reward of the baseline over these tasks, with its interval; None without any."""
     after: Interval | None
-    """The same of the candidate."""
+    """The same for the candidate."""
     slices: tuple[PartResult, ...]
     """The same comparison for each slice."""
     dimensions: tuple[PartResult, ...]
@@ -123,7 +123,7 @@ class Promotion:
         return [f"{rule.rule}: {rule.reason}" for rule in self.rules if not rule.passed]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON data, without the tasks; bounds that are not finite are null."""
+        """Return the decision as JSON data, without the tasks; non-finite bounds are null."""
         data = _finite(dataclasses.asdict(dataclasses.replace(self, pairs=())))
         del data["pairs"]
         return {**data, "tasks": {"before": self.tasks[0], "after": self.tasks[1], "shared": len(self.pairs)}}
@@ -142,14 +142,14 @@ class Promotion:
 def judge_promotion(
     before: EvaluationResult, after: EvaluationResult, rules: PromotionRules | None = None, *, seed: int = 0
 ) -> Promotion:
-    """Return whether the candidate that `after` measured is to replace the baseline that `before` measured.
+    """Return whether the candidate measured by `after` should replace the baseline measured by `before`.
 
-    Tasks are paired by their content, whatever their order. Tasks that one side lacks are no pairs; those that the
-    candidate lacks or failed count against `max_missing`, unless it was stopped early.
+    Tasks are paired by their content, in any order. Tasks that one side lacks form no pairs; those that the candidate
+    lacks or failed count against `max_missing`, unless it was stopped early.
 
     Raises:
-        BadRequestError: they have no task in common, a rule is about a figure that the candidate has not recorded, or a
-            reward is too large to be compared.
+        BadRequestError: they have no task in common, a rule uses a figure that the candidate has not recorded, or a
+            reward is too large to compare.
     """
     rules = rules or PromotionRules()
     if why := why_not_comparable(before) or why_not_comparable(after):
@@ -199,7 +199,7 @@ def _part(name: str, pairs: Sequence[_Pair], compare: _Compare) -> PartResult:
 
 
 def _slices(pairs: Sequence[_Pair], rules: PromotionRules, compare: _Compare) -> list[PartResult]:
-    """Return the slices that either side names, each with its p-value adjusted for their number."""
+    """Return the slices of both sides, with p-values adjusted for the number of slices."""
     pairs_by_name: dict[str, list[_Pair]] = {}
     for early, late in pairs:
         for name in early.slices or late.slices:
@@ -229,7 +229,7 @@ def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[Ru
 
 
 def _missing(before: EvaluationResult, after: EvaluationResult, pairs: Sequence[_Pair], most: float) -> RuleResult:
-    """Add up the samples without a reward; a task that the candidate lacks counts whole, unless it was stopped."""
+    """Count the samples without a reward; a task that the candidate lacks counts fully, unless it was stopped."""
     counted = [late for early, late in pairs if early.reward is not None]
     is_whole = sequential_range(after) is None
     scored = sum(reward is not None for reward in before.rewards) if is_whole else len(counted)
@@ -265,7 +265,7 @@ def _limit(after: EvaluationResult, kind: str, name: str, limit: float) -> RuleR
 
 
 def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:
-    """Return a figure of the candidate, of each rollout or each task."""
+    """Return a figure of the candidate for each rollout or each task."""
     figure, dimensions = name.removeprefix("rollout."), after.dimensions
     if name in _OF_ROLLOUTS and name in dimensions:
         raise BadRequestError(
@@ -281,15 +281,15 @@ def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:
         if figure == "seconds" and not any(values):  # a record without its samples
             return []
     else:
-        known = ["reward", *_OF_ROLLOUTS, *dimensions]
-        near = closest_name(name, known)
-        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(known)}"
+        figures = ["reward", *_OF_ROLLOUTS, *dimensions]
+        near = closest_name(name, figures)
+        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(figures)}"
         raise BadRequestError(f"the candidate has no figure {name!r} to hold against a {kind}; {hint}")
     return [value for value in values if value is not None]
 
 
 def _finite(value: Any) -> Any:
-    """Return JSON data with null for each number that is not finite."""
+    """Return JSON data with null for each non-finite number."""
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType] -- JSON data
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Paired tests: rewards of the same tasks compared task by task, at the end or while they come in.
+"""Paired tests: comparisons of rewards of the same tasks, task by task, at the end or during an evaluation.
 
 Sources: the randomization test of paired differences of Fisher, The Design of Experiments (1935), section 21, which
 Dror et al., "The hitchhiker's guide to testing statistical significance in natural language processing", ACL 2018,
@@ -23,11 +23,11 @@ from agentlightning.field_help import explain_fields
 
 Verdict = Literal["better", "no evidence", "worse"]
 FLIPS = 10_000
-"""Draws of a permutation test; its p-value is never below 1 / (FLIPS + 1)."""
+"""Number of draws of a permutation test; its p-value is never below 1 / (FLIPS + 1)."""
 _MOST_EXACT = 16
-"""Up to so many differences all assignments of signs are counted."""
+"""Largest number of differences for which all assignments of signs are counted."""
 _TABLE = 8
-"""Differences whose sums for all signs are looked up by one random byte."""
+"""Number of differences whose sums for all signs are looked up by one random byte."""
 _ROUNDING = 1e-9
 
 
@@ -36,16 +36,16 @@ class PairedComparison:
     """Two evaluations of the same tasks, task by task."""
 
     difference: Interval | None
-    """Mean difference of the rewards, the second minus the first, as wide as it can be with one pair; None without."""
+    """Mean difference of the rewards, second minus first; the interval of one pair is infinite. None without pairs."""
     pairs: int
-    """Tasks that have a reward on both sides."""
+    """Number of tasks with a reward on both sides."""
     unpaired: int
-    """Tasks that have none on at least one side."""
+    """Number of tasks without a reward on at least one side."""
     gained: int
     lost: int
-    """Pairs whose reward is higher, and lower, in the second."""
+    """Number of pairs whose reward is higher (`gained`), and lower (`lost`), in the second."""
     p_value: float
-    """Chance of a mean difference at least as far from 0 as this one if nothing had changed."""
+    """Probability of a mean difference at least as far from 0 as this one if nothing had changed."""
     verdict: Verdict
     """Whether the second is `better` or `worse`."""
     method: str = "exact sign test"
@@ -66,13 +66,13 @@ def compare_rewards(
     seed: int = 0,
     stopped_in: tuple[float, float] | None = None,
 ) -> PairedComparison:
-    """Compare rewards of the same tasks in the same order; None stands for a task without one, which is no pair.
+    """Compare rewards of the same tasks in the same order; None is a task without a reward, which is no pair.
 
     The verdict is `better` or `worse` only if the p-value is below `significance`. The test is a sign-flip test: if
-    nothing had changed, each change were as likely to have the other sign. Changes of one size give the exact sign
-    test, which for rewards of 0 and 1 is McNemar's; up to 16 changes that differ are counted exactly; of more, signs
-    are drawn with `seed`. If a side might have been stopped early, no test of a fixed number of tasks is valid, and it
-    is the sequential one for rewards in the range `stopped_in`.
+    nothing had changed, both signs of each change would be equally likely. Changes of one size give the exact sign
+    test, which for rewards of 0 and 1 is McNemar's; up to 16 different changes are counted exactly; for more, signs
+    are drawn with `seed`. If a side might have been stopped early, a test of a fixed number of tasks is not valid, and
+    the test is the sequential one for rewards in the range `stopped_in`.
 
     Raises:
         ValueError: the lengths differ, or `significance` is not between 0 and 1.
@@ -80,14 +80,14 @@ def compare_rewards(
     check_share("significance", significance)
     both = list(zip(before, after, strict=True))
     changes = [late - early for early, late in both if early is not None and late is not None]
-    noise = max(1e-12, _ROUNDING * max(map(abs, changes), default=0.0))  # what rounding makes of equal rewards
+    noise = max(1e-12, _ROUNDING * max(map(abs, changes), default=0.0))  # rounding error of equal rewards
     changed = [change for change in changes if abs(change) > noise]
     if stopped_in is None:
         p_value, method = _sign_flip_test(changed, seed)
     else:
         p_value, method = 1.0, "sequential test"
         largest = stopped_in[1] - stopped_in[0]
-        if all(abs(change) <= largest for change in changes):  # the test holds for rewards inside of their range only
+        if all(abs(change) <= largest for change in changes):  # the test is valid only for rewards inside their range
             _, p_value = SequentialTest(largest, largest).add(changes, significance)
     verdict: Verdict = "no evidence"
     if p_value < significance:
@@ -133,21 +133,21 @@ class Stopping:
     """The end of an evaluation with a sequential test."""
 
     verdict: Verdict
-    """Against the threshold, or the baseline."""
+    """Verdict against the threshold or the baseline."""
     p_value: float
-    """Valid at any time."""
+    """P-value that is valid at any time."""
     tasks_run: int
     tasks_saved: int
-    """Tasks that were not run, since the verdict was sure."""
+    """Number of tasks that did not run, because the verdict was certain."""
     against: str
     """`baseline` or `threshold 0.8`."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """The bounds that rewards were assumed to have."""
+    """The assumed bounds of rewards."""
     note: str = ""
-    """Why there was no test; empty if there was one."""
+    """Reason why there was no test; empty if there was one."""
 
     def text(self) -> str:
-        """Return it in a line."""
+        """Return a description in one line."""
         if self.note:
             return self.note
         verdict = "no verdict against" if self.verdict == "no evidence" else f"{self.verdict} than"
@@ -157,20 +157,20 @@ class Stopping:
 
 
 class SequentialTest:
-    """A test whether the mean of bounded changes is 0, valid however often one looks.
+    """A test whether the mean of bounded changes is 0, valid for any number of interim looks.
 
     It bets on better and on worse, each with half of the significance. If the mean is 0, the capital of a bet has a
-    mean of 1 at most at any stopping time, so that by Ville's inequality it ever reaches 1/a with a chance of a at
-    most. The capital is shared among fixed fractions of the largest stake, each of which is laid on every change: this
+    mean of at most 1 at any stopping time, so that by Ville's inequality the probability that it ever reaches 1/a is at
+    most a. The capital is divided among fixed fractions of the largest stake, each of which bets on every change: this
     needs no tuning, and the order of the changes does not matter.
 
     Args:
-        largest_loss: Size of the most negative change that there can be.
-        largest_gain: Size of the most positive one.
+        largest_loss: Size of the most negative possible change.
+        largest_gain: Size of the most positive possible change.
     """
 
     def __init__(self, largest_loss: float, largest_gain: float) -> None:
-        shares = [(2 * k + 1) / 32 for k in range(16)]  # of the largest stake that cannot lose everything
+        shares = [(2 * k + 1) / 32 for k in range(16)]  # fractions of the largest stake that cannot lose everything
         self._stakes = [share / largest_loss for share in shares], [-share / largest_gain for share in shares]
         self._log_capitals = [0.0] * len(shares), [0.0] * len(shares)
 
@@ -188,7 +188,7 @@ class SequentialTest:
 
 
 def _p_value_of_bet(logs: Sequence[float]) -> float:
-    """Return one over the capital."""
+    """Return the reciprocal of the capital."""
     most = max(logs)
     log_capital = most + math.log(math.fsum(math.exp(log - most) for log in logs) / len(logs))
     return math.exp(min(0.0, -log_capital))

@@ -1,6 +1,6 @@
-"""Evaluations as `evaluation` records of runs: written, read again, and paired with those of another run.
+"""Evaluations as `evaluation` records of runs: writing, reading, and pairing with those of another run.
 
-Tasks are recorded as digests: the text of a task stays with its rollouts.
+Tasks are recorded as digests; only the rollouts hold the text of a task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, Ev
 from agentlightning.types.runs import RunRecord
 
 MOST_BYTES = 6 * 1024 * 1024
-"""Size of a record, whose own bound is 8 MiB. Larger parts are dropped, samples first, and named in `left_out`."""
+"""Largest size of a record; the store's limit is 8 MiB. Excess parts are dropped, samples first, and named in
+`left_out`."""
 _LARGEST = 1e100
 
 
@@ -32,7 +33,7 @@ def _filled(sample: object) -> object:
 
 @dataclass
 class _Record:
-    """The fields of a record that make a result, in the order in which they are checked."""
+    """The fields of a record that form a result, in the order of their checks."""
 
     rewards: list[float | None]
     tasks: list[str]
@@ -79,13 +80,13 @@ def _interval(result: EvaluationResult) -> dict[str, Any] | None:
 
 
 def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationResult | None:
-    """Return the evaluation that a record holds; None if it holds no rewards by task.
+    """Return the evaluation of a record; None if it has no rewards by task.
 
-    A record of another algorithm needs `rewards` and `tasks` only; `rollout_ids` (one of each task) lead to their
+    A record of another algorithm needs only `rewards` and `tasks`; `rollout_ids` (one per task) link to their
     conversations.
 
     Raises:
-        ValueError: it holds something else under these names; says what.
+        ValueError: a field has an invalid value; names it.
     """
     if not isinstance(data.get("rewards"), list) or not isinstance(data.get("tasks"), list):
         return None
@@ -118,7 +119,7 @@ def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationR
 
 
 def _samples(record: _Record) -> list[list[EvaluatedRollout]]:
-    """Return the samples of a record that has none: one of each task."""
+    """Return one sample per task, for a record without samples."""
     ids = record.rollout_ids or []
     if len(ids) != len(record.rewards):
         ids = [""] * len(record.rewards)
@@ -129,7 +130,7 @@ def _samples(record: _Record) -> list[list[EvaluatedRollout]]:
 
 
 def why_not_comparable(result: EvaluationResult) -> str:
-    """Return that a reward, or one dimension of it, is too large to be compared; empty if none is."""
+    """Return a message if a reward, or one of its dimensions, is too large to compare; else an empty text."""
     values = (value for each in result.rollouts for value in (each.reward, *each.dimensions.values()))
     large = next((value for value in values if value is not None and abs(value) > _LARGEST), None)
     if large is None:
@@ -142,23 +143,23 @@ def why_not_comparable(result: EvaluationResult) -> str:
 
 @dataclass(frozen=True)
 class RecordedEvaluation:
-    """An evaluation that a run has recorded."""
+    """A recorded evaluation of a run."""
 
     name: str
     step: int
     result: EvaluationResult
     family: str = ""
-    """The name that it shares with those of other versions of a prompt: its own without ` of <version>`."""
+    """Name shared with the evaluations of other versions of a prompt: its name without ` of <version>`."""
 
 
 def last_evaluations(records: Sequence[RunRecord], run_id: str = "") -> list[RecordedEvaluation]:
     """Return the last evaluation of each name that has rewards by task, the latest one first.
 
-    For evaluations of several versions of a prompt (`version`), `validation` and `validation of v3` are one name, and
-    the best of them is returned: the run ends with that one.
+    For evaluations of several versions of a prompt (`version`), `validation` and `validation of v3` count as one name,
+    and the best of them, which is the result of the run, is returned.
 
     Raises:
-        BadRequestError: one of them is not readable.
+        BadRequestError: a record is not readable.
     """
     last: dict[str, RunRecord] = {}
     for record in records:
@@ -199,7 +200,7 @@ def same_tasks(
     With a `name`, only evaluations of that name count.
 
     Raises:
-        BadRequestError: a run has no such evaluation, or no two share a task; says what there is.
+        BadRequestError: a run has no such evaluation, or no two share a task; lists the existing ones.
     """
     sides = [_named(side, name, run) for side, run in zip((records, others), runs, strict=True)]
 
@@ -218,7 +219,7 @@ def same_tasks(
 
 
 def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[RecordedEvaluation]:
-    """Return the evaluations of a name, or all: one at least."""
+    """Return the evaluations of a name, or all; at least one."""
     of_version = [record for record in records if record.name == name and _family(record) != name]
     evaluations = last_evaluations(of_version or records, run)
     if not evaluations:

@@ -1,7 +1,7 @@
 """`report.html`: two runs side by side in one file, which needs no network and no script.
 
-It shows conversations on tasks that were won or lost. Agents' messages are text of others: secrets are hidden before
-anything is cut, and there is a bound on everything.
+It shows conversations on tasks that were won or lost. Agents' messages are untrusted text: secrets are hidden before
+anything is cut, and every part has a size limit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agentlightning.types.runs import Run, RunRecord
 from agentlightning.utils.masking import masked_text
 
 MOST_CONVERSATIONS = 10
-"""Won, and as many lost: those whose reward differs most."""
+"""Largest number of won tasks, and of lost ones, with conversations: those whose reward differs most."""
 _MESSAGE_CHARACTERS = 4000
 _MOST_MESSAGES = 40
 _TASK_CHARACTERS = 2000
 _READ_CHARACTERS = 1_000_000
-"""Characters that are read of one text; the rest is never shown, and need not be searched for secrets."""
+"""Largest number of characters read from one text; the rest is never shown, and need not be searched for secrets."""
 _FIGURES = ("mean_reward", "reward", "accuracy", "score", "loss", "update.loss")
-"""Figures of steps that are drawn, the first one that a run has."""
+"""Figures of steps for the chart, which draws the first one that a run has."""
 _MOST_POINTS = 400
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760.0, 260.0, 56.0, 16.0, 12.0, 34.0
 _Points = list[tuple[int, float]]
@@ -39,7 +39,7 @@ _Points = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A task that was won or lost, with one rollout of each side."""
+    """A won or lost task, with one rollout of each side."""
 
     before: EvaluatedRollout
     after: EvaluatedRollout
@@ -56,7 +56,7 @@ class Transcript:
     messages: tuple[tuple[str, str], ...] = ()
     """Role and text, in order."""
     note: str = ""
-    """Why there are no messages, or how many are not shown."""
+    """Reason for missing messages, or the number of messages that are not shown."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class Side:
 
     run: Run
     records: Sequence[RunRecord]
-    """Its steps and evaluations."""
+    """Records of its steps and evaluations."""
     evaluation: str
-    """The evaluation that is compared, in words."""
+    """Description of the compared evaluation."""
     transcripts: Mapping[str, Transcript] = field(default_factory=dict[str, Transcript])
-    """By rollout."""
+    """Transcripts by rollout id."""
 
 
 def report(
@@ -77,8 +77,8 @@ def report(
 ) -> str:
     """Return the page.
 
-    Secrets are hidden, and text of others is escaped. `judged`: the page tells whether the rules are passed; without it
-    it shows the figures only.
+    Secrets are hidden, and untrusted text is escaped. `judged`: the page shows whether the rules are passed; without it
+    it shows only the figures.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -97,7 +97,7 @@ def report(
     scale = max((end for end in ends if end < math.inf), default=0.0) or 1.0
 
     def drawing(change: Interval | None) -> list[float] | None:
-        """Return low, mean and high as places in a drawing of width 160, whose middle is 0."""
+        """Return low, mean and high as positions in a drawing of width 160, whose middle is 0."""
         if change is None:
             return None
         ends = (max(-1.0, min(1.0, end / scale)) for end in (change.low, change.mean, change.high))
@@ -129,12 +129,12 @@ def report(
 
 
 def _safe(value: Any) -> Any:
-    """Return a text without secrets, and without characters that change its direction."""
+    """Return a text without secrets and without characters that change its direction."""
     return some_lines(masked_text(value)) if type(value) is str else value
 
 
 def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
-    """Return the mean, and below it its interval."""
+    """Return the mean, and its interval for the line below."""
     if interval is None or interval.high == math.inf:
         return "-" if interval is None else f"{interval.mean:{form}}", ""
     return f"{interval.mean:{form}}", f"{interval.low:{form}} to {interval.high:{form}}"
@@ -144,7 +144,7 @@ def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
 
 
 def _curves(sides: tuple[Side, Side]) -> tuple[str, list[_Points]]:
-    """Return the figure to draw, and the points of each side: of its steps, else the values of its evaluations."""
+    """Return the figure to draw, and the points of each side: from its steps, else from its evaluations."""
     for name in _FIGURES:
         curves = [curve(side.records, name) for side in sides]
         if any(len(points) > 1 for points in curves):
@@ -154,7 +154,7 @@ def _curves(sides: tuple[Side, Side]) -> tuple[str, list[_Points]]:
 
 
 def _evaluated(records: Sequence[RunRecord]) -> _Points:
-    """Return the values of the evaluation that was made most often, by step."""
+    """Return the values of the most frequent evaluation, by step."""
     names = [record.name for record in records if record.kind == "evaluation"]
     name = max(names, key=names.count, default="")
     values = [(r.step, r.data.get("value")) for r in records if r.kind == "evaluation" and r.name == name]
@@ -162,7 +162,7 @@ def _evaluated(records: Sequence[RunRecord]) -> _Points:
 
 
 def _thinned(points: _Points) -> _Points:
-    """Return so many points as fit the drawing, the last one among them."""
+    """Return the points that fit the drawing, including the last one."""
     stride = -(-len(points) // _MOST_POINTS)
     return points if stride < 2 else [*points[:-1:stride], points[-1]]
 
@@ -204,9 +204,9 @@ def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
 def changed_tasks(
     pairs: Sequence[tuple[EvaluatedTask, EvaluatedTask]], most: int = MOST_CONVERSATIONS
 ) -> tuple[list[Changed], list[Changed]]:
-    """Return the tasks won and lost, the greatest difference first, so many of each at most.
+    """Return the won and the lost tasks, the largest difference first, at most a fixed number of each.
 
-    Of several samples: the worst of the side that was worse, and the best of the other.
+    Among several samples, the worst of the worse side and the best of the other are shown.
     """
     changed = [
         _changed(early, late, late.reward - early.reward)
@@ -228,7 +228,7 @@ def _reward(rollout: EvaluatedRollout) -> float:
 
 
 async def transcripts(store: LightningStore, rollout_ids: Iterable[str]) -> dict[str, Transcript]:
-    """Return the transcript of each rollout in a store, by its id; one that the store no longer has says so."""
+    """Return the transcript of each rollout in a store, by its id; a note replaces one that no longer exists."""
     return {rollout_id: await _transcript(store, rollout_id) for rollout_id in dict.fromkeys(rollout_ids)}
 
 

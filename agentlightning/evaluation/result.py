@@ -1,8 +1,8 @@
 """The result of an evaluation: rewards and outcomes by task, figures with their intervals, and a paired comparison.
 
-A task's reward is the mean of its samples that earned one. A fault is not a low reward: a task none of whose samples
-earned anything has none, is excluded from the mean, and is counted among the failures. Intervals and tests take tasks
-as what was drawn, not samples: those of one task are alike (Miller, "Adding error bars to evals", arXiv:2411.00640).
+A task's reward is the mean over its samples with a reward. A fault is not a low reward: a task whose samples all have
+none has no reward, is excluded from the mean, and counts as a failure. Intervals and tests use tasks as the sampling
+unit, because samples of one task are alike (Miller, "Adding error bars to evals", arXiv:2411.00640).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentlightning.utils.rewards import as_reward
 SCORED = ("scored", "policy_fault")
 """Outcomes that count with their reward."""
 SUCCESS = 0.5
-"""A sample succeeds if its reward is above this, where rewards are 0 and 1."""
+"""Reward above which a sample succeeds, for rewards of 0 and 1."""
 _Row = tuple[str, str, str]
 """Name, figure and remark."""
 
@@ -43,11 +43,11 @@ class EvaluatedRollout:
     seconds: float
     """Duration of the latest attempt, from claim to end; 0 if nobody claimed it."""
     failure: str | None = None
-    """The class of the exception, else the reason in a word; None if it earned a reward."""
+    """Class of the exception, else the reason in a word; None if it has a reward."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
     """The dimensions of a reward by name, the primary one first."""
     tokens: int | None = None
-    """Tokens of the prompts and answers of its model calls; None if nobody recorded them."""
+    """Number of tokens in the prompts and answers of its model calls; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,39 +55,39 @@ class EvaluatedTask:
     """A task and its samples."""
 
     input: Any
-    """The task; its digest in a result that was read from a record."""
+    """The task, or its digest in a result that was read from a record."""
     rollouts: tuple[EvaluatedRollout, ...]
     slices: tuple[str, ...] = ()
-    """The slices that it belongs to, such as `difficulty=hard`."""
+    """The slices of the task, such as `difficulty=hard`."""
     digest: str = field(default="", compare=False)
-    """The same for equal tasks; the task cannot be read from it."""
+    """Digest of the task, the same for equal tasks; the task cannot be read from it."""
     repeat: int | None = field(default=None, compare=False)
-    """Number of equal tasks before it in the dataset; None: as many as in the result."""
+    """Number of equal tasks before it in the dataset; None counts those in the result."""
 
     @property
     def reward(self) -> float | None:
-        """Mean over the samples that earned something; None without any."""
+        """Mean over the samples with a reward; None without any."""
         return _mean(self.rewards)
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the samples that have one; not those of more than 1e15 in size."""
+        """Rewards of the samples that have one, without those larger than 1e15 in size."""
         return [reward for rollout in self.rollouts if (reward := as_reward(rollout.reward)) is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class PassAtK:
-    """The chance that at least one of `k` samples of a task succeeds."""
+    """The probability that at least one of `k` samples of a task succeeds."""
 
     k: int
     interval: Interval | None
     """Mean over the tasks with its interval; None if no task has enough samples."""
     tasks: int
-    """Tasks with at least `k` samples that have a reward."""
+    """Number of tasks with at least `k` samples that have a reward."""
     left_out: int
-    """Tasks with fewer."""
+    """Number of tasks with fewer."""
     threshold: float
-    """A sample succeeds if its reward is above this."""
+    """Reward above which a sample succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Variance:
     between: float
     """Variance of the tasks' own mean rewards; more tasks make the mean more certain."""
     within: float
-    """Variance of the samples of one task; more samples of each task help against this alone."""
+    """Variance of the samples of one task; more samples of each task reduce only its effect."""
 
 
 @explain_fields
@@ -106,17 +106,17 @@ class EvaluationResult:
     """The result of `Trainer.evaluate`; prints as a table."""
 
     tasks: tuple[EvaluatedTask, ...] = ()
-    """In the order of the dataset; without those that stopping early saved."""
+    """The tasks in the order of the dataset, without those that an early stop skipped."""
     seconds: float = 0.0
-    """Duration of the whole evaluation."""
+    """Duration of the whole evaluation, in seconds."""
     run_id: str | None = None
-    """The run that its rollouts belong to; None if it made none."""
+    """Id of the run of its rollouts; None if it made none."""
     place: str = field(default="", compare=False)
     """The store of its rollouts."""
     stopping: Stopping | None = None
     """The verdict of the sequential test; None without one."""
     left_out: tuple[str, ...] = ()
-    """Parts that did not fit into the record that it was read from, such as `slices`."""
+    """Parts that did not fit into the record of this result, such as `slices`."""
 
     @property
     def rewards(self) -> list[float | None]:
@@ -130,24 +130,24 @@ class EvaluationResult:
 
     @property
     def n_samples(self) -> int:
-        """Samples of each task, the most of any; 0 without tasks."""
+        """Largest number of samples of a task; 0 without tasks."""
         return max((len(task.rollouts) for task in self.tasks), default=0)
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Samples by outcome."""
+        """Number of samples by outcome."""
         return dict(Counter(rollout.outcome for rollout in self.rollouts))
 
     @property
     def failures(self) -> dict[str, int]:
-        """Samples that earned nothing, by the kind of their failure, the most frequent first."""
+        """Number of samples without a reward, by the kind of their failure, the most frequent first."""
         rollouts = ((r, r.reward is None or as_reward(r.reward) is not None) for r in self.rollouts)
         kinds = (rollout.failure if is_usable else "invalid_reward" for rollout, is_usable in rollouts)
         return dict(Counter(kind for kind in kinds if kind is not None).most_common())
 
     @property
     def durations(self) -> dict[str, float]:
-        """Seconds that the samples took: `median`, `p90`, `longest`; empty without samples."""
+        """Durations of the samples, in seconds: `median`, `p90`, `longest`; empty without samples."""
         seconds = sorted(rollout.seconds for rollout in self.rollouts)
         if not seconds:
             return {}
@@ -168,8 +168,8 @@ class EvaluationResult:
     ) -> Interval | None:
         """Return the mean reward with its confidence interval; None without a task that has a reward.
 
-        Without a `method`: Wilson's for rewards that are all 0 or 1, else Student's t over the tasks. `exact`
-        (Clopper-Pearson) and `bootstrap` (BCa, drawn with `seed`) are taken by name.
+        The default `method` is Wilson's for rewards that are all 0 or 1, else Student's t over the tasks. `exact`
+        (Clopper-Pearson) and `bootstrap` (BCa, drawn with `seed`) are available by name.
 
         Raises:
             ValueError: `confidence` is not between 0 and 1, or the method does not fit the rewards.
@@ -179,10 +179,10 @@ class EvaluationResult:
     # --- several samples, several rewards, parts -------------------------------------------------------------------
 
     def pass_at(self, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> PassAtK:
-        """Return the chance that one of `k` samples of a task has a reward above `threshold`, estimated without bias.
+        """Return the unbiased estimate of the probability that one of `k` samples has a reward above `threshold`.
 
-        A sample without a reward is no failure; a task with fewer than `k` others is excluded and counted. Rewards of 0
-        and 1 need no threshold.
+        A sample without a reward is not a failure; a task with fewer than `k` other samples is excluded and counted.
+        Rewards of 0 and 1 need no threshold.
 
         Source: Chen et al., "Evaluating large language models trained on code", arXiv:2107.03374, equation 1.
 
@@ -238,10 +238,10 @@ class EvaluationResult:
         return list(dict.fromkeys(name for rollout in self.rollouts for name in rollout.dimensions))
 
     def dimension(self, name: str) -> EvaluationResult:
-        """Return the result with one dimension as the reward; its interval, slices and comparison are that one's.
+        """Return the result with one dimension as the reward, also for interval, slices and comparison.
 
         Raises:
-            ValueError: no reward has it.
+            ValueError: no reward has this dimension.
         """
         if name not in self.dimensions:
             near = closest_name(name, self.dimensions)
@@ -260,18 +260,18 @@ class EvaluationResult:
         return {name: self._part(parts[name]) for name in sorted(parts)}
 
     def _part(self, tasks: Iterable[EvaluatedTask]) -> EvaluationResult:
-        """Return a part, about which the sequential test has no verdict; that there was one still counts."""
+        """Return a part of the result. The verdict of the sequential test does not apply to it, but its use counts."""
         stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
         return replace(self, tasks=tuple(tasks), stopping=stopping)
 
     # --- comparison --------------------------------------------------------------------------------------------------
 
     def compare(self, other: EvaluationResult, *, significance: float = 0.05, seed: int = 0) -> PairedComparison:
-        """Return whether `other` is better than this one on the same tasks.
+        """Return whether `other` is better than this result on the same tasks.
 
         The verdict is `better` or `worse` only if the p-value is below `significance`. The test is exact for rewards of
         0 and 1 (McNemar) and for few tasks; for many graded rewards signs of differences are drawn with `seed`. If one
-        of them might have been stopped early, the tasks that both have are compared, by the sequential test.
+        of the results might have been stopped early, the sequential test compares the tasks that both have.
 
         Raises:
             ValueError: the tasks differ, or `significance` is not between 0 and 1.
@@ -311,7 +311,7 @@ class EvaluationResult:
         return captured.get().rstrip("\n")
 
     def __rich__(self) -> Any:
-        """Return the table that a rich console prints; text of others cannot give the terminal orders."""
+        """Return the table for a rich console; untrusted text cannot control the terminal."""
         from rich.table import Table
         from rich.text import Text
 
@@ -355,7 +355,7 @@ class EvaluationResult:
 def shared_tasks(one: EvaluationResult, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
     """Return the tasks that both have, in the order of the first.
 
-    A task that is there twice is two tasks: its first occurrences are compared with each other.
+    A task that occurs twice counts as two tasks: its first occurrences are compared with each other.
     """
     its = dict(_by_place(other))
     return [(task, its[place]) for place, task in _by_place(one) if place in its]
@@ -371,7 +371,7 @@ def _by_place(result: EvaluationResult) -> Iterator[tuple[tuple[str, int], Evalu
 
 
 def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:
-    """Return the range of rewards of those that a sequential test might have stopped; None if there is none.
+    """Return the reward range of the results that a sequential test might have stopped; None without any.
 
     A test of a fixed number of tasks is not valid for them, even if they ran all tasks.
     """
@@ -380,7 +380,7 @@ def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:
 
 
 def digest_of(task: EvaluatedTask) -> str:
-    """Return the digest of a task that was evaluated, see `tasks_of`."""
+    """Return the digest of an evaluated task, see `tasks_of`."""
     return task.digest or tasks_of([task.input])[0]
 
 

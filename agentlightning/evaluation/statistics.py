@@ -21,7 +21,7 @@ from typing import Literal, get_args
 IntervalMethod = Literal["wilson", "exact", "student", "bootstrap"]
 """`wilson` and `exact` (Clopper-Pearson): for values of 0 and 1. `student`: t over the values. `bootstrap`: BCa."""
 RESAMPLES = 2000
-"""Draws of a bootstrap interval."""
+"""Number of draws of a bootstrap interval."""
 _Bounds = tuple[float, float, float]
 """A mean, and the lower and the upper bound of its interval."""
 
@@ -37,7 +37,7 @@ class Interval:
     """The name of the method."""
 
     def text(self, *, signed: bool = False) -> str:
-        """Return it as `0.500 (0.400 to 0.600)`; a single value has a mean only."""
+        """Return the text `0.500 (0.400 to 0.600)`; a single value has only a mean."""
         form = "+.3f" if signed else ".3f"
         if self.high == math.inf:
             return f"{self.mean:{form}}"
@@ -49,10 +49,10 @@ def interval_of(
 ) -> Interval | None:
     """Return the mean of the values with its interval; None without values.
 
-    Without a `method`: Wilson's if all values are 0 or 1, else Student's t.
+    The default `method` is Wilson's if all values are 0 or 1, else Student's t.
 
     Raises:
-        ValueError: `confidence` is not between 0 and 1; the method is unknown, or is for 0 and 1 and there are others.
+        ValueError: `confidence` is not between 0 and 1; the method is unknown, or needs values of 0 and 1.
     """
     check_share("confidence", confidence)
     if method is not None and method not in get_args(IntervalMethod):
@@ -115,7 +115,7 @@ def t_quantile(p: float, freedom: int) -> float:
 
 
 def wilson_bounds(mean: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the bounds of Wilson's interval of a share among so many trials."""
+    """Return the bounds of Wilson's interval of a share among a number of trials."""
     z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     shrink = 1.0 + z * z / count
     centre = (mean + z * z / (2 * count)) / shrink
@@ -129,7 +129,7 @@ def _wilson(values: Sequence[float], confidence: float) -> _Bounds:
 
 
 def _clopper_pearson(values: Sequence[float], confidence: float) -> _Bounds:
-    """Return the bounds for values of 0 and 1: they hold the true share at least as often as `confidence` says."""
+    """Return the bounds for values of 0 and 1, which contain the true share with at least the `confidence`."""
     count, successes = len(values), int(sum(values))
     tail = (1.0 - confidence) / 2.0
     low = 0.0 if successes == 0 else _share_with_tail(successes - 1, count, 1.0 - tail)
@@ -138,7 +138,7 @@ def _clopper_pearson(values: Sequence[float], confidence: float) -> _Bounds:
 
 
 def _share_with_tail(most: int, count: int, tail: float) -> float:
-    """Return the chance of a success with which `count` trials have at most `most` successes with the chance `tail`."""
+    """Return the success probability at which `count` trials have at most `most` successes with probability `tail`."""
     ways = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(most + 1)]
     low, high = 0.0, 1.0
     while high - low > 1e-10:
@@ -155,7 +155,7 @@ def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds
     if count == 1:
         return mean, -math.inf, math.inf
     squares = math.fsum((value - mean) ** 2 for value in values)
-    if squares <= (1e-9 * max(map(abs, values))) ** 2:  # rounding makes this of equal values
+    if squares <= (1e-9 * max(map(abs, values))) ** 2:  # rounding error of equal values
         return mean, mean, mean
     rng, normal = random.Random(seed), NormalDist()
     means = sorted(sum(rng.choices(values, k=count)) / count for _ in range(RESAMPLES))
@@ -177,7 +177,7 @@ def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of the exact McNemar test: under no change, each pair that differs is a fair coin.
+    """Return the two-sided p-value of the exact McNemar test: without a change, each differing pair is a fair coin.
 
     1.0 if no pair differs.
     """
@@ -192,7 +192,7 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return the p-values adjusted for several tests (Holm's step-down), in the same order.
 
-    The probability that even one of those below a significance is false is at most that significance.
+    The probability of any false positive below a significance is at most that significance.
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     adjusted, least = [0.0] * len(p_values), 0.0

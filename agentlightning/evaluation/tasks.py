@@ -15,19 +15,19 @@ from agentlightning.utils.masking import masked_text
 SliceBy: TypeAlias = "str | Callable[[Any], object]"
 """A field of the task (`meta.difficulty` is nested), or a function of the task."""
 MISSING = "(missing)"
-"""The slice of the tasks that have no such field."""
+"""The slice of the tasks without the field."""
 MOST_SLICES = 100
-"""Most slices of one field; a field with more values distinguishes tasks and does not group them."""
+"""Largest number of slices of one field; a field with more values distinguishes tasks and does not group them."""
 
 
 def tasks_of(tasks: Iterable[object]) -> list[str]:
-    """Return a digest of each task: equal tasks have equal ones, and the task cannot be read from it."""
+    """Return a digest of each task. Equal tasks have equal digests, and the task cannot be read from its digest."""
     texts = (json.dumps(to_json(task, "task"), sort_keys=True, separators=(",", ":")) for task in tasks)
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
 
 def repeats_of(tasks: Iterable[object]) -> list[int]:
-    """Return for each task the number of equal ones before it."""
+    """Return the number of equal tasks before each task."""
     counts, repeats = Counter[str](), list[int]()
     for digest in tasks_of(tasks):
         repeats.append(counts[digest])
@@ -38,10 +38,10 @@ def repeats_of(tasks: Iterable[object]) -> list[int]:
 def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> list[tuple[str, ...]]:
     """Return the slices of each task, such as `("difficulty=hard",)`: one for each field or function.
 
-    A task without the field, or for which a function gives None, is in a slice of its own.
+    Tasks without the field, or for which a function returns None, are in the slice `(missing)`.
 
     Raises:
-        TypeError: `by` holds something that is neither a field nor a function.
+        TypeError: an item of `by` is neither a field nor a function.
         ValueError: a field that no task has; a field with more than 100 values; no field at all; a name twice.
     """
     tasks = list(tasks)
@@ -71,8 +71,8 @@ def _name(field: object) -> str:
 def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
     values = [_field(task, field) if isinstance(field, str) else field(task) for task in tasks]
     if isinstance(field, str) and tasks and all(value is None for value in values):
-        known = sorted(map(str, cast("Mapping[object, object]", tasks[0]))) if isinstance(tasks[0], Mapping) else []
-        hint = f"; the first has {', '.join(known[:20])}" if known else ""
+        keys = sorted(map(str, cast("Mapping[object, object]", tasks[0]))) if isinstance(tasks[0], Mapping) else []
+        hint = f"; the first has {', '.join(keys[:20])}" if keys else ""
         raise ValueError(f"slices={field!r}: no task has this field{hint}")
     texts = [None if value is None else str(value) for value in values]
     shown = {text: MISSING if text is None else cut(masked_text(text), 80) for text in set(texts)}
@@ -85,7 +85,7 @@ def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
 
 
 def _field(task: object, path: str) -> object:
-    """Return an entry or attribute of a task; a path of several names goes down, a whole key comes first."""
+    """Return an entry or attribute of a task. A dotted path reads nested fields, unless a key equals the path."""
     whole = _entry(task, path)
     if whole is not None and not callable(whole):
         return whole

@@ -1,1 +1,1 @@
-"""The searches over prompts: beam search and GEPA, with the candidates, scores, critics and records that they share."""
+"""The searches over prompts: beam search and GEPA, with their common candidates, scores, critics and records."""

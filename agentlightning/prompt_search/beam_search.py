@@ -2,11 +2,11 @@
 
 Sources: ProTeGi (Pryzant et al., EMNLP 2023, arXiv:2305.03495), algorithm 1, and TextGrad (arXiv:2406.07496) for the
 critique and the edit; successive halving (Jamieson and Talwalkar, AISTATS 2016, arXiv:1502.07943, figure 1) for the
-selection. What we changed: the rollouts of a round run at once; scores are kept per prompt and task; the leader is the
-one with the greatest lower bound of its interval over all validation tasks that it ran on. Of many versions that were
-judged on a few tasks, the one that looks best mostly had luck ("On over-fitting in model selection", Cawley and Talbot,
-JMLR 11, 2010): the best is only chosen among versions that ran on the whole validation set, the leader of each round
-and before the end a few other members of beams.
+selection. Differences: the rollouts of a round run at once; scores are kept per prompt and task; the leader is the
+version with the largest lower bound of its interval over all its validation tasks. If many versions are judged on a few
+tasks, the apparent best is mostly due to chance ("On over-fitting in model selection", Cawley and Talbot, JMLR 11,
+2010). So the best is chosen only among versions that ran on the whole validation set: the leader of each round, and at
+the end a few other members of beams.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from agentlightning.types import PromptTemplate
 logger = logging.getLogger("agentlightning.algorithm.apo")
 
 _CALLS_OF_VERSION = 2
-"""A critique and an edit."""
+"""Model calls per version: a critique and an edit."""
 _RUNGS = (0.25, 0.5, 1.0)
 """Parts of a validation batch after which the worse half of the candidates is dropped."""
 _FEWEST = 4
-"""Tasks of the first part."""
+"""Smallest number of tasks of the first part."""
 _Judged = tuple[PromptVersion, float | None, Sequence[RolloutResult]]
-"""A version, its mean on tasks (None where too few of them earned anything), and its results."""
+"""A version, its mean on tasks (None if too few have a reward), and its results."""
 
 
 class BeamSteps(Protocol):
@@ -68,7 +68,7 @@ class BeamSteps(Protocol):
 
 @dataclass
 class BeamSearch:
-    """One search. Belongs to the algorithm's loop; `state` holds what is known at any time."""
+    """One search. Belongs to the algorithm's loop; `state` has its current results."""
 
     steps: BeamSteps
     state: SearchState
@@ -77,14 +77,14 @@ class BeamSearch:
     _members: dict[str, PromptVersion] = field(default_factory=dict[str, PromptVersion], init=False)
     """Versions that were in a beam, by name."""
     _limited: set[str] = field(default_factory=set[str], init=False)
-    """Versions that a limit stopped."""
+    """Names of versions that a limit stopped."""
     _texts: set[str] = field(default_factory=set[str], init=False)
 
     def __post_init__(self) -> None:
         self._texts.add(_text_of(self.state.seed))
 
     async def run(self) -> None:
-        """Search to the end of the rounds, or until a limit or the critic ends it."""
+        """Search until the end of the rounds, or until a limit or the critic ends the search."""
         steps, state, chat = self.steps, self.state, self.state.chat
         batches = batch_iter_over_dataset(state.train, steps.gradient_batch_size, random.Random(f"{steps.seed} train"))
         judging = batch_iter_over_dataset(state.val, steps.val_batch_size, random.Random(f"{steps.seed} val"))
@@ -116,7 +116,7 @@ class BeamSearch:
     async def _run_round(
         self, number: int, beam: list[PromptVersion], batches: Iterator[list[Any]], tasks: Sequence[Any]
     ) -> tuple[list[PromptVersion], str | None]:
-        """Return the beam after a round, and why there can be no further one if so."""
+        """Return the beam after a round, and the reason if no further round is possible."""
         began = time.monotonic()
         children, reason = await self._children(number, beam, batches)
         beam = await self._select(number, list({v.version: v for v in (*beam, *children)}.values()), tasks)
@@ -146,26 +146,26 @@ class BeamSearch:
     async def _children(
         self, number: int, beam: Sequence[PromptVersion], batches: Iterator[list[Any]]
     ) -> tuple[list[PromptVersion], str | None]:
-        """Return the new versions of a round, and why no more can be made if so."""
+        """Return the new versions of a round, and the reason if no more can be made."""
         history, names = self.state.history, list(self.state.seed.templates)
         target = names[(number - 1) % len(names)]  # the templates are edited in turns
         parents, factor = self._parents(number, beam), self.steps.branch_factor
         places = [(b, i) for b in range(len(parents)) for i in range(factor)]
-        wanted = [
+        planned = [
             PromptVersion(name, dict(parents[b].templates), target, number, parents[b].version)
             for name, (b, _) in zip(history.next_names(len(places)), places, strict=True)
         ]
         tasks = [next(batches) for _ in places]
-        recorded = await history.recorded(wanted)
+        recorded = await history.recorded(planned)
         slots = asyncio.Semaphore(self._versions_at_once())
         await all_of(
             *(
                 self._make(version, parents[b], batch, (b + 1, i + 1), slots)
-                for version, (b, i), batch, old in zip(wanted, places, tasks, recorded, strict=True)
+                for version, (b, i), batch, old in zip(planned, places, tasks, recorded, strict=True)
                 if old is None
             )
         )
-        versions = [old or version for version, old in zip(wanted, recorded, strict=True)]
+        versions = [old or version for version, old in zip(planned, recorded, strict=True)]
         history.versions.extend(versions)
         for version in versions:
             if version.state not in WITHOUT_TEXT:
@@ -185,10 +185,10 @@ class BeamSearch:
         return reason
 
     def _versions_at_once(self) -> int:
-        """Return how many versions may be between critique and edit, so that a limit pays for whole versions."""
+        """Return the largest number of versions between critique and edit, so that a limit covers whole versions."""
         chat, critic = self.state.chat, self.critic
-        left = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
-        return int(max(1, min(chat.concurrency, left)))
+        calls = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
+        return int(max(1, min(chat.concurrency, calls)))
 
     def _parents(self, number: int, beam: Sequence[PromptVersion]) -> list[PromptVersion]:
         width = self.steps.beam_width
@@ -208,7 +208,7 @@ class BeamSearch:
         place: tuple[int, int],
         slots: asyncio.Semaphore,
     ) -> None:
-        """Run the parent, ask critic and editor, check the text, and record the version, however it ends."""
+        """Run the parent, call critic and editor, check the text, and always record the version."""
         prefix = prefix_of(version.round, *place, parent.version)
         branch = Branch(random.Random(f"{self.steps.seed} {version.version}"), prefix)
         view = dataclasses.replace(parent, target=version.target)
@@ -250,24 +250,24 @@ class BeamSearch:
     async def _select(
         self, number: int, candidates: Sequence[PromptVersion], tasks: Sequence[Any]
     ) -> list[PromptVersion]:
-        """Return the new beam, the best first: the candidates on parts of the batch, without the worse half each time.
+        """Return the new beam, the best first: run the candidates on parts of the batch, dropping the worse half each.
 
         Raises:
             NoCandidateError: no version has enough scored rollouts.
         """
-        steps, left = self.steps, list(candidates)
+        steps, remaining = self.steps, list(candidates)
         ends = sorted({max(min(_FEWEST, len(tasks)), math.ceil(len(tasks) * part)) for part in _RUNGS})
-        ends = ends if steps.halving and len(left) > steps.beam_width else [len(tasks)]
+        ends = ends if steps.halving and len(remaining) > steps.beam_width else [len(tasks)]
         ranked, failures = list[tuple[float, PromptVersion]](), list[str]()
         for end in ends:
-            judged = await all_of(*(self._judge(number, version, tasks[:end]) for version in left))
+            judged = await all_of(*(self._judge(number, version, tasks[:end]) for version in remaining))
             failures += [why for _, _, results in judged for r in results if (why := r["failure"])]
             ranked = [(mean, version) for version, mean, _ in judged if mean is not None]
             ranked.sort(key=lambda each: (-each[0], each[1].failures / max(1, each[1].tasks), each[1].number))
-            if end < len(tasks):  # the better half, at least a beam of them, and those that equal the last of them
+            if end < len(tasks):  # the better half, at least a beam of them, and those equal to the last of them
                 count = max(steps.beam_width, math.ceil(len(ranked) / 2))
                 ranked = [each for i, each in enumerate(ranked) if i < count or each[0] == ranked[count - 1][0]]
-                left = [version for _, version in ranked]
+                remaining = [version for _, version in ranked]
         beam = [version for _, version in ranked[: steps.beam_width]]
         for version in candidates:
             version.state = "kept" if version in beam else "dropped"
@@ -304,11 +304,11 @@ class BeamSearch:
             )
 
     async def _validate_members(self, number: int) -> None:
-        """Run further members of beams on the whole validation set, all at once, before the best is final."""
-        left = [version for version in self._members.values() if version.digest not in self.state.validated]
-        left.sort(key=_lower_bound, reverse=True)
+        """Run further members of beams on the whole validation set, all at once, before the final choice."""
+        members = [version for version in self._members.values() if version.digest not in self.state.validated]
+        members.sort(key=_lower_bound, reverse=True)
         before = self.state.best
-        if versions := left[: self.steps.final_candidates]:
+        if versions := members[: self.steps.final_candidates]:
             await self._validate(number, versions, "validation of {version}")
         if self.state.best is not before:
             await self.state.log.best("validation", self.best_score, number)
@@ -316,7 +316,7 @@ class BeamSearch:
     async def _validate(self, number: int, versions: Sequence[PromptVersion], name: str) -> list[_Judged]:
         """Judge versions on the whole validation set; each becomes the best if it is strictly better.
 
-        `name` is that of their records, of which a round has one of each name.
+        `name` is the name of their records; a round has one record of each name.
         """
         judged = await all_of(*(self._judge(number, version, self.state.val) for version in versions))
         for version, mean, results in judged:
@@ -339,7 +339,7 @@ class BeamSearch:
 
 
 def leader_of(beam: Sequence[PromptVersion]) -> PromptVersion:
-    """Return the version of which it is surest that it is good: the greatest lower bound of the mean."""
+    """Return the version with the largest lower bound of the mean."""
     return max(beam, key=_lower_bound)
 
 

@@ -1,7 +1,7 @@
-"""Checks the text that a model wrote for a prompt template against the seed: placeholders, code fences, braces.
+"""Checks a model's text of a prompt template against the seed: placeholders, code fences, braces.
 
 A version has the placeholders of the seed, in the seed's engine. A code fence around the text, and braces of the engine
-`f-string` that are no placeholder, are repaired. Every other problem is one sentence, for one request to repair it.
+`f-string` that are no placeholders, are repaired. Every other problem is a sentence in one request for a repair.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from xml.etree import ElementTree
 from agentlightning.types import PromptTemplate
 
 _MOST_CHARACTERS = 32_000
-"""Length of a version, or four times the seed's if that is more."""
+"""Largest length of a version in characters, or four times the seed's if that is more."""
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[^`]*")
-"""The line that opens a code fence; the one that closes it has its marks and nothing else."""
+"""The opening line of a code fence; the closing line has only its marks."""
 _INTRODUCTION = 200
-"""Characters beside a fenced text that are taken for an introduction to it."""
+"""Largest number of characters outside a fenced text that count as an introduction."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _POML_NAME = re.compile(r"\{\{\s*([A-Za-z_]\w*)")
 
 
 class CheckedText(NamedTuple):
-    """The version that a text is, or its problems."""
+    """The version of a text, or its problems."""
 
     template: PromptTemplate | None
-    """None if there are problems."""
+    """The version; None if there are problems."""
     problems: tuple[str, ...] = ()
-    """One sentence each."""
+    """The problems, one sentence each."""
 
 
 def check_version(text: str, seed: PromptTemplate) -> CheckedText:
-    """Return the version of the seed that a model's text is, or its problems."""
+    """Return the version of the seed in a model's text, or its problems."""
     text = _without_fence(text, seed.template)
     if not text.strip():
         return CheckedText(None, ("The text is empty.",))
@@ -68,7 +68,7 @@ def check_version(text: str, seed: PromptTemplate) -> CheckedText:
 
 
 def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
-    """Return the names that a template is filled with, each with its expressions: `task` may have `task[question]`.
+    """Return the variables of a template, each with its expressions: `task` may have `task[question]`.
 
     Raises:
         ValueError: the template is malformed.
@@ -90,7 +90,7 @@ def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
 
 
 def written_placeholders(template: PromptTemplate) -> list[str]:
-    """Return the placeholders of a template as they are written in it; none if it is malformed."""
+    """Return the placeholders of a template as written in it; none if it is malformed."""
     try:
         names = placeholders(template)
     except ValueError:
@@ -104,7 +104,7 @@ def placeholder_list(template: PromptTemplate) -> str:
 
 
 def same_text(template: PromptTemplate) -> str:
-    """Return the text that versions have in common which differ in white space alone."""
+    """Return a normalized text, equal for versions that differ only in white space."""
     return " ".join(template.template.split())
 
 
@@ -113,7 +113,7 @@ def _written(expression: str, engine: str) -> str:
 
 
 def _without_fence(text: str, seed: str) -> str:
-    """Return a text without the code fence that a model put around it, and without the introduction before that."""
+    """Return a text without the code fence that a model put around it and without an introduction."""
     if next(_fences(seed.split("\n")), None):  # the seed has fences: only one around the whole text is removed
         lines = text.strip().split("\n")
         is_whole = len(lines) > 1 and (opening := _FENCE.fullmatch(lines[0])) and lines[-1].strip(" \t") == opening[1]
@@ -128,7 +128,7 @@ def _without_fence(text: str, seed: str) -> str:
 
 
 def _fences(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last line of each code fence that is closed, in linear time."""
+    """Yield the first and the last line of each closed code fence, in linear time."""
     last = {line.strip(" \t"): number for number, line in enumerate(lines)}
     opening: tuple[int, str] | None = None
     for number, line in enumerate(lines):
@@ -141,10 +141,10 @@ def _fences(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _with_escaped_braces(text: str, of_seed: Mapping[str, set[str]]) -> str:
-    """Return an f-string template with the braces doubled that are no placeholder, such as those of JSON and code.
+    """Return an f-string template with doubled braces except in placeholders, such as for JSON and code.
 
-    Where a text has doubled ones already, those stay, and single ones are doubled; else every brace that is no
-    placeholder is. `{name}` of a name that the seed does not have stays: it may be meant as a placeholder.
+    If a text already has doubled braces, they stay, and single ones are doubled; else every brace outside a placeholder
+    is doubled. `{name}` with a name that is not in the seed stays: it may be meant as a placeholder.
     """
     expressions = {*of_seed, *(each for own in of_seed.values() for each in own)}
     try:

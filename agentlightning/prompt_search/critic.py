@@ -1,14 +1,14 @@
-"""The model calls of APO: a critique of rollouts, an edit by it, and the repair of a text; with prompts out of files.
+"""The model calls of APO: a critique of rollouts, an edit by it, and the repair of a text, with prompts from files.
 
-| ending of the file | how it is read |
+| ending of the file | format |
 | --- | --- |
 | `.jinja`, `.j2` | a bounded jinja sandbox; a line `=== system ===` or `=== user ===` begins a message of that role |
-| `.poml` | by the package `poml`, which is loaded for it |
-| any other | plain text: the instruction; template, rollouts and critique are put below it |
+| `.poml` | rendered by the package `poml`, which is loaded for it |
+| any other | plain text: the instruction; template, rollouts and critique are appended |
 
-Filled in are `prompt_template` (text), `placeholders` (list of texts), and `experiments` (list of `RolloutResult`) for
-a critique, `critique` (text) for an edit. Roles are read before anything is filled in, so that no text of an agent can
-begin a message.
+The variables are `prompt_template` (text), `placeholders` (list of texts), and `experiments` (list of `RolloutResult`)
+for a critique, `critique` (text) for an edit. Roles are read before the variables are filled in, so that no text of an
+agent can begin a message.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Message = dict[str, Any]
 
 @dataclass
 class Branch:
-    """The state of the calls for one version."""
+    """The state of the model calls for one version."""
 
     rng: random.Random
     prefix: str = ""
@@ -52,12 +52,12 @@ class Branch:
 
 
 current_branch = ContextVar[Branch | None]("agentlightning_branch", default=None)
-"""The branch whose version is made in this task."""
+"""The branch of the version that the current asyncio task makes."""
 
 
 @dataclass
 class Critic:
-    """Asks the models. Belongs to the algorithm's loop."""
+    """Calls the models. Belongs to the algorithm's loop."""
 
     chat: Chat
     gradient_model: str
@@ -69,19 +69,19 @@ class Critic:
     async def critique(
         self, template: PromptTemplate, results: Sequence[RolloutResult], most: int, branch: Branch
     ) -> tuple[Path, str]:
-        """Return which file was drawn, and the critique of at most so many of the rollouts. Secrets are hidden."""
+        """Return the drawn file, and the critique of at most `most` of the rollouts. Secrets are hidden."""
         path = branch.rng.choice(list(self.gradient_files))
         shown = masked(choose_cases(results, most, branch.rng))
         text = await self._ask(path, template, {"experiments": shown}, self.gradient_model, "critique", branch)
         return path, text.strip()
 
     async def edit(self, template: PromptTemplate, critique: str, branch: Branch) -> tuple[Path, str]:
-        """Return which file was drawn, and the text of a new version."""
+        """Return the drawn file, and the text of a new version."""
         path = branch.rng.choice(list(self.edit_files))
         return path, await self._ask(path, template, {"critique": critique}, self.apply_edit_model, "edit", branch)
 
     async def repair(self, text: str, problems: Sequence[str], seed: PromptTemplate, branch: Branch) -> str:
-        """Return the text again, with its problems repaired if the editor can."""
+        """Return the text, with its problems repaired if the editor can."""
         request = (
             "This text was to be a prompt template and cannot be used as one:\n\n"
             f"<template>\n{text}\n</template>\n\n" + "\n".join(f"- {problem}" for problem in problems) + "\n\n"
@@ -105,26 +105,26 @@ class Critic:
 def choose_cases(results: Sequence[RolloutResult], count: int, rng: random.Random) -> list[RolloutResult]:
     """Return at most `count` results for a critic, the worst first: half of them the worst, the others the best.
 
-    Equal ones are drawn. Rollouts without a reward are shown where too few have one, and one of them in any case if
-    there is room for three: it may be the prompt that made the agent fail.
+    Ties are broken at random. Rollouts without a reward are included if too few have one, and always one of them if
+    `count` is at least three, because the prompt may have made the agent fail.
     """
     drawn = list(results)
     rng.shuffle(drawn)
     failed = [result for result in drawn if result["final_reward"] is None]
     scored = sorted((r for r in drawn if r["final_reward"] is not None), key=lambda r: r["final_reward"] or 0.0)
     places = min(len(failed), max(count - len(scored), int(count >= 3)))
-    left = min(count - places, len(scored))
-    return [*failed[:places], *scored[: (left + 1) // 2], *scored[len(scored) - left // 2 :]]
+    remaining = min(count - places, len(scored))
+    return [*failed[:places], *scored[: (remaining + 1) // 2], *scored[len(scored) - remaining // 2 :]]
 
 
 # --- prompts out of files --------------------------------------------------------------------------------------------
 
 
 def check_files(setting: str, files: Sequence[str | Path] | None, own: Sequence[Path]) -> list[Path]:
-    """Return the files of a setting; ours for None.
+    """Return the files of a setting; the built-in ones for None.
 
     Raises:
-        BadRequestError: there is none, one cannot be read, or is POML without the package `poml`; names it.
+        BadRequestError: there is no file, one cannot be read, or is POML without the package `poml`; names it.
     """
     if files is None:
         return list(own)
@@ -141,10 +141,10 @@ def check_files(setting: str, files: Sequence[str | Path] | None, own: Sequence[
 
 
 def messages_of(path: Path, context: Mapping[str, Any]) -> list[Message]:
-    """Return the messages that a file asks with.
+    """Return the messages of a prompt file.
 
     Raises:
-        BadRequestError: the file cannot be filled in; names it and what is wrong.
+        BadRequestError: the file cannot be filled in; names it and the error.
     """
     try:
         if path.suffix == ".poml":
@@ -159,12 +159,12 @@ def messages_of(path: Path, context: Mapping[str, Any]) -> list[Message]:
             raise ValueError("there is text above the first line that names a role")
         roles = zip(parts[::2], parts[1::2], strict=True)
         return [{"role": role, "content": render(content, context).strip()} for role, content in roles]
-    except Exception as error:  # boundary: files of the user's, in two languages with errors of their own
+    except Exception as error:  # boundary: files of the user, in two languages with their own errors
         raise BadRequestError(f"The prompt file {str(path)!r} cannot be filled in: {error}") from error
 
 
 def _below(text: str, context: Mapping[str, Any]) -> str:
-    """Return a plain instruction with everything that it is about below it."""
+    """Return a plain instruction with template, rollouts and critique appended."""
     parts = [text.strip(), f"<template>\n{context['prompt_template']}\n</template>"]
     for number, experiment in enumerate(context.get("experiments", ()), 1):
         shown = {key: experiment[key] for key in ("task", "status", "final_reward", "failure", "messages")}

@@ -1,4 +1,4 @@
-"""Runs candidate prompts on tasks; evaluations that begin at the same time are one round of rollouts."""
+"""Runs candidate prompts on tasks; concurrent evaluations form one round of rollouts."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ logger = logging.getLogger(__name__)
 Templates = Mapping[str, PromptTemplate]
 """Prompt templates by the names of their resources."""
 MOST_WITH_MESSAGES = 1000
-"""Results of training tasks that are kept with their messages; of older ones the score is kept."""
+"""Number of training results that are kept with their messages; older ones keep only the score."""
 _Key = tuple[str, RolloutMode, str]
 """Digest of the prompts, mode, digest of the task."""
 
 
 def digest_of(templates: Templates) -> str:
-    """Return a digest that equal sets of prompts have in common."""
+    """Return a digest of a set of prompts; equal sets have equal digests."""
     texts = {name: [template.engine, template.template] for name, template in sorted(templates.items())}
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:32]
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A candidate on one task, and the future of its result."""
+    """A candidate and a task, with the future of the result."""
 
     version: str
     templates: Templates
@@ -53,29 +53,29 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Round:
-    """The evaluations that began at the same time."""
+    """Evaluations that began at the same time."""
 
     pending: dict[_Key, _Pending] = field(default_factory=dict[_Key, _Pending])
     evaluations: int = 0
     waiting: int = 0
-    """Evaluations whose caller still waits."""
+    """Number of evaluations whose caller still waits."""
 
 
 class CandidateEvaluator:
     """Runs candidates on tasks. Belongs to the event loop of the algorithm.
 
-    Calls made at the same time are one round: enqueued in one call to the store, and each answered when its own tasks
-    have ended. Each candidate is published with everything else of `resources`, under `<name>-<run>-<version>`. Scores
-    are kept per candidate, mode and task: the same does not run twice. Rollouts that are late, or that nobody waits for
-    any more, are cancelled.
+    Concurrent calls form one round: they are enqueued in one call to the store, and each returns when its own tasks
+    have ended. Each candidate is published with all other `resources`, under `<name>-<run>-<version>`. Scores are kept
+    per candidate, mode and task, so that nothing runs twice. Rollouts that are late, or whose callers have left, are
+    cancelled.
 
     Args:
         read: returns the results of ended rollouts, in their order.
-        name: of the algorithm, in the ids of the resources.
-        timeout_seconds: of the rollouts of one candidate; those of several in one round have the sum.
-        config: of each rollout; without a time limit of its own an attempt has `timeout_seconds`.
-        missing: with `retry`, a task that earned nothing runs once more.
-        seconds_left: rollouts that are late by then are cancelled too.
+        name: name of the algorithm, in the ids of the resources.
+        timeout_seconds: time limit of the rollouts of one candidate; a round of several has the sum.
+        config: configuration of each rollout; without its own time limit an attempt has `timeout_seconds`.
+        missing: with `retry`, a task without a reward runs once more.
+        seconds_left: returns the remaining seconds of the search; rollouts that are open then are also cancelled.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class CandidateEvaluator:
         self._results: dict[_Key, RolloutResult] = {}
         self._published: dict[str, str] = {}
         self._next: tuple[_Round, asyncio.Task[None]] | None = None
-        """The round that takes in further evaluations, and its task."""
+        """The round that accepts further evaluations, and its asyncio task."""
         self.rollouts = 0
-        """Number of rollouts that were enqueued."""
+        """Number of enqueued rollouts."""
 
     def resources_with(self, templates: Templates) -> NamedResources:
-        """Return all resources, with these prompts in the place of those of their names."""
+        """Return all resources, with these prompts replacing those of the same names."""
         return {**self._resources, **templates}
 
     def known(self, templates: Templates, mode: RolloutMode) -> list[RolloutResult]:
-        """Return the last result of each task that a candidate has run on in a mode."""
+        """Return a candidate's last result for each task in a mode."""
         digest = digest_of(templates)
         return [result for key, result in self._results.items() if key[:2] == (digest, mode)]
 
@@ -133,13 +133,13 @@ class CandidateEvaluator:
             if not round.waiting and not running.done():
                 if (
                     self._next is not None and self._next[0] is round
-                ):  # it had not begun, and will not take in later evaluations
+                ):  # it had not begun, and will not accept later evaluations
                     self._next = None
                 running.cancel()
                 await asyncio.wait([running])
 
     async def _run(self, round: _Round) -> None:
-        await asyncio.sleep(0)  # those that were started together have been added by then
+        await asyncio.sleep(0)  # concurrent evaluations have been added by then
         self._next = None
         try:
             await self._answer(round)
@@ -156,9 +156,9 @@ class CandidateEvaluator:
 
     async def _answer(self, round: _Round) -> None:
         for key, pending in round.pending.items():
-            known = self._results.get(key)
-            if known is not None and known["final_reward"] is not None:  # a fault may be none the next time
-                pending.result.set_result(known)
+            earlier = self._results.get(key)
+            if earlier is not None and earlier["final_reward"] is not None:  # a fault may not recur
+                pending.result.set_result(earlier)
         unknown = {key: pending for key, pending in round.pending.items() if not pending.result.done()}
         if not unknown:
             return
@@ -175,9 +175,9 @@ class CandidateEvaluator:
     async def _run_tasks(
         self, pending: Mapping[_Key, _Pending], seconds: float, *, is_final: bool
     ) -> dict[_Key, RolloutResult]:
-        """Run tasks, enqueued at once, and return their results.
+        """Enqueue tasks at once and return their results.
 
-        Results with a reward, and with `is_final` all, are answered as soon as their rollouts have ended.
+        Results with a reward (with `is_final`: all results) are delivered as soon as their rollouts have ended.
         """
         requests = [
             EnqueueRolloutRequest(

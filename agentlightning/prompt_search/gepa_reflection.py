@@ -1,6 +1,6 @@
-"""Reflection of GEPA: the records of rollouts that the model is shown, and the texts that it proposes.
+"""Reflection of GEPA: the records of rollouts for the model, and the texts that it proposes.
 
-The prompt and the reading of the reply are those of the package (`InstructionProposalSignature`); the calls go through
+The prompt and the parsing of the reply are those of the package (`InstructionProposalSignature`); the calls go through
 `Chat`, all of an iteration at the same time. A proposal that is no version of the seed's template is sent back once.
 """
 
@@ -29,7 +29,7 @@ from agentlightning.utils.masking import masked
 logger = logging.getLogger("agentlightning.algorithm.gepa")
 T = TypeVar("T")
 Candidate = dict[str, str]
-"""Texts by the names of their templates, as the package has them."""
+"""Texts by the names of their templates, in the package's form."""
 Record = Mapping[str, Any]
 _MODEL_SPANS = ("gen_ai.", "llm.")
 _SHOWN_SPANS = 20
@@ -40,14 +40,14 @@ class Interrupted(Exception):
 
 
 class LoopBridge:
-    """Calls of the package's thread into the event loop. `close` cancels the one that is waited for."""
+    """Calls of the package's thread into the event loop. `close` cancels the pending one."""
 
     def __init__(self) -> None:
         self._loop, self._closed = asyncio.get_running_loop(), False
         self._running: asyncio.Task[Any] | None = None
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what a coroutine returns in the event loop.
+        """Run a coroutine in the event loop and return its result.
 
         Raises:
             Interrupted: the run was cancelled.
@@ -69,24 +69,24 @@ class LoopBridge:
             raise Interrupted("the run was cancelled") from None
 
     def close(self) -> None:
-        """Refuse further calls, and cancel the one that runs. Called in the event loop."""
+        """Refuse further calls, and cancel the running one. Called in the event loop."""
         self._closed = True
         if self._running is not None and not self._running.done():
             self._running.cancel()
 
 
 def templates_of(candidate: Candidate, seeds: Templates) -> dict[str, PromptTemplate]:
-    """Return the templates that a candidate is the texts of."""
+    """Return the templates with the texts of a candidate."""
     return {name: seed.model_copy(update={"template": candidate[name]}) for name, seed in seeds.items()}
 
 
 class Reflector:
-    """A `ReflectionLM` of the package that asks through `Chat`. Used by the package's thread alone.
+    """A `ReflectionLM` of the package that calls through `Chat`. Used only by the package's thread.
 
     Args:
-        prompts: of the reflection, one for all templates or one for each; None is the package's.
+        prompts: prompt of the reflection, one for all templates or one for each; None is the package's.
         fields: further fields of the requests, such as `temperature`.
-        add: takes each proposal, a version without a name, with the candidate that it was made from.
+        add: called with each proposal, a version without a name, and its source candidate.
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Reflector:
         self._chat, self._bridge, self._seeds, self._add = chat, bridge, seeds, add
         self._prompts, self._fields = prompts, fields
         self.failures: list[str] = []
-        """Why the last calls in a row were not answered."""
+        """Reasons of the latest consecutive unanswered calls."""
         self.error: Exception | None = None
-        """The error that ends the search, or the limit that was reached: the package only logs it."""
+        """The error that ends the search, or the reached limit: the package only logs it."""
 
     @property
     def total_cost(self) -> float:
@@ -116,8 +116,8 @@ class Reflector:
         return self.reflect_many([(candidate, reflective_dataset, components_to_update)])[0]
 
     def reflect_many(self, jobs: list[ReflectionJob]) -> list[tuple[ReflectionProposal, ReflectionLM]]:
-        """Return the proposals of all jobs, whose calls are made at the same time."""
-        wanted = [
+        """Return the proposals of all jobs, with concurrent calls."""
+        pending = [
             (number, candidate, name, records[name])
             for number, (candidate, records, names) in enumerate(jobs)
             for name in names
@@ -125,10 +125,10 @@ class Reflector:
         ]
 
         async def propose_all() -> list[PromptVersion]:
-            return await asyncio.gather(*(self._propose(*job[1:]) for job in wanted))
+            return await asyncio.gather(*(self._propose(*job[1:]) for job in pending))
 
         proposals = [ReflectionProposal(new_texts={}) for _ in jobs]
-        for (number, candidate, name, _), version in zip(wanted, self._bridge.call(propose_all()), strict=True):
+        for (number, candidate, name, _), version in zip(pending, self._bridge.call(propose_all()), strict=True):
             if version.state == "candidate":
                 proposals[number].new_texts[name] = version.prompt_template.template
                 proposals[number].raw_lm_outputs[name] = version.critique or ""
@@ -185,7 +185,7 @@ class Reflector:
 
 
 def reflective_records(results: Sequence[RolloutResult]) -> list[dict[str, Any]]:
-    """Return the records that the model is shown: inputs, outputs, feedback. Secrets are hidden, long texts are cut."""
+    """Return the records for the model: inputs, outputs, feedback. Secrets are hidden, long texts are cut."""
     return [_record(result) for result in masked(list(results))]
 
 
@@ -214,7 +214,7 @@ def _conversations(result: RolloutResult) -> str:
 
 
 def _notes(result: RolloutResult) -> dict[str, str]:
-    """Return what the agent noted itself: attributes of its annotations, messages, rewards by name, failed spans."""
+    """Return the agent's own notes: attributes of its annotations, messages, rewards by name, failed spans."""
     notes = dict[str, str]()
     for span in result["spans"][:_SHOWN_SPANS]:
         attributes: Mapping[str, Any] = span["attributes"]

@@ -1,6 +1,6 @@
-"""The search of GEPA by the package `gepa`: its adapter and callback, on rollouts of the store and records of the run.
+"""The search of GEPA with the package `gepa`: adapter and callback on rollouts of the store and records of the run.
 
-The package works in a thread of its own; everything that touches the store is done in the event loop of the algorithm.
+The package runs in its own thread; all access to the store happens in the event loop of the algorithm.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger("agentlightning.algorithm.gepa")
 Batch = EvaluationBatch[RolloutResult, RolloutResult]
 
 _MOST_FAILURES = 3
-"""Model calls in a row that were not answered, each after its retries."""
+"""Number of consecutive unanswered model calls, each after its retries, that ends the search."""
 _MOST_IDLE = 50
-"""Iterations in a row without a rollout."""
+"""Number of consecutive iterations without a rollout that ends the search."""
 _STATE = "gepa_state.bin"
 _REWARDS, _TASKS = "agentlightning_rewards", "agentlightning_validation"
-"""In the adapter's part of the package's state: rewards of the validation tasks by the digest of the candidate; digest
-of the validation tasks, in their order, which the package knows by their numbers only."""
+"""Keys in the adapter's part of the package's state: rewards of the validation tasks by the digest of the candidate;
+digest of the ordered validation tasks, which the package identifies only by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class Task:
 class GEPASearch:
     """One search: adapter, callback, stopper and logger of the package in one.
 
-    A task that earned nothing has the mean of the others of its candidate, a little less than it: so it moves no mean,
-    and a minibatch with a fault is never taken for a perfect one. A candidate that earned something on too few tasks is
-    never the best.
+    A task without a reward gets slightly less than the mean of the candidate's other tasks: so it does not change a
+    mean, and a minibatch with a fault never counts as perfect. A candidate with rewards on too few tasks is never the
+    best.
 
     Args:
-        records: returns what the model is shown of results, see `GEPA.make_reflective_dataset`.
+        records: returns the records of results for the model, see `GEPA.make_reflective_dataset`.
         prompts, fields: see `Reflector`.
         settings: arguments of `gepa.optimize`.
     """
@@ -86,7 +86,7 @@ class GEPASearch:
         self.failures = self._reflector.failures
         self._versions = {self._seed.digest: self._seed}
         self._names: dict[int, str] = {}
-        """Versions by the places of their candidates in the package."""
+        """Names of versions by the package's numbers of their candidates."""
         self._unrecorded: list[PromptVersion] = []
         self._known_seed_scores: Mapping[int, float] | None = None
         self._iteration = self._idle_since = 0
@@ -94,7 +94,7 @@ class GEPASearch:
         self._stopped_by: str | None = None
 
     async def resume(self, run_dir: Path | None) -> None:
-        """Take over the versions of earlier starts: those that the run has recorded, and those that a folder holds."""
+        """Restore the versions of earlier starts, from the records of the run and from a folder."""
         saved = None if run_dir is None else await asyncio.to_thread(read_saved, run_dir, self._state)
         recorded = await self._state.history.resume(discard=saved is None)
         self._state.history.versions.extend(recorded)
@@ -119,7 +119,7 @@ class GEPASearch:
         """Run the package in a thread until it ends.
 
         Raises:
-            Exception: an error that the package has logged and not raised.
+            Exception: an error that the package logged but did not raise.
         """
         state = self._state
         optimize = cast(Any, api.optimize)  # pyright: ignore[reportUnknownMemberType] -- its type parameters are not known
@@ -159,9 +159,9 @@ class GEPASearch:
             await state.log.best("validation", best.score, best.round)
 
     def _best(self) -> PromptVersion:
-        """Return the version with the greatest mean on all validation tasks; the seed if no other has a greater one.
+        """Return the version with the largest mean on all validation tasks; the seed if no other has a larger one.
 
-        Not one that earned something on too few tasks, or ran on a part of them.
+        Excludes versions with rewards on too few tasks, or that ran on a part of them.
         """
         state, whole = self._state, list[PromptVersion]()
         for each in state.history.versions:
@@ -172,7 +172,7 @@ class GEPASearch:
         return state.seed if best.score == state.seed.score else best
 
     def should_stop(self, gepa_state: GEPAState[Any, Any]) -> bool:
-        """Return whether the search cannot go on: a limit is reached, nobody answers, nothing new is proposed."""
+        """Return whether the search must end: a limit is reached, no model answers, or nothing new is proposed."""
         error = self._reflector.error
         try:
             self._state.chat.check_limits()
@@ -193,7 +193,7 @@ class GEPASearch:
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def _version_of(self, candidate: Candidate) -> PromptVersion:
-        """Return the version of a candidate, a new one if it is not known."""
+        """Return the version of a candidate; create one if it is unknown."""
         templates = templates_of(candidate, self._seed.templates)
         version = self._versions.get(digest_of(templates))
         if version is None:
@@ -218,7 +218,7 @@ class GEPASearch:
     # --- the adapter of the package ----------------------------------------------------------------------------------
 
     def get_adapter_state(self) -> dict[str, Any]:
-        """Return what the package saves with its own state."""
+        """Return the adapter's state, which the package saves with its own."""
         rewards = {digest: list(rewards) for digest, rewards in self._state.validated.items()}
         return {_REWARDS: rewards, _TASKS: _digest_of_tasks(self._state.val)}
 
@@ -234,7 +234,7 @@ class GEPASearch:
         """Run candidates, all of them in one round, and return scores, results, and results as trajectories.
 
         Raises:
-            LimitReached: the limit on seconds has cut it off.
+            LimitReached: the limit on seconds interrupted it.
         """
 
         async def run_all() -> list[list[RolloutResult]]:
@@ -245,12 +245,12 @@ class GEPASearch:
     def make_reflective_dataset(
         self, candidate: Candidate, eval_batch: Batch, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Record]]:
-        """Return what the model is shown for each component."""
+        """Return the records for the model, by component."""
         templates = templates_of(candidate, self._seed.templates)
         try:
             shown = eval_batch.trajectories or []
             return {name: list(self._records(templates, shown, name)) for name in components_to_update}
-        except Exception as error:  # an override of the user's: ends the search, see `should_stop`
+        except Exception as error:  # a user's override: it ends the search, see `should_stop`
             self._reflector.error = error
             raise
 
@@ -261,7 +261,7 @@ class GEPASearch:
         tasks = [task.input for task in batch]
         results = await self._state.evaluator.evaluate(version.version, version.templates, tasks, mode)
         if chat.seconds_left() <= 0 and any(result["final_reward"] is None for result in results):
-            chat.check_limits()  # cut off by the limit, which says nothing about the candidate
+            chat.check_limits()  # interrupted by the limit, which is no result of the candidate
         if mode == "val":
             await self._judge(version, results)
         return results
@@ -279,7 +279,7 @@ class GEPASearch:
         version.judge(score)
         version.state = "kept" if is_seed or score.coverage >= state.minimum_coverage else "dropped"
         name = "validation" if is_seed else f"validation of {version.version}"
-        value = score.mean if version.state == "kept" else None  # too few of the tasks earned something
+        value = score.mean if version.state == "kept" else None  # too few of the tasks have a reward
         await state.record_validation(self._iteration, name, version, results, value)
 
     def _scores(self, results: Sequence[RolloutResult]) -> list[float]:
@@ -295,13 +295,13 @@ class GEPASearch:
         logger.info("%s", message)
 
     def on_iteration_start(self, event: IterationStartEvent) -> None:
-        """Number what is made from now on."""
+        """Set the iteration number of the versions made from now on."""
         self._iteration = event["iteration"]
 
     def on_merge_attempted(self, event: MergeAttemptedEvent) -> None:
-        """Note which versions a merged one comes from."""
+        """Record the parents of a merged version."""
         version, parents = self._version_of(event["merged_candidate"]), event["parent_ids"]
-        if version is not self._seed and version.parent is None:  # not one that was there already
+        if version is not self._seed and version.parent is None:  # not one that already existed
             version.parent = " + ".join(self._names[each] for each in parents if each in self._names) or None
 
     def on_iteration_end(self, event: IterationEndEvent) -> None:
@@ -329,7 +329,7 @@ _UNSEEN = RolloutResult(
 
 
 class PairedAcceptance:
-    """Judges a proposal by the tasks of the minibatch that both it and its parent were scored on.
+    """Judges a proposal by the minibatch tasks for which both it and its parent have scores.
 
     Raises:
         BadRequestError: the criterion is neither a known name nor an object of the package.
@@ -349,7 +349,7 @@ class PairedAcceptance:
         self._criterion: Any = self._CRITERIA[criterion]() if isinstance(criterion, str) else criterion
 
     def should_accept(self, proposal: CandidateProposal[Any], state: GEPAState[Any, Any]) -> bool:
-        """Return whether the proposal goes on to the validation tasks."""
+        """Return whether the proposal runs on the validation tasks."""
         before, after = proposal.eval_before, proposal.eval_after
         if before is None or after is None or len(before.outputs) != len(after.outputs):
             return self._criterion.should_accept(proposal, state)
@@ -370,7 +370,7 @@ class PairedAcceptance:
 
 
 class _DataOnly(pickle.Unpickler):
-    """Reads what the package writes, lists and texts and numbers, and calls nothing."""
+    """Reads the data that the package writes (lists, texts, numbers) and calls nothing."""
 
     @override
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
@@ -384,18 +384,18 @@ def _digest_of_tasks(tasks: Sequence[Any]) -> str:
 
 
 def read_saved(run_dir: Path, state: SearchState) -> Any:
-    """Return the `GEPAState` that a folder holds; None if it holds none.
+    """Return the `GEPAState` in a folder; None without one.
 
     Raises:
-        BadRequestError: it cannot be read, is more than data, or began with other prompts or chose by other tasks.
+        BadRequestError: it cannot be read, is more than data, or has other seed prompts or validation tasks.
     """
     if not (run_dir / _STATE).exists():
         return None
     try:
         with (run_dir / _STATE).open("rb") as file:
-            _DataOnly(file).load()  # before the package itself reads it, which would call what it names
+            _DataOnly(file).load()  # before the package itself reads it, which would call the functions that it names
         saved = cast(Any, GEPAState).load(str(run_dir))
-    except Exception as error:  # whatever a damaged pickle raises
+    except Exception as error:  # a damaged pickle can raise any error
         raise BadRequestError(
             f"{run_dir / _STATE} cannot be read ({error}): delete it, or give another run_dir"
         ) from error

@@ -1,7 +1,7 @@
 """The record of a search over prompts: its versions, their records in the store, and the result.
 
-Each version is a `prompt` record of the run, written when the version is made, so that a run that is started again
-makes only the versions that are missing.
+Each version is a `prompt` record of the run, written when the version is made, so that a restarted run makes only the
+missing versions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate
 logger = logging.getLogger(__name__)
 
 VersionState = Literal["candidate", "kept", "dropped", "refused", "duplicate", "failed"]
-"""`candidate`: not judged yet. `kept`: in the search's present set. `dropped`: others were better. `refused`: its text
-is no version of the seed. `duplicate`: the text is there already. `failed`: critic or editor gave no text."""
+"""`candidate`: not judged yet. `kept`: in the search's current set. `dropped`: others were better. `refused`: its text
+is no version of the seed. `duplicate`: another version has the text. `failed`: critic or editor returned no text."""
 WITHOUT_TEXT: tuple[VersionState, ...] = ("refused", "duplicate", "failed")
 """States of versions that never run."""
 _SPENT = "spent/"
-"""Beginning of the names of the records of what failed or forgotten versions used."""
+"""Prefix of the names of records with the usage of failed or forgotten versions."""
 _PLAIN = ("version", "target", "round", "parent", "critique", "state", "score", "tasks", "failures")
 
 
@@ -45,34 +45,34 @@ class PromptVersion:
     """One version of the prompts of a run."""
 
     version: str
-    """`v0` is the seed."""
+    """Name of the version; `v0` is the seed."""
     templates: dict[str, PromptTemplate]
-    """Every template that is searched, by the name of its resource."""
+    """All searched templates, by the names of their resources."""
     target: str
-    """The one in which it differs from its parent; of the seed the first one."""
+    """Name of the template that differs from its parent; for the seed the first one."""
     round: int = 0
-    """In which it was made; 0 is before the first."""
+    """Round that made it; 0 is before the first."""
     parent: str | None = None
-    """The version that it was made from."""
+    """Name of the version that it was made from."""
     critique: str | None = None
     """The critic's text on the parent."""
     state: VersionState = "candidate"
     problems: tuple[str, ...] = ()
-    """Why it is refused."""
+    """Reasons why it is refused."""
     score: float | None = None
-    """Mean reward on the validation tasks that it has run on so far; None without any."""
+    """Mean reward on its validation tasks so far; None without any."""
     interval: tuple[float, float] | None = None
-    """95 % interval of that."""
+    """95 % interval of the score."""
     tasks: int = 0
-    """Validation tasks that it has run on."""
+    """Number of validation tasks that it has run on."""
     failures: int = 0
-    """Those of them that earned nothing, through a fault or because they were late."""
+    """Number of these tasks without a reward, because of a fault or a late rollout."""
     bill: Bill = field(default_factory=Bill)
     """Usage of its critique and its edit."""
 
     @property
     def prompt_template(self) -> PromptTemplate:
-        """The template in which it differs from its parent."""
+        """The template that differs from its parent."""
         return self.templates[self.target]
 
     @property
@@ -82,16 +82,16 @@ class PromptVersion:
 
     @property
     def digest(self) -> str:
-        """A digest that equal prompts have in common."""
+        """Digest of the prompts; equal prompts have equal digests."""
         return digest_of(self.templates)
 
     def judge(self, score: Score) -> None:
-        """Take over a score."""
+        """Set the fields of a score."""
         self.score, self.tasks, self.failures = score.mean, score.tasks, score.tasks - score.scored
         self.interval = None if score.mean is None else (score.low, score.high)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON data; `from_json` reads it back."""
+        """Return the version as JSON data; `from_json` reads it back."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         more = {"problems": list(self.problems), "interval": self.interval and list(self.interval)}
         templates = {name: _template_as_json(template) for name, template in self.templates.items()}
@@ -99,7 +99,7 @@ class PromptVersion:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PromptVersion:
-        """Return the version that `as_json` was called on."""
+        """Return the version from the data of `as_json`."""
         low_high = data["interval"]
         return cls(
             **{name: data[name] for name in _PLAIN},
@@ -122,7 +122,7 @@ class History:
     """The versions of one run, in the order of their numbers, and their records. Belongs to the algorithm's loop.
 
     Args:
-        folder: of `history.json`; None writes none.
+        folder: folder of `history.json`; None writes none.
         published: returns the resources of a version by its name, None if it was never published.
     """
 
@@ -136,20 +136,20 @@ class History:
         self._folder = None if folder is None else private_folder(folder)
         self.versions: list[PromptVersion] = []
         self._recorded: dict[str, PromptVersion] = {}
-        """Versions of earlier starts that have not been taken yet."""
+        """Versions of earlier starts that have not been reused yet."""
         self._highest = self._taken = 0
-        """Numbers of the last recorded version, and of the last whose name is taken: records are written once."""
+        """Numbers of the last recorded version and of the last used name: records are written once."""
 
     @property
     def has_recorded(self) -> bool:
-        """True while versions of an earlier start have not been taken by `recorded` or `resume`."""
+        """True while `recorded` or `resume` have not returned all versions of an earlier start."""
         return bool(self._recorded)
 
     async def open(self, seed: PromptVersion) -> Bill:
-        """Begin with the seed, and return the usage of earlier starts of the run.
+        """Start with the seed, and return the usage of earlier starts of the run.
 
-        A record hides text that looks like a secret: the text of such a version is read from its published resources,
-        and a version that was never published is made again.
+        A record hides text that looks like a secret. The text of such a version is read from its published resources;
+        a version that was never published is made again.
 
         Raises:
             BadRequestError: the run began with other prompts.
@@ -186,7 +186,7 @@ class History:
         return Bill().merge(*(version.bill for version in versions.values()), *spent)
 
     async def resume(self, *, discard: bool) -> list[PromptVersion]:
-        """Return the versions of earlier starts, in the order of their numbers; with `discard` they are forgotten."""
+        """Return the versions of earlier starts, in the order of their numbers; with `discard` they are dropped."""
         versions, self._recorded = sorted(self._recorded.values(), key=lambda each: each.number), {}
         if discard:
             if versions:
@@ -200,12 +200,12 @@ class History:
         return versions
 
     def next_names(self, count: int) -> list[str]:
-        """Return names for the next versions that no version has, nor one that `resume` returned."""
+        """Return unused names for the next versions; the names of `resume` are also in use."""
         last = max(self._taken, *(version.number for version in self.versions))
         return [f"v{last + 1 + number}" for number in range(count)]
 
     async def recorded(self, wanted: Sequence[PromptVersion]) -> list[PromptVersion | None]:
-        """Return for each version of a round the one that an earlier start has made, None where it has made none.
+        """Return the version of an earlier start for each version of a round, None without one.
 
         A round whose parents differ from the recorded ones is made again, and so are all later rounds.
         """
@@ -221,7 +221,7 @@ class History:
         return [None] * len(wanted)
 
     async def record(self, version: PromptVersion) -> None:
-        """Record a version; of one that failed only its usage, since a resumed run makes it again."""
+        """Record a version; for a failed one only its usage, because a resumed run makes it again."""
         if not self._log.run_id:
             return
         if version.state != "failed":
@@ -241,7 +241,7 @@ class History:
         await self._log.rewind(step)
 
     def write(self, **more: object) -> None:
-        """Write `history.json` into the folder, if there is one: every version as it stands."""
+        """Write `history.json`, with the current state of every version, into the folder if there is one."""
         if self._folder is None:
             return
         data = {**more, "versions": [version.as_json() for version in self.versions]}
@@ -254,29 +254,29 @@ class History:
 @explain_fields
 @dataclass
 class PromptResult:
-    """The best prompts that were found, and every version on the way. Prints as a table."""
+    """The best prompts and all versions of a search. Prints as a table."""
 
     best: PromptVersion
-    """The seed if nothing was better."""
+    """The best version; the seed if nothing was better."""
     history: list[PromptVersion]
-    """Every version in the order in which they were made, refused ones too; the seed is the first."""
+    """All versions in the order of their creation, including refused ones; the seed is the first."""
     best_resources: NamedResources = field(default_factory=dict, repr=False)
-    """All initial resources with the best prompts in the place of the seed's, as `Trainer.evaluate` takes them."""
+    """All initial resources with the best prompts instead of the seed's, for `Trainer.evaluate`."""
     bill: Bill = field(default_factory=Bill)
     """The usage of critics and editors in all starts of the run."""
     rollouts: int = 0
-    """Rollouts that this start of the run has enqueued."""
+    """Number of rollouts that this start of the run has enqueued."""
     stop_reason: str = "finished"
-    """`finished`, or what ended the search early."""
+    """`finished`, or the reason for an early end of the search."""
     p_value: float | None = None
-    """Of the exact sign test of the best against the seed on the validation tasks, times the versions that it was
-    chosen from; None if they were not compared."""
+    """P-value of the exact sign test of the best against the seed on the validation tasks, multiplied by the number of
+    versions that it was chosen from; None if they were not compared."""
     seconds: float = 0.0
-    """From the beginning of this start to its end."""
+    """Seconds from the beginning of this start to its end."""
 
     @property
     def seed(self) -> PromptVersion:
-        """The prompts that the search began with."""
+        """The initial prompts of the search."""
         return self.history[0]
 
     @property
@@ -286,11 +286,11 @@ class PromptResult:
 
     @property
     def best_prompt(self) -> PromptTemplate:
-        """The template in which the best version differs from its parent: the prompt, where there is only one."""
+        """The template of the best version that differs from its parent: the prompt, if there is only one."""
         return self.best.prompt_template
 
     def diff(self) -> str:
-        """Return what the best prompts change of the seed's, as a unified diff; empty if nothing."""
+        """Return the changes from the seed to the best prompts, as a unified diff; empty without changes."""
         lines = list[str]()
         for name, template in self.best.templates.items():
             texts = (self.seed.templates[name].template.splitlines(), template.template.splitlines())
@@ -299,7 +299,7 @@ class PromptResult:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything but the resources, which may hold keys, as JSON data."""
+        """Return everything except the resources, which may hold keys, as JSON data."""
         return {
             "best": self.best.version,
             "stop_reason": self.stop_reason,
@@ -312,7 +312,7 @@ class PromptResult:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, readable by its owner alone."""
+        """Write the result as JSON, readable only by its owner."""
         with open_private(path, "w") as file:
             json.dump(self.as_json(), file, indent=2, ensure_ascii=False)
 

@@ -1,4 +1,4 @@
-"""Results of rollouts as critics are shown them, and the score of a candidate over its results."""
+"""Results of rollouts for critics, and the score of a candidate over its results."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from agentlightning.types import Rollout
 logger = logging.getLogger(__name__)
 
 MissingPolicy = Literal["retry", "skip", "zero"]
-"""Treatment of a task whose rollout earned nothing, through a fault or because it was late. `retry` runs it once more
+"""Treatment of a task whose rollout has no reward, because of a fault or because it was late. `retry` runs it once more
 and then excludes it from the mean, `skip` excludes it at once, `zero` counts it as 0."""
 _READ_AT_ONCE = 32
-"""Rollouts whose spans are fetched at the same time."""
+"""Number of rollouts whose spans are fetched at the same time."""
 _TEXT = 2_000
-"""Characters of one message or one value of a span."""
+"""Largest number of characters of one message or one value of a span."""
 _MESSAGES, _SPANS, _ITEMS, _DEEPEST = 24, 40, 200, 6
-"""Most messages of a conversation, spans of a rollout, items of a list, and levels; the first and last are kept."""
+"""Largest numbers of messages of a conversation, spans of a rollout, list items, and levels; both ends are kept."""
 _SPAN_FIELDS = {"name", "attributes", "status", "start_time", "end_time"}
 
 
 class NoCandidateError(NoScoredRolloutError, ValueError):
-    """No version could be judged: none of their rollouts earned anything."""
+    """No version could be judged, because no rollout has a reward."""
 
 
 class RolloutResult(TypedDict):
-    """How a rollout ended, as JSON data. Long texts are cut."""
+    """The ending of a rollout, as JSON data. Long texts are cut."""
 
     rollout_id: str
     task: Any
     """The input of the rollout."""
     status: str
     final_reward: float | None
-    """None where it earned nothing: a fault is not a low reward."""
+    """The reward; None without one, because a fault is not a low reward."""
     failure: str | None
-    """Why it earned nothing, or the agent's own fault; None without either."""
+    """Reason for the missing reward, or the agent's own fault; None without either."""
     messages: list[Any]
     """The conversations of the latest attempt, each `{"messages": [...], "tools": [...]}`."""
     spans: list[dict[str, Any]]
-    """Of the latest attempt: name, attributes, status and times."""
+    """Spans of the latest attempt: name, attributes, status and times."""
 
 
 async def read_results(
@@ -106,7 +106,7 @@ def _ends(items: Sequence[Any], most: int) -> list[Any]:
 
 
 def _short(value: Any, depth: int = _DEEPEST) -> Any:
-    """Return JSON data with its long texts cut, and values that are nested too deep as text."""
+    """Return JSON data with long texts cut and too deeply nested values as text."""
     if isinstance(value, str):
         return cut(value, _TEXT)
     if isinstance(value, (dict, list)) and depth <= 0:
@@ -126,17 +126,17 @@ class Score:
     """The score of a candidate on tasks."""
 
     mean: float | None
-    """Over the tasks that count; None if none does."""
+    """Mean over the tasks that count; None without any."""
     low: float
     """Lower bound of the 95 % interval of the mean, see `interval`."""
     high: float
     tasks: int
     scored: int
-    """Tasks that earned something; the others failed."""
+    """Number of tasks with a reward; the others failed."""
 
     @property
     def coverage(self) -> float:
-        """Share of the tasks that earned something."""
+        """Share of the tasks with a reward."""
         return self.scored / self.tasks if self.tasks else 0.0
 
 
@@ -146,7 +146,7 @@ def rewards_of(results: Sequence[RolloutResult]) -> list[float | None]:
 
 
 def score_of(rewards: Sequence[float | None], missing: MissingPolicy = "retry") -> Score:
-    """Return the score of rewards, one per task; None where it earned nothing."""
+    """Return the score of rewards, one per task; None for a task without a reward."""
     earned = [reward for reward in rewards if reward is not None]
     counted = earned + [0.0] * (len(rewards) - len(earned) if missing == "zero" else 0)
     return Score(*interval(counted), len(rewards), len(earned))
@@ -155,8 +155,8 @@ def score_of(rewards: Sequence[float | None], missing: MissingPolicy = "retry") 
 def interval(rewards: Sequence[float]) -> tuple[float | None, float, float]:
     """Return mean and 95 % interval; None and infinite bounds for no rewards.
 
-    Within 0 and 1 it is Wilson's with the mean as the share of successes: no rewards of that mean vary more than those
-    of 0 and 1, so it is never too narrow, also where a few are equal by chance. Else it is Student's t.
+    For rewards between 0 and 1 it is Wilson's with the mean as the share of successes: no rewards of that mean vary
+    more than 0 and 1, so it is never too narrow, even if a few are equal by chance. Otherwise it is Student's t.
     """
     if not rewards:
         return None, -math.inf, math.inf
@@ -167,6 +167,6 @@ def interval(rewards: Sequence[float]) -> tuple[float | None, float, float]:
 
 
 def sign_test(before: Sequence[float | None], after: Sequence[float | None]) -> float:
-    """Return the two-sided p-value of the exact sign test on the tasks that earned something in both."""
+    """Return the two-sided p-value of the exact sign test on the tasks with a reward in both."""
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
     return mcnemar_exact(sum(new > old for old, new in pairs), sum(new < old for old, new in pairs))

@@ -1,4 +1,4 @@
-"""The parts, the state and the records that every search over prompts has, and the chat that it asks."""
+"""The common parts, state and records of searches over prompts, and the chat for their model calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_LIMITS = RolloutConfig(timeout_seconds=None, unresponsive_seconds=None, max_attempts=1, retry_condition=[])
-"""For the rollout of the model calls: the Trainer's limits are for agents."""
+"""Configuration of the rollout of the model calls: the Trainer's limits are for agents."""
 
 
 @contextlib.asynccontextmanager
@@ -35,18 +35,18 @@ async def open_chat(
     purpose: str,
     setting: str,
 ) -> AsyncGenerator[Chat]:
-    """Yield the chat of a run: of the program or the environment, else of the gateway.
+    """Yield the chat of a run: from the program or the environment, else through the gateway.
 
-    Calls through the gateway belong to a rollout of their own.
+    Calls through the gateway belong to their own rollout.
 
     Args:
-        make: returns a chat with this source; with None the one that the program or the environment names.
-        models: those that the program names, beside the one of a `Chat` of its own.
+        make: returns a chat with this source; with None the chat of the program or the environment.
+        models: models that the program names, in addition to the one of its own `Chat`.
         purpose: input of the rollout.
         setting: the argument that names a model, for the error.
 
     Raises:
-        BadRequestError: no model can be asked, or the gateway serves several models and none is named.
+        BadRequestError: no model is available, or the gateway serves several models and none is named.
     """
     chat = make(None)
     try:
@@ -87,9 +87,9 @@ class SearchState:
     missing: MissingPolicy
     minimum_coverage: float
     best: PromptVersion
-    """The seed at first."""
+    """The best version so far; at first the seed."""
     stop_reason: str = "interrupted"
-    """`interrupted` until the search has ended by itself."""
+    """Reason for the end of the search; `interrupted` until it ends by itself."""
     validated: dict[str, list[float | None]] = field(default_factory=dict[str, list[float | None]])
     """Rewards on the whole validation set, by the digests of the versions."""
     began: float = field(default_factory=time.monotonic)
@@ -99,13 +99,13 @@ class SearchState:
         return score_of(rewards_of(results), self.missing)
 
     def is_enough(self, score: Score) -> bool:
-        """True if enough of the tasks earned something to judge a version."""
+        """True if enough tasks have a reward to judge a version."""
         return score.scored > 0 and score.coverage >= self.minimum_coverage
 
     def p_value(self) -> float | None:
-        """Return the p-value of the best against the seed, times the versions that it was chosen among (Bonferroni).
+        """Return the p-value of the best against the seed, times the number of versions to choose from (Bonferroni).
 
-        Each of them might have looked better by luck. None if the two were not compared.
+        Each of these might have looked better by chance. None if the two were not compared.
         """
         before, after = self.validated.get(self.seed.digest), self.validated.get(self.best.digest)
         if self.best is self.seed or before is None or after is None:
@@ -123,7 +123,7 @@ class SearchState:
         counts_for_best: bool = False,
         **more: object,
     ) -> None:
-        """Keep and record the results of a version on the whole validation set."""
+        """Store and record the results of a version on the whole validation set."""
         self.validated[version.digest] = rewards = rewards_of(results)
         failures = [result["failure"] for result in results]
         data: dict[str, object] = {"rewards": rewards, "tasks": tasks_of(self.val), "failures": failures}
@@ -149,7 +149,7 @@ class SearchState:
         self.history.write(best=self.best.version, bill=self.chat.bill.as_json(), **more)
 
     def result(self) -> PromptResult:
-        """Return the result of the search as it stands."""
+        """Return the current result of the search."""
         return PromptResult(
             best=self.best,
             history=list(self.history.versions),

@@ -1,7 +1,7 @@
-"""Alarms of a training run: one when a condition begins, one when it is over.
+"""Alarms of a training run: one when a condition begins, one when it ends.
 
-A rule is a pure function of the figures of all steps so far, at least one, and returns None where these figures are
-missing. Its keyword arguments are its thresholds, which the setting `alarms=` changes by name.
+A rule is a pure function of the figures of all steps so far (at least one). It returns None if it lacks its figures.
+Its keyword arguments are its thresholds, which the setting `alarms=` changes by name.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from agentlightning.training.progress import StepFigures, excluded_text
 from agentlightning.utils.setting_checks import Bounds, check_number
 
 AlarmSettings = Literal["default", "none"] | Mapping[str, Mapping[str, float] | None]
-"""`default`: every rule. `none`: no rule. A mapping changes thresholds of some rules, by rule and threshold; None in
-the place of thresholds switches a rule off."""
+"""`default`: every rule. `none`: no rule. A mapping changes thresholds of some rules, by rule and threshold; None
+instead of thresholds switches a rule off."""
 Steps = Sequence[StepFigures]
 Thresholds = Mapping[str, float]
 
 _BOUNDS: Final = {"margin": Bounds(at_least=0, below=1), "factor": Bounds(above=1)}
-"""Of thresholds that are not just numbers of at least 0."""
+"""Bounds of thresholds; all other thresholds are numbers of at least 0."""
 _LARGEST: Final = 1e300
-"""Rewards beyond are taken for this one, so that sums and deviations of a window stay finite."""
+"""Rewards are clipped to this size, so that sums and deviations of a window stay finite."""
 _ROUNDING: Final = 1e-9
-"""Share of a mean reward that the order of a sum may make."""
+"""Rounding error of a mean reward, as a share of it."""
 _LEAST_PAIRS: Final = 6
-"""With fewer pairs no p-value of the exact test is below 0.05."""
+"""Smallest number of pairs for which the exact test can have a p-value below 0.05."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """The begin or the end of a condition."""
+    """The beginning or the end of a condition."""
 
     name: str
-    """Of the rule."""
+    """Name of the rule."""
     state: Literal["raised", "over"]
     step: int
     since: int
@@ -52,7 +52,7 @@ class Alarm:
     text: str
     """The finding with its values, in one sentence."""
     what_to_try: str
-    """Advice, the most likely first; empty for `over`."""
+    """Advice, the most likely to help first; empty for `over`."""
 
     @property
     def line(self) -> str:
@@ -62,21 +62,21 @@ class Alarm:
         return f"step {self.step}: alarm {self.name}: {self.text}. To try: {self.what_to_try}"
 
     def data(self) -> dict[str, Any]:
-        """Return what an `alarm` record holds beside its name and its text."""
+        """Return the data of an `alarm` record without its name and text."""
         return {name: getattr(self, name) for name in ("state", "since", "value", "threshold", "what_to_try")}
 
 
 class Alarms:
-    """Watches the steps of one run. The alarms depend on the figures of the steps alone: a run that goes on shows it
-    the earlier ones first."""
+    """Watches the steps of one run. The alarms depend only on the figures of the steps; a resumed run passes the
+    earlier ones first."""
 
     def __init__(self, settings: object = "default", other_names: Mapping[str, str] | None = None) -> None:
-        """`other_names`: the algorithm's names of the settings that the rules name as GRPO does."""
+        """Create the rules; `other_names` maps GRPO's names of settings to those of the algorithm."""
         self._other_names = other_names or {}
         self._rules = make_rules(settings)
         self._steps: list[StepFigures] = []
-        self._since: dict[str, int] = {}  # by rule, of alarms that are raised
-        self._in_a_row = Counter[str]()  # steps by rule, up to the last one that measured it
+        self._since: dict[str, int] = {}  # raised alarms, by rule
+        self._in_a_row = Counter[str]()  # consecutive steps by rule, up to the last one that measured it
 
     def see(self, figures: StepFigures) -> list[Alarm]:
         """Return the alarms that a step begins or ends."""
@@ -103,7 +103,7 @@ class Alarms:
         return Alarm(name, "raised", step, step, value, threshold, text, self._renamed(rule.what_to_try))
 
     def _renamed(self, what_to_try: str) -> str:
-        """Return the text with the names that the algorithm has; two that are one here are named once."""
+        """Return the text with the algorithm's names of settings; two settings with one name here appear once."""
         for name, own in self._other_names.items():
             what_to_try = re.sub(rf"\b{name}\b", own, what_to_try)
         return re.sub(r"\b(\w+) and \1\b", r"\1", what_to_try)
@@ -116,7 +116,7 @@ def make_rules(settings: object) -> list[Rule]:
     """Return the rules of a run, from its setting `alarms`; see `AlarmSettings`.
 
     Raises:
-        BadRequestError: a rule or a threshold is unknown (names the nearest right one), or a value out of its range.
+        BadRequestError: a rule or a threshold is unknown (names the nearest valid one), or a value is out of range.
     """
     if settings in ("default", "none"):
         return [] if settings == "none" else list(RULES.values())
@@ -133,10 +133,10 @@ def make_rules(settings: object) -> list[Rule]:
 
 
 def _changed(rule: Rule, changes: object) -> Rule:
-    """Return a rule with other thresholds, each checked."""
+    """Return a rule with other thresholds, after checking them."""
     if not isinstance(changes, Mapping):
-        known = ", ".join(rule.thresholds)
-        raise BadRequestError(f"alarms: {rule.name} takes thresholds by name, of {known}, or None; got {changes!r}")
+        names = ", ".join(rule.thresholds)
+        raise BadRequestError(f"alarms: {rule.name} takes thresholds by name, of {names}, or None; got {changes!r}")
     for name, value in cast("Mapping[Any, Any]", changes).items():
         if name not in rule.thresholds:
             raise BadRequestError(f"alarms: {rule.name} has no threshold {name!r}{_hint(name, rule.thresholds)}")
@@ -146,9 +146,9 @@ def _changed(rule: Rule, changes: object) -> Rule:
     return dataclasses.replace(rule, thresholds={**rule.thresholds, **changes})
 
 
-def _hint(name: object, known: Mapping[str, Any]) -> str:
-    near = closest_name(name, list(known)) if isinstance(name, str) else None
-    return f". Did you mean {near!r}?" if near else f"; there are {', '.join(known)}"
+def _hint(name: object, names: Mapping[str, Any]) -> str:
+    near = closest_name(name, list(names)) if isinstance(name, str) else None
+    return f". Did you mean {near!r}?" if near else f"; there are {', '.join(names)}"
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ class Measurement:
     text: str
     """The finding as one sentence with its values, without a full stop."""
     is_bad: bool
-    """The value is beyond the threshold."""
+    """Whether the value is beyond the threshold."""
     below: bool = False
-    """Bad values are below the threshold, not above it."""
+    """Whether bad values are below the threshold, not above it."""
 
     def is_fine(self, margin: float) -> bool:
-        """Return whether the value is on the right side by a share of the threshold. A value that is neither bad nor
-        fine leaves an alarm as it is."""
+        """Return whether the value is on the good side of the threshold by at least a share of it. A value that is
+        neither bad nor fine does not change an alarm."""
         slack = abs(self.threshold) * margin
         return self.value >= self.threshold + slack if self.below else self.value <= self.threshold - slack
 
@@ -184,16 +184,16 @@ class Rule:
 
     name: str
     what_to_try: str
-    """Advice, the most likely first."""
+    """Advice, the most likely to help first."""
     condition: Condition
     thresholds: Thresholds
-    """`patience`: so many steps in a row have to be bad before there is an alarm. `margin`: a value is fine once it is
-    on the right side of the threshold by this share of it. The others are those of the condition."""
+    """`patience`: number of consecutive bad steps before an alarm. `margin`: distance of a fine value from the
+    threshold, as a share of it. All others belong to the condition."""
     rest: Rest = itemgetter("patience")
-    """Returns how many steps in a row have to be fine before an alarm is over."""
+    """Function that returns the number of consecutive fine steps after which an alarm is over."""
 
     def measure(self, steps: Steps) -> Measurement | None:
-        """Return the measurement after the last step; None where the figures are missing."""
+        """Return the measurement after the last step; None if figures are missing."""
         names = inspect.signature(self.condition).parameters
         return self.condition(steps, **{name: value for name, value in self.thresholds.items() if name in names})
 
@@ -217,8 +217,8 @@ def _rule(
 def _compared(
     value: float | None, threshold: float, text: str, *, below: bool = False, **more: object
 ) -> Measurement | None:
-    """Return a measurement that is bad above the threshold, or below it. `text` is a format of `value`, `threshold` and
-    what else it names."""
+    """Return a measurement that is bad above (or below) the threshold. `text` is a format string of `value`,
+    `threshold` and the other arguments."""
     if value is None:
         return None
     is_bad = value < threshold if below else value > threshold
@@ -226,21 +226,21 @@ def _compared(
 
 
 def _number(value: object) -> float | None:
-    """Return a figure as a finite number; None where there is none."""
+    """Return a figure as a finite number; None without one."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def _updated(figures: StepFigures, name: str) -> float | None:
-    """Return a figure of a step's update; None if the step took none."""
+    """Return a figure of a step's update; None if the step had no update."""
     return _number(figures.update.get(name)) if _number(figures.update.get("steps")) else None
 
 
 def _start_of(values: Sequence[float | None], count: int) -> float | None:
-    """Return the mean of the first `count` numbers; None before there is a later one to compare with it."""
-    known = [value for value in values if value is not None]
-    return math.fsum(known[:count]) / count if len(known) > count else None
+    """Return the mean of the first `count` numbers; None if there is no later one to compare with it."""
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers[:count]) / count if len(numbers) > count else None
 
 
 def _bounded(figures: Iterable[float | None]) -> list[float]:
@@ -253,7 +253,7 @@ def _bounded(figures: Iterable[float | None]) -> list[float]:
     "mask_truncated_completions=True, which does not train rollouts that were cut; a prompt that asks for less"
 )
 def cut_off(steps: Steps, *, limit: float = 0.3) -> Measurement | None:
-    """Many calls end at `max_completion_length` and not by themselves. `limit`: largest share of a step's calls."""
+    """Many calls end at `max_completion_length`, not by themselves. `limit`: largest share of a step's calls."""
     text = "{value:.0%} of the calls ended at max_completion_length (limit {threshold:.0%})"
     return _compared(_number(steps[-1].cut_share), limit, text)
 
@@ -266,8 +266,8 @@ def cut_off(steps: Steps, *, limit: float = 0.3) -> Measurement | None:
 def early_fall(steps: Steps, *, window: int = 4, share: float = 0.5, deviations: float = 3.0) -> Measurement | None:
     """The mean reward has fallen far below that of the first step, before `reward_jump` has steps to compare with.
 
-    `window`: steps after the first one. `share`: least fall, as a share of the first mean reward. `deviations`: least
-    fall in standard errors of the difference.
+    `window`: steps after the first one. `share`: smallest fall, as a share of the first mean reward. `deviations`:
+    smallest fall in standard errors of the difference.
     """
     first, now = steps[0], steps[-1]
     before, after = _number(first.mean_reward), _number(now.mean_reward)
@@ -289,8 +289,8 @@ def early_fall(steps: Steps, *, window: int = 4, share: float = 0.5, deviations:
 def engine_mismatch(steps: Steps, *, limit: float = 0.2) -> Measurement | None:
     """The learner gives a token another probability than the engine that sampled it, with the same weights.
 
-    `limit`: greatest `|ratio - 1|` of any token of these weights before the first optimizer step; 0.2 is usual for
-    bfloat16, and float32 stays below 0.001.
+    `limit`: largest `|ratio - 1|` of any token of these weights before the first optimizer step; 0.2 is usual for
+    bfloat16, float32 stays below 0.001.
     """
     text = "before the update a token's ratio of learner to engine is off by {value:.3g} (limit {threshold:g})"
     return _compared(_updated(steps[-1], "first_ratio_error"), limit, text)
@@ -301,8 +301,8 @@ def engine_mismatch(steps: Steps, *, limit: float = 0.2) -> Measurement | None:
     "tasks on which more than one answer earns something"
 )
 def entropy_collapse(steps: Steps, *, share: float = 0.1, reference_steps: int = 3) -> Measurement | None:
-    """The entropy of the policy has fallen to a small share of the mean of its first steps. `share`: least share.
-    `reference_steps`: so many first steps that took an update."""
+    """The entropy of the policy has fallen to a small share of the mean of its first steps. `share`: smallest share.
+    `reference_steps`: number of first steps, counting those with an update."""
     entropies = [_updated(figures, "entropy") for figures in steps]
     start = _start_of(entropies, reference_steps)
     if start is None:
@@ -336,8 +336,8 @@ def equal_rewards(steps: Steps, *, limit: float = 0.9) -> Measurement | None:
     patience=1,
 )
 def held_out_drop(steps: Steps, *, limit: float = 0.1, significance: float = 0.05) -> Measurement | None:
-    """The mean reward on held-out tasks is below the best one so far, and the paired test finds it too if it has pairs
-    enough: the reward of the training tasks may be gamed, or they are learned by heart.
+    """The mean reward on held-out tasks is below the best one so far, and with enough pairs the paired test confirms
+    it: the policy may exploit the reward of the training tasks, or memorize them.
 
     `limit`: largest loss, as a share of the range of the rewards of both evaluations. `significance`: a loss with a
     p-value of this or more may be chance.
@@ -379,7 +379,7 @@ def infrastructure(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
     "against growth; loss_type='dr_grpo' or aggregation='constant', in which length does not weigh; beta above 0"
 )
 def length_drift(steps: Steps, *, factor: float = 2.0, reference_steps: int = 3) -> Measurement | None:
-    """The replies are `factor` times as long as in the first `reference_steps` steps, or as short."""
+    """The replies are longer or shorter by `factor` than in the first `reference_steps` steps."""
     lengths = [_number(figures.completion_tokens) for figures in steps]
     start, now = _start_of(lengths, reference_steps), lengths[-1]
     if not start or now is None:
@@ -426,8 +426,8 @@ def nothing_trained(steps: Steps) -> Measurement | None:
     rest=lambda thresholds: max(2, thresholds["patience"]),
 )
 def policy_shift(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
-    """An update moves the policy far from where it was before. `limit`: largest estimated KL divergence per token of
-    the policy before the update from the one after it, in nats; first updates of a small model reach 0.2."""
+    """An update changes the policy much. `limit`: largest estimated KL divergence per token of the policy before the
+    update from the one after it, in nats; first updates of a small model reach 0.2."""
     # where the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
     distances = (_updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
     kl = next((value for value in distances if value is not None), None)
@@ -441,7 +441,7 @@ def policy_shift(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
 
 @_rule("a greater beta; a smaller learning_rate; nothing, if held-out tasks get better and the replies read well")
 def reference_distance(steps: Steps, *, limit: float = 1.0) -> Measurement | None:
-    """The divergence from the reference has become large; only of runs with `beta` above 0. `limit`: largest mean
+    """The divergence from the reference has become large; only for runs with `beta` above 0. `limit`: largest mean
     divergence per token, in nats."""
     text = "the policy is {value:.3g} nats per token from its reference (limit {threshold:g})"
     return _compared(_updated(steps[-1], "kl"), limit, text)
@@ -457,11 +457,11 @@ def reference_distance(steps: Steps, *, limit: float = 1.0) -> Measurement | Non
 def reward_jump(
     steps: Steps, *, effect_size: float = 0.5, deviations: float = 4.0, window: int = 5
 ) -> Measurement | None:
-    """The mean reward differs from that of the steps before by more than these differ among each other.
+    """The mean reward differs from that of the previous steps by more than these differ from each other.
 
-    `effect_size`: least change, in standard deviations of the rewards within a step, the greatest of the window and the
-    present step. `deviations`: least change in standard deviations of the window's mean rewards. `window`: steps before
-    the present one, and steps without a jump until the alarm is over.
+    `effect_size`: smallest change, in standard deviations of the rewards within a step (the largest of the window and
+    the current step). `deviations`: smallest change in standard deviations of the window's mean rewards. `window`:
+    number of previous steps, and of steps without a jump until the alarm is over.
     """
     means = _bounded(figures.mean_reward for figures in steps)
     spreads = _bounded(figures.reward_spread for figures in steps)
@@ -486,17 +486,17 @@ def reward_jump(
 def stale_weights(
     steps: Steps, *, margin: float = 0.1, limit: float = 2.0, divergence: float = 0.5
 ) -> Measurement | None:
-    """The trained calls were served by weights that are several updates old, or far from those that learn. `limit`:
-    largest mean age, in updates. `divergence`: largest estimated KL divergence of the weights that sampled stale tokens
-    from those before the update, in nats per stale token."""
+    """The weights that served the trained calls are several updates old, or far from those that learn. `limit`: largest
+    mean age, in updates. `divergence`: largest estimated KL divergence of the weights that sampled stale tokens from
+    those before the update, in nats per stale token."""
     age, distance = _number(steps[-1].versions_behind), _updated(steps[-1], "first_stale_kl")
     far = "stale tokens are {value:.3g} nats each from the weights that learn from them (limit {threshold:g})"
     measurements = (
         _compared(age, limit, "trained calls are {value:.2g} updates old on average (limit {threshold:g})"),
         _compared(distance, divergence, far),
     )
-    known = [each for each in measurements if each is not None]
-    return max(known, key=lambda each: (each.is_bad, not each.is_fine(margin)), default=None)
+    available = [each for each in measurements if each is not None]
+    return max(available, key=lambda each: (each.is_bad, not each.is_fine(margin)), default=None)
 
 
 @_rule(
@@ -504,7 +504,7 @@ def stale_weights(
     "the model's messages; agl rollouts explain shows such a turn; max_drift ends a run beyond a limit"
 )
 def token_drift(steps: Steps, *, limit: float = 0.1) -> Measurement | None:
-    """Chat template or tokenizer bring earlier turns back in other tokens than were sampled: rows are cut there.
-    `limit`: largest share of the run's turns so far."""
+    """Chat template or tokenizer return earlier turns as other tokens than were sampled, which splits rows. `limit`:
+    largest share of the run's turns so far."""
     text = "{value:.1%} of the turns so far came back in other tokens (limit {threshold:.0%})"
     return _compared(_number(steps[-1].drift_rate), limit, text)

@@ -1,4 +1,4 @@
-"""Token rows of different length as right-padded tensors."""
+"""Token rows of different lengths as right-padded tensors."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Batch:
         attention: (B, T) int64, 1 on real tokens, 0 on padding.
         mask: (B, T) bool, true exactly on the tokens the policy produced.
         logprobs: (B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0.
-        advantages: (B, 1) float32, that of the row's rollout; or (B, T) that of each token, where a critic gives it.
-        times: (B, T) int64, of each trained token the number of its model call among those of the attempt.
+        advantages: (B, 1) float32 of each row's rollout, or (B, T) of each token with a critic.
+        times: (B, T) int64, number of each trained token's model call among those of the attempt.
         rollouts: (B,) int64, equal for the rows of one rollout.
-        old_logprobs: (B, T) of the learner before its first optimizer step, where the loss needs them.
-        reference_logprobs: (B, T) of the reference, where the loss needs them.
-        values: (B, T) of the critic before its first optimizer step, where there is one.
-        returns: (B, T) what those are to become.
-        stale: (B, T) bool, true on trained tokens that other weights sampled than those before the update; None where
-            there are none.
+        old_logprobs: (B, T) of the learner before its first optimizer step, if the loss needs them.
+        reference_logprobs: (B, T) of the reference, if the loss needs them.
+        values: (B, T) of the critic before its first optimizer step, if there is one.
+        returns: (B, T) targets of the values.
+        stale: (B, T) bool, true on trained tokens that other weights than those before the update sampled; None without
+            any.
     """
 
     tokens: Tensor
@@ -73,11 +73,11 @@ def make_batch(
     Shapes: samples: (B,) rows, advantages: (B,) one per row.
 
     Args:
-        weight_version: of the weights that learn; tokens of other versions are stale. None asks no token for its age.
+        weight_version: version of the weights that learn; tokens of other versions are stale. None ignores versions.
 
     Raises:
         ValueError: There is no row, the number of advantages differs, or a row is malformed: lists of unequal length,
-            a mask on the first token (nothing precedes it), or a number that is not finite. The rollout is named.
+            a mask on the first token (nothing precedes it), or a non-finite number. Names the rollout.
     """
     if not samples:
         raise ValueError("a batch needs at least one row: every rollout of the step was excluded")
@@ -108,7 +108,7 @@ def make_batch(
 
 
 def _stale(sample: Sample, weight_version: int) -> list[bool]:
-    """Return of each token whether it is trained and other weights sampled it: (T,)."""
+    """Return for each token whether it is trained and other weights sampled it: (T,)."""
     versions = sample.weight_versions
     if all(version == weight_version for version in versions):
         return [False] * len(sample.mask)
@@ -117,8 +117,8 @@ def _stale(sample: Sample, weight_version: int) -> list[bool]:
 
 
 def _of_calls(sample: Sample, values: Sequence[int], default: int) -> list[int]:
-    """Return of each trained token the value of its model call, or `default` where the tokens of each call are not
-    known; 0 for the other tokens: (T,)."""
+    """Return for each trained token the value of its model call, or `default` if the tokens of each call are unknown;
+    0 for the other tokens: (T,)."""
     trained = sum(sample.mask)
     of_tokens = [value for value, (_, tokens) in zip(values, sample.turns, strict=False) for _ in range(tokens)]
     rest = iter(of_tokens if len(of_tokens) == trained else [default] * trained)

@@ -1,8 +1,8 @@
-"""The checkpoints of a run on disk: written whole or not at all, checked before they are used, bounded in number.
+"""The checkpoints of a run on disk: written atomically, checked before use, bounded in number.
 
 A checkpoint is a folder `checkpoint-STEP`. Its files are written under another name, flushed to the disk and listed
-with their SHA-256 in `manifest.json`; then the folder is renamed. An interruption at any time leaves the earlier
-checkpoints as they were.
+with their SHA-256 in `manifest.json`; then the folder is renamed. An interruption at any time does not change the
+earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKPOINTS: Final = "checkpoints"
-"""Folder of a run that has its checkpoints."""
+"""Name of the folder with a run's checkpoints."""
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
-"""Of the files of a checkpoint; a greater one is of a later release."""
+"""Version of the checkpoint format; a later release has a greater one."""
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
 _REPLACED: Final = ".replaced-"
 
 
 class BrokenCheckpointError(BadRequestError):
-    """A checkpoint that is not what was written: says which file, and what is wrong with it."""
+    """A checkpoint differs from what was written. Names the file and the difference."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint whose files are as they were written."""
+    """One intact checkpoint."""
 
     path: Path
     step: int
-    """Steps that the run had taken."""
+    """Number of steps of the run so far."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """JSON data of its writer."""
 
@@ -63,16 +63,15 @@ class CheckpointFolder:
     """The folder that holds a run's checkpoints. One process writes to it at a time."""
 
     def __init__(self, path: str | Path, *, limit: int | None = None) -> None:
-        """`limit`: so many are kept, the newest ones; None keeps all."""
+        """Use a folder; `limit` is the number of newest checkpoints that are kept, None keeps all."""
         self.path = Path(path)
         self._limit = limit
 
     def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, object]) -> Checkpoint:
-        """Let `fill` write the files of a checkpoint into a folder, and make it the newest one. One of the same step is
-        replaced.
+        """Write a checkpoint whose files `fill` writes into a folder. It replaces one of the same step.
 
         Raises:
-            OSError: it cannot be written, as on a full disk; nothing of it is left, and the others are untouched.
+            OSError: it cannot be written, as on a full disk; nothing of it remains, and the others do not change.
         """
         private_folder(self.path)
         self.tidy()
@@ -90,25 +89,25 @@ class CheckpointFolder:
             if place.exists():
                 os.rename(place, self.path / f"{_REPLACED}{step}")
             os.rename(unfinished, place)
-        except BaseException:  # whatever ended it, nothing unfinished is left
+        except BaseException:  # remove the unfinished checkpoint in any case
             self.tidy()
             raise
         _flush_folder(self.path)
         self.tidy()
-        # later ones do not count: a run that goes on from an earlier checkpoint found them broken
+        # later ones do not count: a run that resumed from an earlier checkpoint found them broken
         steps = [each for each in self.steps() if each <= step]
         for old in steps[: -self._limit] if self._limit else ():
             shutil.rmtree(self.path / f"checkpoint-{old}", ignore_errors=True)
         return Checkpoint(place, step, dict(facts))
 
     def steps(self) -> list[int]:
-        """Return the steps of the checkpoints, whole or not, the oldest first."""
+        """Return the steps of the checkpoints, intact or not, the oldest first."""
         paths = self.path.iterdir() if self.path.is_dir() else ()
         return sorted(int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name)))
 
     def last_good(self, *, before: int | None = None) -> Checkpoint | None:
-        """Return the newest checkpoint whose files are as they were written, of a step below `before`; None without
-        any. Each broken one on the way is logged. Changes nothing: another process may be writing one."""
+        """Return the newest intact checkpoint of a step below `before`; None without any. Log each broken one. Changes
+        nothing, because another process may be writing a checkpoint."""
         for step in reversed(self.steps()):
             if before is not None and step >= before:
                 continue
@@ -119,8 +118,8 @@ class CheckpointFolder:
         return None
 
     def tidy(self) -> None:
-        """Remove what an interrupted `write` has left; what it was about to replace takes its place again. For the
-        process that writes here."""
+        """Remove the remains of an interrupted `write` and restore the checkpoint that it was about to replace. Only
+        the process that writes here may call it."""
         for path in self.path.glob(f"{_REPLACED}*"):
             place = self.path / f"checkpoint-{path.name.removeprefix(_REPLACED)}"
             if not place.exists():
@@ -130,11 +129,11 @@ class CheckpointFolder:
 
 
 def read_checkpoint(path: str | Path) -> Checkpoint:
-    """Return a checkpoint after its files were checked.
+    """Check the files of a checkpoint and return it.
 
     Raises:
-        BadRequestError: there is none at this place, or a later release wrote it.
-        BrokenCheckpointError: a file is missing, cut, or changed; names it.
+        BadRequestError: there is no checkpoint in this folder, or a later release wrote it.
+        BrokenCheckpointError: a file is missing, truncated or changed; names it.
     """
     path = Path(path)
     if not path.is_dir():
@@ -171,7 +170,7 @@ def sha256_of(file: Path) -> str:
 
 
 def _flush(file: Path) -> dict[str, object]:
-    """Flush a file to the disk, close it to others, and return its size and SHA-256."""
+    """Flush a file to the disk, make it private, and return its size and SHA-256."""
     with file.open("rb+") as opened:
         os.fchmod(opened.fileno(), 0o600)
         os.fsync(opened.fileno())
@@ -188,33 +187,33 @@ def _flush_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """A run after a step that is complete."""
+    """A run after a complete step."""
 
     step: int
     weight_version: int
     digest: str
     state: Callable[[], dict[str, Any]]
-    """Gives what the loop needs to go on after this step, as JSON data."""
+    """Function that returns the state that the loop needs to resume after this step, as JSON data."""
 
 
 @dataclass(kw_only=True)
 class CheckpointWriter:
-    """Writes the checkpoints of a run: every so many steps, and at its end whatever ends it. Belongs to the loop; the
-    files are written on a thread."""
+    """Writes the checkpoints of a run: at a fixed interval of steps, and always at its end. Belongs to the loop; a
+    thread writes the files."""
 
     folder: CheckpointFolder
     updater: Updater
     log: RunLog
     run_facts: Mapping[str, Any]
-    """Facts of the run that every checkpoint holds."""
+    """Facts of the run that are part of every checkpoint."""
     saved: int = 0
-    """The step of the newest checkpoint."""
+    """Step of the newest checkpoint."""
     _writing: threading.Lock = field(default_factory=threading.Lock)
     _unrecorded: Checkpoint | None = None
-    """Written, and not yet among the run's records."""
+    """A checkpoint that is written but not yet recorded in the run."""
 
     async def step_done(self, completed: CompletedStep, alarm: Callable[[str], None]) -> None:
-        """Write a checkpoint if it is due. If it cannot be written, `alarm` says so and the run goes on."""
+        """Write a checkpoint if it is due. If that fails, call `alarm`, and the run continues."""
         if not self.updater.saves_every or completed.step % self.updater.saves_every:
             return
         try:
@@ -226,14 +225,14 @@ class CheckpointWriter:
         await self._record()
 
     async def end(self, completed: CompletedStep | None) -> None:
-        """Write the checkpoint of the last step that is complete, if the weights are still those after it. One whose
-        writing was not waited for, because the run was interrupted, is recorded.
+        """Write the checkpoint of the last complete step, if the weights are still those after it. Also record a
+        checkpoint whose write an interruption did not await.
 
         Raises:
-            OSError: it cannot be written; the last good one is what it was.
+            OSError: it cannot be written; the last good one does not change.
         """
         if completed is not None:
-            self._write(completed)  # not on another thread: whoever ends the run may cancel what waits
+            self._write(completed)  # not on another thread: the end of the run may cancel a pending wait
         await self._record()
 
     async def _record(self) -> None:

@@ -1,10 +1,10 @@
-"""Collects the rollouts of each training step: they are run, read, replaced where they teach nothing, made into rows.
+"""Collects the rollouts of each training step: runs and reads them, replaces groups of equal rewards, makes rows.
 
 When the collection of a step begins, groups are started until `max_staleness + 1` times `batch_size` are in progress.
-The step takes `batch_size` of them, in the order of the plan among those that have ended. The others go on while the
-weights change (asynchronous rollouts, AReaL, arXiv:2505.24298): for `max_staleness` updates if groups end in their
-order. A group that took longer, and has a reply of older weights than that, is dropped when it ends, and another one is
-started in its place. With `max_staleness=0` a step collects its own groups and nothing is in progress between steps.
+The step takes `batch_size` of the groups that have ended, in the order of the plan. The others continue while the
+weights change (asynchronous rollouts, AReaL, arXiv:2505.24298): for `max_staleness` updates if groups end in order. A
+slower group, with a reply of older weights than that, is dropped when it ends, and another one is started in its place.
+With `max_staleness=0` a step collects its own groups and nothing is in progress between steps.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from agentlightning.types import EnqueueRolloutRequest, Rollout
 
 @dataclass
 class Group:
-    """A group at its end, as it was read: (N,) rollouts each, in one order."""
+    """A finished group as it was read: (N,) rollouts each, in the same order."""
 
     key: GroupKey
     evidence: list[Evidence]
     records: list[RolloutRecord]
     calls_in_hand: int
-    """Calls that the gateway had in hand before it was read, those of groups in progress left out."""
+    """Number of pending gateway calls before the group was read, without those of groups in progress."""
     waited_seconds: float
 
 
 @dataclass
 class ReadRollouts:
-    """The rollouts of a step at their end: (N,) each, in one order."""
+    """The finished rollouts of a step: (N,) each, in the same order."""
 
     evidence: list[Evidence] = field(default_factory=list[Evidence])
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     groups: list[int] = field(default_factory=list[int])
-    """The group of each; -1 for one that was enqueued once more."""
+    """The group of each rollout; -1 for one that was enqueued once more."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], size: int) -> ReadRollouts:
-        """Return the rollouts of groups, `size` of each; those that took the place of late ones come last."""
+        """Return the rollouts of groups, `size` of each; those that replaced late ones come last."""
         read = cls()
         members = [(number, group, slice(size)) for number, group in enumerate(groups)]
         for number, group, part in [*members, *((-1, group, slice(size, None)) for group in groups)]:
@@ -70,9 +70,9 @@ class Collector:
     """Collects the rollouts of each step. Belongs to the loop of the run.
 
     Attributes:
-        endings: what became of all rollouts of the run.
+        endings: the endings of all rollouts of the run.
         late: the calls that may end after their step.
-        figures: of the last step; see `StepFigures.flight`. Empty without `max_staleness`.
+        figures: figures of the last step, see `StepFigures.flight`. Empty without `max_staleness`.
     """
 
     def __init__(self, context: RunContext, tasks: list[object]) -> None:
@@ -92,58 +92,58 @@ class Collector:
     # --- between two steps -------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """Return what `restore` takes, as JSON data; None if there is nothing between two steps."""
+        """Return the state for `restore`, as JSON data; None if nothing is in progress between steps."""
         if not self._context.settings.max_staleness:
             return None
         return {"next": list(self._plan.next), "open": [list(key) for key in [*self._keys(), *self._interrupted]]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from an earlier start of the run."""
+        """Restore the state of an earlier start of the run."""
         if state is not None:  # None: nothing was in progress
             groups = OpenGroups(state)
             self._plan.next, self._interrupted = groups.next, groups.keys
 
     @property
     def in_progress(self) -> set[str]:
-        """The rollouts of groups that no step has taken yet, those that have ended among them."""
+        """The ids of the rollouts of groups that no step has taken yet, finished or not."""
         return {rollout_id for ids in self._enqueued.values() for rollout_id in ids}
 
     def is_to_come(self, rollout: Rollout) -> bool:
-        """Return whether a rollout of an earlier start will be asked for in a later step."""
+        """Return whether a later step will request this rollout of an earlier start."""
         key = key_of(rollout.metadata or {})
         is_planned = key.place >= self._plan.next and key.take == self._context.resume.take
         return key in self._interrupted or key in self._running or is_planned
 
     async def wait_for_all(self) -> None:
-        """Return when every group in progress has ended; they stay to be taken."""
+        """Return when every group in progress has ended; later steps take them."""
         if self._running:
             await asyncio.wait(self._running.values())
 
     async def close(self) -> None:
-        """Cancel every group in progress, and with it its rollouts, and wait until that is done."""
+        """Cancel every group in progress with its rollouts, and wait until that is done."""
         running, self._running, self._enqueued = list(self._running.values()), {}, {}
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     def _keys(self) -> list[GroupKey]:
-        """Return the groups in progress, those that have ended and were not taken among them, in the planned order."""
+        """Return the groups that no step has taken yet, finished or not, in the planned order."""
         return sorted(self._running, key=lambda key: (key.place, key.take or ""))
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
     async def collect(self, step: int, resources_id: str, ledger: Ledger) -> tuple[list[Rollout], StepRows]:
-        """Return the rollouts of the groups of a step, and the rows of it to train on."""
+        """Return the rollouts of a step's groups, and the rows to train on."""
         context, settings = self._context, self._context.settings
         version = context.updater.weight_version
         self._replacements = {}
         self._start_groups(step, resources_id)
         in_progress = len(self._running)
-        taken, dropped = await self._ended_groups(step, resources_id, version)
-        await self._judge(taken)
+        selected, dropped = await self._ended_groups(step, resources_id, version)
+        await self._judge(selected)
         replaced: set[int] = set()
         for batch in range(1, settings.max_num_gen_batches):
-            read = ReadRollouts.of(taken, settings.num_generations)
+            read = ReadRollouts.of(selected, settings.num_generations)
             equal = [g for g in groups_of_equal_rewards(read.records, read.groups, settings) if g not in replaced]
             keys = self._start_replacements(step, len(equal), batch, resources_id)
             if not keys:
@@ -152,8 +152,8 @@ class Collector:
             context.note(f"step {step}: {len(keys)} groups of equal rewards are replaced by others")
             others = {key: await self._next_group([key]) for key in keys}
             await self._judge(list(others.values()))
-            taken += others.values()
-        groups = [*taken, *dropped]
+            selected += others.values()
+        groups = [*selected, *dropped]
         read = ReadRollouts.of(groups, settings.num_generations)
         rows = await self._choose(read, ledger, replaced)
         self._watch(step, read.evidence, rows, max((group.calls_in_hand for group in groups), default=0))
@@ -164,30 +164,30 @@ class Collector:
                 "waited_seconds": sum(group.waited_seconds for group in groups),
                 **({"mean_staleness": sum(ages) / len(ages), "max_staleness": max(ages)} if ages else {}),
                 "dropped_groups": len(dropped),
-                "taken": [list(group.key) for group in taken],
+                "taken": [list(group.key) for group in selected],
                 "dropped": [list(group.key) for group in dropped],
             }
         return read.rollouts, rows
 
     async def _ended_groups(self, step: int, resources_id: str, version: int) -> tuple[list[Group], list[Group]]:
-        """Return the groups that the step takes, and those that were too old for it, in the planned order."""
+        """Return the groups that the step takes, and those that are too old for it, in the planned order."""
         context, settings = self._context, self._context.settings
         recorded = context.resume.recorded.get(step, {}).get("flight") or {}
-        # where the step was taken by an earlier start, it takes and drops the same groups
-        wanted = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
-        taken, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
-        while len(taken) < self._plan.size:
-            group = await self._next_group(wanted - taken.keys() - dropped.keys())
+        # a step that an earlier start has taken takes and drops the same groups
+        recorded_keys = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
+        selected, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
+        while len(selected) < self._plan.size:
+            group = await self._next_group(recorded_keys - selected.keys() - dropped.keys())
             age = age_of_group(group.records, version) if settings.max_staleness else None
             if age is not None and age > settings.max_staleness:
                 unjudged = context.group_reward is not None
                 group.records = [dropped_record(record, unjudged=unjudged) for record in group.records]
                 dropped[group.key] = group
-                self._start_groups(step, resources_id, taken=len(taken))
+                self._start_groups(step, resources_id, selected=len(selected))
                 continue
-            taken[group.key] = group
+            selected[group.key] = group
             size = settings.num_generations
-            context.progress.rollouts(len(taken) * size, self._plan.size * size, f"step {step}")
+            context.progress.rollouts(len(selected) * size, self._plan.size * size, f"step {step}")
         if dropped:
             text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.max_staleness} allows"
             context.note(text + " and are dropped")
@@ -195,11 +195,11 @@ class Collector:
         def in_order(groups: dict[GroupKey, Group]) -> list[Group]:
             return sorted(groups.values(), key=lambda group: group.key.place)
 
-        return in_order(taken), in_order(dropped)
+        return in_order(selected), in_order(dropped)
 
     async def _next_group(self, among: Collection[GroupKey]) -> Group:
-        """Return the next group that has ended, the first of the plan if there are several: one of `among`, if any of
-        these is in progress. Raises what the group raised, such as an error of the store."""
+        """Return the next group that has ended, or the first in the plan if there are several; one of `among`, if any
+        of these is in progress. Raise the error of the group, such as one of the store."""
         began = time.monotonic()
         keys = [key for key in self._keys() if key in among] or self._keys()
         await asyncio.wait([self._running[key] for key in keys], return_when=asyncio.FIRST_COMPLETED)
@@ -211,20 +211,20 @@ class Collector:
         ended = [await evidence(self._context.store, rollout, note=True) for rollout in rollouts]
         return Group(key, ended, self._records(ended), in_hand, waited)
 
-    def _start_groups(self, step: int, resources_id: str, *, taken: int = 0) -> None:
-        """Start groups until as many are in progress as may be, and no more than the run will train."""
+    def _start_groups(self, step: int, resources_id: str, *, selected: int = 0) -> None:
+        """Start groups up to the limit of groups in progress, and no more than the run will train."""
         settings = self._context.settings
-        left = (settings.max_steps - step + 1) * self._plan.size - taken
-        most = (settings.max_staleness + 1) * self._plan.size - taken
+        remaining = (settings.max_steps - step + 1) * self._plan.size - selected
+        most = (settings.max_staleness + 1) * self._plan.size - selected
         take = self._context.resume.take_of(step)
-        while len(self._running) < min(left, most):
+        while len(self._running) < min(remaining, most):
             self._start(self._interrupted.pop(0) if self._interrupted else self._plan.draw(take), resources_id)
 
     def _start_replacements(self, step: int, count: int, batch: int, resources_id: str) -> list[GroupKey]:
-        """Start up to `count` groups of tasks that the step has not seen, always the same ones for a seed."""
+        """Start up to `count` groups of tasks that are not in the step yet, the same ones for the same seed."""
         before = [*self._plan.tasks_of(step), *self._replacements.values()]
-        seen = {id(task) for task in before}
-        others = [task for task in self._tasks if id(task) not in seen] if count else []
+        step_tasks = {id(task) for task in before}
+        others = [task for task in self._tasks if id(task) not in step_tasks] if count else []
         seed = f"{self._context.settings.seed} {step} {batch}"
         tasks = random.Random(seed).sample(others, min(count, len(others)))
         take = self._context.resume.take_of(step)
@@ -239,7 +239,7 @@ class Collector:
         self._running[key] = asyncio.ensure_future(self._run_group(key, resources_id))
 
     async def _run_group(self, key: GroupKey, resources_id: str) -> list[Rollout]:
-        """Run the rollouts of a group. Its time is that of all steps that it may be in progress."""
+        """Run the rollouts of a group. Its time limit is that of all steps during which it may be in progress."""
         context, settings = self._context, self._context.settings
         task = self._replacements[key] if key in self._replacements else self._plan.tasks_of(key.step)[key.task]
         looks = not (context.guard.has_looked or context.group_reward) and key.step == context.step
@@ -273,7 +273,7 @@ class Collector:
     # --- what ended is read ------------------------------------------------------------------------------------------
 
     async def _judge(self, groups: Sequence[Group]) -> None:
-        """Give the rollouts of groups the rewards of `group_reward`, if the run has one."""
+        """Set the rewards of groups to those of `group_reward`, if the run has one."""
         context = self._context
         if context.group_reward is None:
             return
@@ -289,7 +289,7 @@ class Collector:
             group.records = self._records(group.evidence)
 
     def _records(self, ended: Sequence[Evidence]) -> list[RolloutRecord]:
-        """Return what each rollout gives to a step."""
+        """Return the record of each rollout for a step."""
         return read_records(
             ended,
             self._context.adapter,
@@ -321,7 +321,7 @@ class Collector:
         return sums
 
     def _watch(self, step: int, ended: Sequence[Evidence], rows: StepRows, calls_in_hand: int) -> None:
-        """Report what is wrong with a step's rollouts."""
+        """Report problems of a step's rollouts."""
         context = self._context
         self.endings.add(ended, rows)
         self.late.expect(ended, in_hand=calls_in_hand)
@@ -335,15 +335,15 @@ class Collector:
             context.alarm(text + why_failed(ended), "no_reward")
 
     def _look_at(self, ended: Sequence[Evidence]) -> None:
-        """Report it if the first rollout with a reward has no call through the gateway."""
+        """Report if the first rollout with a reward has no call through the gateway."""
         for one in ended:
             if (report := self._context.guard.first_look(one)) is not None:
                 self._context.alarm(report, "first_rollout")
 
 
 def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int | None:
-    """Return by how many versions the oldest reply of the counted attempts is behind; None without any reply whose
-    tokens are known. One whose weights nobody recorded is older than any."""
+    """Return the age, in weight versions, of the oldest reply of the counted attempts; None without any reply with
+    known tokens. A reply without recorded weights counts as the oldest."""
 
     def may_be_trained(record: RolloutRecord, call: CallRef) -> bool:  # in rows, or waiting for its group's reward
         return record.exclusions.get(call, "no_reward") == "no_reward"
@@ -358,9 +358,9 @@ def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int |
 
 
 def dropped_record(record: RolloutRecord, *, unjudged: bool) -> RolloutRecord:
-    """Return a rollout of a group that is too old: what of it could be trained is excluded as `too_stale`.
+    """Return the record of a rollout whose group is too old: its trainable calls are excluded as `too_stale`.
 
-    `unjudged`: it has no reward because its group was not asked for one.
+    `unjudged`: it has no reward because its group was not judged.
     """
     replaced: tuple[ExclusionReason | None, ...] = (None, "no_reward") if unjudged else (None,)
     if record.verdict not in replaced:

@@ -1,4 +1,4 @@
-"""`RunContext`: what the parts of a run share, and how they report."""
+"""`RunContext`: the shared state of the parts of a run, and their reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class RunContext:
-    """One run's parts. Belongs to the loop of the run."""
+    """The parts of one run. Belongs to the loop of the run."""
 
     settings: GRPOSettings
     store: LightningStore
@@ -38,34 +38,34 @@ class RunContext:
     guard: RunGuard
     alarms: Alarms
     rollout_config: RolloutConfig | None = None
-    """What the Trainer says of attempts, time limits and retries."""
+    """The Trainer's settings of attempts, time limits and retries."""
     resources: NamedResources = field(default_factory=dict[str, ResourceUnion])
-    """Resources of agents beside the policy: the Trainer's `initial_resources`."""
+    """Resources of agents in addition to the policy: the Trainer's `initial_resources`."""
     group_reward: GroupReward | None = None
-    """Gives the rollouts of a task their rewards together; None leaves each its own."""
+    """Function that computes the rewards of all rollouts of a task together; None keeps their own rewards."""
     pick: Pick | None = None
-    """Says of a rollout whether it may be trained, in supervised fine-tuning; None: every one may."""
+    """Function that returns whether supervised fine-tuning may train on a rollout; None allows all."""
     step: int = 0
-    """The step that is being taken."""
+    """The current step."""
 
     def note(self, text: str, level: int = logging.INFO) -> None:
-        """Report to the run's display, and to the log where the program has one."""
+        """Report to the run's display, and to the log if the program has one."""
         if logger.hasHandlers() or type(self.progress) is Progress:  # else Python repeats warnings on standard error
             logger.log(level, text)
         self.progress.note(text)
 
     def alarm(self, text: str, name: str) -> None:
-        """Report a warning, and record it with the present step."""
+        """Report a warning, and record it with the current step."""
         self.note(text, logging.WARNING)
         self.recorder.alarm(self.step, name, text)
 
     def report(self, alarm: Alarm) -> None:
-        """Report and record that a condition of the run began, or that it is over."""
+        """Report and record that a condition of the run began or ended."""
         self.note(alarm.line, logging.WARNING if alarm.state == "raised" else logging.INFO)
         self.recorder.alarm(alarm.step, alarm.name, alarm.text, **alarm.data())
 
     def limits(self) -> RolloutConfig:
-        """Return how long a rollout may take, and its retries."""
+        """Return the time limit and the retries of a rollout."""
         seconds = self.settings.rollout_timeout_seconds or self.settings.step_timeout_seconds
         return with_timeout(self.rollout_config, seconds)
 

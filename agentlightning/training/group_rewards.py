@@ -23,7 +23,7 @@ from agentlightning.utils.otel import flatten_attributes
 
 @runtime_checkable
 class Ranker(Protocol):
-    """Ranks answers, as `agl.RankingReward` does."""
+    """A ranker of answers, such as `agl.RankingReward`."""
 
     def rank(self, task: object, answers: Sequence[object]) -> Awaitable[Any]:
         """Return a value whose `rewards` are those of the answers, in their order."""
@@ -31,20 +31,20 @@ class Ranker(Protocol):
 
 
 GroupReward = Ranker | Callable[[object, Sequence[object]], Any]
-"""A ranker, or a function `(task, answers) -> rewards`; a plain one runs on threads, an async one on the loop of the
-run. An answer is the agent's conversation after its first prompt, as chat messages."""
+"""A ranker, or a function `(task, answers) -> rewards`. A sync function runs on threads, an async one on the loop of
+the run. An answer is the agent's conversation after its first prompt, as chat messages."""
 Questions = Sequence[Mapping[str, object]]
 """The questions to a judge about a group, and its replies; see `Ranking.questions`."""
 _AT_ONCE = 8
-"""Groups that are judged at the same time, and rewards that are written."""
+"""Number of groups that are judged, and of rewards that are written, at the same time."""
 
 
 def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
-    """Return it; `size` is that of a group.
+    """Check and return a group reward for groups of `size`.
 
     Raises:
         TypeError: it is neither a ranker nor a function.
-        BadRequestError: it cannot rank so many answers.
+        BadRequestError: it cannot rank this many answers.
     """
     if isinstance(group_reward, RankingReward) and size > MOST_ANSWERS:
         raise BadRequestError(f"num_generations={size}: a judge ranks {MOST_ANSWERS} answers of a task at most")
@@ -56,7 +56,7 @@ def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
 
 
 def name_of_group_reward(group_reward: GroupReward) -> str:
-    """Return its name in the records of a run: the same in every process, and without its arguments."""
+    """Return the name of a group reward in the records of a run, the same in every process and without arguments."""
     if isinstance(group_reward, RankingReward):
         return repr(group_reward)
     named: Any = group_reward if hasattr(group_reward, "__qualname__") else type(group_reward)
@@ -66,17 +66,17 @@ def name_of_group_reward(group_reward: GroupReward) -> str:
 async def with_group_rewards(
     group_reward: GroupReward, collected: Sequence[Evidence], groups: Sequence[int], note: Callable[[str], None]
 ) -> tuple[list[Evidence], dict[str, Questions]]:
-    """Return rollouts with the rewards of their groups in the place of their own, and the questions to a judge with its
-    replies, under the rollout of a group that comes first.
+    """Return the rollouts with the rewards of their groups instead of their own, and the questions to a judge with its
+    replies, by the first rollout of each group.
 
-    Only rollouts that succeeded are judged; a policy fault keeps its reward. Those of a group whose judge failed have
-    no reward, rather than a low one, and `note` is called once. Nor have those without a group, whose number is -1.
+    Only successful rollouts are judged; a policy fault keeps its reward. Rollouts of a group whose judge failed have no
+    reward, rather than a low one, and `note` is called once. Rollouts without a group (number -1) have no reward.
     """
     members: dict[int, list[int]] = {}
     for place, (one, group) in enumerate(zip(collected, groups, strict=True)):
         if (latest := one.latest) and latest.status == "succeeded" and latest.outcome in ("scored", "unscored", None):
             members.setdefault(group, []).append(place)
-    slots, judged, asked = asyncio.Semaphore(_AT_ONCE), list(collected), dict[str, Questions]()
+    slots, judged, questions_by_rollout = asyncio.Semaphore(_AT_ONCE), list(collected), dict[str, Questions]()
     failed: list[tuple[int, str]] = []  # rollouts of a group that was not judged, and why
 
     async def judge(places: Sequence[int]) -> None:
@@ -88,7 +88,7 @@ async def with_group_rewards(
             async with slots:
                 rewards, questions = await _rewards(group_reward, first.input, answers)
             if questions:
-                asked[first.rollout_id] = questions
+                questions_by_rollout[first.rollout_id] = questions
         except ServiceError as error:
             failed.append((len(places), str(error)))
         for place, reward in zip(places, rewards, strict=True):
@@ -101,14 +101,14 @@ async def with_group_rewards(
         tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
         rollouts = sum(count for count, _ in failed)
         note(f"{rollouts} rollouts of {tasks} have no reward, since they were not judged: {failed[0][1]}")
-    return judged, asked
+    return judged, questions_by_rollout
 
 
 async def store_group_rewards(
     store: LightningStore, judged: Sequence[Evidence], asked: Mapping[str, Questions]
 ) -> None:
-    """Write the rewards of `with_group_rewards` onto the attempts, where lists and pages read them, and the questions
-    to the judge with its replies as annotations of the rollout of each group that comes first."""
+    """Write the rewards of `with_group_rewards` to the attempts, where lists and pages read them, and the questions to
+    the judge with its replies as annotations of the first rollout of each group."""
     latest = {one.rollout.rollout_id: one.latest for one in judged}
     spans = [
         _annotation(attempt, flatten_attributes({"judge": question}), sequence_id=-1)
@@ -153,7 +153,7 @@ async def _rewards(group_reward: GroupReward, task: object, answers: Sequence[ob
         result = group_reward.rank(task, answers)
     elif inspect.iscoroutinefunction(group_reward):
         result = group_reward(task, answers)
-    else:  # it may wait for a server, and the gateway is not to wait with it
+    else:  # it may wait for a server, and must not block the gateway
         result = await asyncio.to_thread(group_reward, task, answers)
     if inspect.isawaitable(result):
         result = await result

@@ -1,4 +1,4 @@
-"""Evaluation of a policy on tasks that are never trained: one rollout per task, through the same path as training."""
+"""Evaluation of a policy on held-out tasks: one rollout per task, through the same path as training."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class HeldOut:
         self._tasks = tasks
 
     def is_due(self, step: int) -> bool:
-        """Return whether something is to be measured after a step."""
+        """Return whether an evaluation is due after a step."""
         every, last = self._context.settings.eval_steps, step == self._context.settings.max_steps
         return bool(self._tasks) and (last or bool(every and step % every == 0))
 
     async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
-        """Run the tasks at the training temperature and, if wanted, greedily; record and return the evaluations, the
-        former first; none without a task. `earlier`: those of the run so far."""
+        """Run the tasks at the training temperature and, if requested, greedily; record and return the evaluations in
+        this order, none without a task. `earlier`: the evaluations of the run so far."""
         if not self._tasks:
             return []
         context = self._context

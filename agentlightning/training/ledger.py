@@ -1,15 +1,15 @@
-"""The training ledger: how every model call of a training step ended, trained or excluded with a reason.
+"""The training ledger: the ending of every model call of a training step, trained or excluded with a reason.
 
 The rules of `read_rollout`, in the order in which they apply to a call:
 
 1. A rollout that was not sampled for training trains nothing.
 2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
-3. A call that is no turn of the agent's work is a `helper`; the adapter says which.
-4. A call that gave the agent no answer, or by its nature generates nothing, is excluded by how it ended.
+3. A call that is no turn of the agent's work is a `helper`; the adapter decides which calls are.
+4. A call that gave the agent no answer, or by its nature generates nothing, is excluded according to its ending.
 5. The attempt's outcome decides (`attempt_verdict`), then the reward: a missing one is never filled in.
-6. A scored attempt one of whose calls was refused for good (`refused_for_good`) trains nothing unless it is asked for,
-   and one without any call of the policy has nothing to train.
-7. The adapter selects among the calls that are left.
+6. A scored attempt with a finally refused call (`refused_for_good`) trains nothing unless requested, and an attempt
+   without any call of the policy has nothing to train.
+7. The adapter selects among the remaining calls.
 8. A call that has no token ids, or not one log-probability per token, cannot be trained.
 """
 
@@ -45,7 +45,7 @@ from agentlightning.types import Attempt, Outcome, Rollout, Span
 _NAMED_AT_MOST = 8
 
 ExclusionReason = Literal[
-    # because of the call itself
+    # caused by the call itself
     "no_generation",  # there was nothing to generate (embeddings)
     "no_tokens",
     "no_logprobs",
@@ -55,19 +55,19 @@ ExclusionReason = Literal[
     "refused",
     "client_left",
     "stale",
-    "not_selected",  # by the adapter: a grader's call, another agent's, another policy's, or which one is not clear
-    "helper",  # no turn of the agent's work, but a title, a summary or the like
+    "not_selected",  # by the adapter: a call of a grader, another agent or another policy, or an ambiguous one
+    "helper",  # no turn of the agent's work, such as a title or a summary
     "unknown_agent",  # agents ran side by side; a role in the URL (`LLMProxy.as_resource(role=)`) tells them apart
-    # because of its attempt
+    # caused by its attempt
     "superseded_attempt",
     "infrastructure_fault",
     "cancelled",
     "budget",  # the call was refused for its budget, or its attempt ended because of one
     "no_reward",
     "unfinished",  # the attempt had not ended when the step closed
-    "refused_call",  # a call of the attempt was refused for good, so the reward says nothing about the policy
-    "no_call",  # of a rollout, never of a call: it has a reward and no call of the policy, as after an agent's cache
-    # because of the algorithm
+    "refused_call",  # a call of the attempt was finally refused, so the reward does not measure the policy
+    "no_call",  # only for a rollout: it has a reward but no call of the policy, as after an agent's cache hit
+    # caused by the algorithm
     "not_a_train_rollout",
     "too_stale",  # a reply of its group is of weights more than `max_staleness` versions old
     "not_chosen",  # supervised fine-tuning did not choose its rollout
@@ -75,9 +75,9 @@ ExclusionReason = Literal[
     "equal_rewards",  # all rewards of its group are the same, so there is nothing to learn
     "over_length",
     "step_skipped",
-    "step_undone",  # the run was started again from before its step, and the step was taken again
+    "step_undone",  # the run was restarted from before its step, and the step was repeated
 ]
-"""The closed list of reasons for which a model call is not trained."""
+"""The closed list of reasons for excluding a model call from training."""
 
 
 # --- one rollout -----------------------------------------------------------------------------------------------------
@@ -86,23 +86,23 @@ ExclusionReason = Literal[
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """One rollout, read for training. Every call in `calls` is in exactly one of `samples` and `exclusions`."""
+    """One rollout as read for training. Every call in `calls` is in exactly one of `samples` and `exclusions`."""
 
     rollout_id: str
     attempt_id: str | None
     """The latest attempt; None if nobody claimed the rollout."""
     outcome: Outcome | None
-    """The latest attempt's."""
+    """Outcome of the latest attempt."""
     verdict: ExclusionReason | None
-    """The reason for which nothing of the rollout is trained; None if its calls may be."""
+    """The reason for excluding the whole rollout from training; None if its calls may be trained."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
-    """The dimensions of that reward by name; none where it has only one without a name."""
+    """The dimensions of that reward by name; empty if it has only one, without a name."""
     reading: SampleReading = field(default_factory=lambda: SampleReading([], []))
-    """The rows, and why each began."""
+    """The rows, and the cause of each row's beginning."""
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
-    """Of all attempts, in the order of arrival."""
+    """Model calls of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
     """The reason of each call that is in no row."""
     problems: list[Problem] = field(default_factory=list[Problem])
@@ -118,7 +118,7 @@ class RolloutRecord:
         return self.reading.seam_counts()
 
     def explain(self, decode: Decode | None = None) -> Explanation:
-        """Return what became of each call; print it to read it. `decode` shows tokens at seams as text too."""
+        """Return the ending of each call, in a printable form. `decode` also shows tokens at seams as text."""
         return explain_calls(self.rollout_id, self.calls, [self.reading], self.exclusions, decode)
 
 
@@ -132,11 +132,10 @@ def read_rollout(
     train_refused: bool = False,
     policies: Collection[str] | None = None,
 ) -> RolloutRecord:
-    """Return what a rollout gives to a training step. `spans` are those of all its attempts.
+    """Return the record of a rollout for a training step. `spans` are those of all its attempts.
 
-    `decode` turns token ids into their text: see `samples_from_calls`. With `train_refused` a rollout is trained
-    although one of its calls was refused for good. `policies` are those that learn, where several do: each row is of
-    one of them.
+    `decode` turns token ids into their text: see `samples_from_calls`. With `train_refused` a rollout with a finally
+    refused call is trained. `policies` are those that learn, if there are several: each row belongs to one of them.
 
     Raises:
         LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
@@ -176,10 +175,10 @@ def read_rollout(
         selected = {call.ref: call for call in selection.calls if policies is None or call.ref not in others}
         unknown = of_unknown_agents(candidates, selection.problems)
     if policies is None and adapter.policy is None and len(policies_of(selected.values())) > 1:
-        selected = {}  # only the adapter's policy= says which of them is trained here
+        selected = {}  # only the adapter's policy= decides which of them is trained here
     reading = samples_from_calls(list(selected.values()), decode=decode)
     if verdict == "no_call" and reading.samples:
-        verdict = None  # an adapter of the user's own selects what it wants
+        verdict = None  # a user's own adapter selects freely
     in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
     for call in candidates:
         if call.ref in others and call.ref not in in_rows:
@@ -201,7 +200,7 @@ def read_rollout(
 
 
 def _verdict(rollout: Rollout, latest: Attempt | None, reward: float | None) -> ExclusionReason | None:
-    """Return why the rollout as a whole is not trained; None if it is."""
+    """Return the reason for excluding the whole rollout; None without one."""
     if rollout.mode in ("val", "test"):
         return "not_a_train_rollout"
     verdict = "unfinished" if latest is None else attempt_verdict(latest)
@@ -234,10 +233,10 @@ def _exclusion(
 
 
 def attempt_verdict(attempt: Attempt) -> ExclusionReason | None:
-    """Return why nothing of a rollout with this latest attempt is trained; None if its outcome allows it.
+    """Return the reason for excluding a rollout with this latest attempt; None if its outcome allows training.
 
-    Only `scored` and `policy_fault` do. An attempt that succeeded under a runner that states no outcome is allowed too:
-    its reward decides.
+    Only `scored` and `policy_fault` allow it. A successful attempt under a runner that states no outcome is also
+    allowed: its reward decides.
     """
     if attempt.outcome in ("scored", "policy_fault"):
         return None
@@ -262,9 +261,9 @@ def counted_spans(spans: Sequence[Span], latest: Attempt | None) -> list[Span]:
 
 
 def refusal_of(attempt: Attempt, spans: Sequence[Span]) -> str | None:
-    """Return `refused_call` for an attempt that was scored although one of its calls was refused for good.
+    """Return `refused_call` for an attempt that was scored although one of its calls was finally refused.
 
-    None for every other attempt, and for one whose end has a reason already: a fault of the policy is the user's word.
+    None for every other attempt, and for one that already has a reason: only the user declares a fault of the policy.
     `spans` are those of the attempt that were not late.
     """
     scored = attempt.outcome == "scored" or (attempt.outcome is None and attempt.status == "succeeded")
@@ -287,18 +286,18 @@ class Trained:
     row: int
     """Index of its row in the step's batch."""
     tokens: int
-    """The number of its tokens that are trained: all that the policy produced in it."""
+    """Number of its trained tokens: all that the policy produced in it."""
     advantage: float
-    """The factor by which its tokens count in the loss; with a critic (PPO) the reward of its rollout, of which the
-    advantage of each token is made."""
+    """The factor of its tokens in the loss; with a critic (PPO) the reward of its rollout, from which the advantage of
+    each token is computed."""
     weight_version: int
-    """The weights that served the call."""
+    """Version of the weights that served the call."""
     constrained_by: tuple[str, ...] = ()
-    """Settings under which its tokens were drawn from another distribution than the one that learns."""
+    """Settings that changed the distribution of its tokens from the one that learns."""
 
 
 Ending = Trained | ExclusionReason
-"""Of one call: it is part of the update, or the reason why it is not."""
+"""The ending of one call: part of the update, or the reason for its exclusion."""
 
 
 @explain_fields
@@ -309,13 +308,13 @@ class LedgerSummary:
     step: int
     captured: int
     trained: int
-    """Calls that were part of the update."""
+    """Number of calls in the update."""
     trained_tokens: int
     excluded: dict[ExclusionReason, int]
-    """Reasons that occurred, the most frequent first."""
+    """Number of excluded calls by reason, the most frequent first."""
     constrained: dict[str, int] = field(default_factory=dict[str, int])
-    """Trained calls that were constrained, by the setting that did it, the most frequent first; one may be counted
-    under several. Their log-probabilities are those of the unconstrained model."""
+    """Number of constrained trained calls by the constraining setting, the most frequent first; a call may count under
+    several. Their log-probabilities are those of the unconstrained model."""
 
 
 class Ledger:
@@ -333,7 +332,7 @@ class Ledger:
             self._enter(ref, reason)
 
     def capture(self, calls: Iterable[ModelCall]) -> None:
-        """Enter each call, whose ending is still to come.
+        """Enter each call, without an ending yet.
 
         Raises:
             LedgerError: a call was captured before.
@@ -344,10 +343,10 @@ class Ledger:
             self._calls[call.ref] = call
 
     def train(self, sample: Sample, *, row: int, advantage: float) -> None:
-        """Enter that the calls of a row are trained.
+        """Enter the calls of a row as trained.
 
         Raises:
-            LedgerError: the row trains another number of tokens than its calls have.
+            LedgerError: the numbers of trained tokens of the row and of its calls differ.
         """
         refs = sample.call_refs()
         tokens = {ref: len(self._calls[ref].completion_token_ids) for ref in refs if ref in self._calls}
@@ -361,7 +360,7 @@ class Ledger:
             self._enter(ref, Trained(row, tokens.get(ref, 0), advantage, version, constrained_by))
 
     def exclude(self, calls: Iterable[CallRef] | Sample, reason: ExclusionReason) -> None:
-        """Enter that calls, or all calls of a row, are not trained."""
+        """Enter calls, or all calls of a row, as excluded."""
         for ref in calls.call_refs() if isinstance(calls, Sample) else calls:
             self._enter(ref, reason)
 
@@ -377,8 +376,8 @@ class Ledger:
         """Return the counts.
 
         Raises:
-            LedgerError: a call is neither trained nor excluded, is both or is entered twice, or was never captured; the
-                calls are named.
+            LedgerError: a call is neither trained nor excluded, is both or is entered twice, or was never captured;
+                names the calls.
         """
         self._check()
         endings = self.endings().values()

@@ -1,7 +1,7 @@
 """The form of a run's ledger records, and their check: the ending of each model call, and the numbers of its loss.
 
-One record for each rollout and step; its name is the rollout's id. Calls that ended after their step had closed are in
-a record of the step in which they were seen (`late`). `recording.py` makes them. Needs neither torch nor numpy.
+There is one record for each rollout and step; its name is the rollout's id. Calls that ended after their step had
+closed are in a record of the step that noticed them (`late`). `recording.py` makes them. Needs neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAMED_AT_MOST = 20
 
 
 class Packed(TypedDict):
-    """A list of numbers as JSON holds it exactly, in a third of the bytes of decimal digits."""
+    """A list of numbers in an exact JSON form, a third of the size of decimal digits."""
 
     dtype: Dtype
     """`f32`: IEEE 754 single precision. `i32`: signed. `u8`: unsigned, of masks and decisions."""
@@ -49,10 +49,10 @@ class LedgerCall(TypedDict):
     ending: str  # `trained` or `excluded`
     reason: str | None  # out of the closed list
     row: int | None  # index of its row in the step's batch
-    tokens: int  # how many of its tokens are trained
-    advantage: float | None  # that of its rollout
-    weight_version: int | None  # the weights that served it; None where nobody recorded them
-    constrained_by: list[str]  # settings under which its tokens were drawn from another distribution than the learner's
+    tokens: int  # number of its trained tokens
+    advantage: float | None  # of its rollout
+    weight_version: int | None  # version of the weights that served it; None if not recorded
+    constrained_by: list[str]  # settings that changed the distribution of its tokens from the learner's
 
 
 class LedgerRow(TypedDict, total=False):
@@ -63,36 +63,36 @@ class LedgerRow(TypedDict, total=False):
 
     row: int  # index in the step's batch
     vocabulary: str | None  # id of the table with the text of each token id
-    policy: str  # the policy that learns from it, where the run has several
+    policy: str  # the policy that learns from it, if the run has several
     length: int  # T
     tokens: Packed  # token ids
     mask: Packed  # 1 on the tokens that are trained
     engine_logprobs: Packed  # the engine's natural log-probability of each token when it was sampled
     trainer_logprobs: Packed  # the learner's, before the first optimizer step
-    entropy: Packed  # of the learner's distribution there, in nats
-    ratio: Packed  # of the learner's probability to what it is compared with (by default the engine's), unbounded
-    clipped: Packed  # the bound of the ratio that counts: 0 none, 1 the lower, 2 the upper, 3 `delta`
-    weight: Packed  # of the token in the sum that is the loss
-    correction: Packed  # for what engine and learner differ in; 1 without `importance_sampling_correction`
+    entropy: Packed  # entropy of the learner's distribution there, in nats
+    ratio: Packed  # learner's probability over the one that it is compared with (by default the engine's), unbounded
+    clipped: Packed  # the bound that limits the ratio: 0 none, 1 the lower, 2 the upper, 3 `delta`
+    weight: Packed  # weight of the token in the sum of the loss
+    correction: Packed  # for the difference of engine and learner; 1 without `importance_sampling_correction`
     kl: Packed  # divergence from the reference, before `beta`; 0 without
-    advantage: Packed  # by which the token counts
-    value: Packed  # of the state before the token by the critic, before the step; where there is one
-    returns: Packed  # the target of that value; where there is a critic
+    advantage: Packed  # advantage of the token
+    value: Packed  # critic's value of the state before the token, before the step; if there is a critic
+    returns: Packed  # target of that value; if there is a critic
 
 
 class LedgerEntry(TypedDict, total=False):
-    """The data of a record: what became of one rollout in one step."""
+    """The data of a record: the ending of one rollout in one step."""
 
     rollout_id: str
     attempt_id: str | None  # the latest attempt
     reward: float | None
     outcome: str | None
-    verdict: str | None  # why nothing of the rollout is trained; None if its calls may be
+    verdict: str | None  # reason for excluding the whole rollout; None if its calls may be trained
     group: int | None  # number of its task within the step
-    advantage: float | None  # of the rollout, if it is trained
-    weight_versions: list[int]  # the weights that served its calls, each once
+    advantage: float | None  # advantage of the rollout, if it is trained
+    weight_versions: list[int]  # versions of the weights that served its calls, each once
     calls: list[LedgerCall]
-    rows: list[LedgerRow]  # where per-token figures are recorded: see the setting `record_tokens`
+    rows: list[LedgerRow]  # if token figures are recorded: see the setting `record_tokens`
     late: bool  # calls that ended after the step of their rollout had closed
 
 
@@ -100,12 +100,13 @@ class LedgerEntry(TypedDict, total=False):
 
 
 def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
-    """Return the numbers of a recorded row by name, each as it was."""
+    """Return the unpacked numbers of a recorded row by name."""
     return {name: unpack(value) for name, value in row.items() if name not in _PLAIN}
 
 
 def pack(values: Sequence[float] | array[Any], dtype: Dtype) -> Packed:
-    """Return the values, a list or a numpy array, in their packed form. `f32` rounds to it; NaN and infinity stay.
+    """Return the values (a list or a numpy array) in packed form. `f32` rounds to single precision and keeps NaN and
+    infinity.
 
     Raises:
         OverflowError: a whole number does not fit the type.
@@ -118,10 +119,10 @@ def pack(values: Sequence[float] | array[Any], dtype: Dtype) -> Packed:
 
 
 def unpack(packed: object) -> array[Any]:
-    """Return the numbers of a packed list: an `array`, which is a buffer too.
+    """Return the numbers of a packed list as an `array`, which supports the buffer protocol.
 
     Raises:
-        ValueError: it is none; says what is wrong with it.
+        ValueError: it is not a packed list; names the error.
     """
     if not isinstance(packed, dict):
         raise ValueError(f"packed numbers are {{'dtype': ..., 'data': ...}}; got {type(packed).__name__}")
@@ -147,41 +148,41 @@ class LedgerCheck:
     """The result of a check of a run's ledger."""
 
     captured: int = 0
-    """Model calls that the spans of the training rollouts show."""
+    """Number of model calls in the spans of the training rollouts."""
     trained: int = 0
-    """Those of them that are part of an update."""
+    """Number of these calls that are part of an update."""
     trained_tokens: int = 0
-    """Tokens of these calls that were trained."""
+    """Number of trained tokens of these calls."""
     excluded: Counter[str] = field(default_factory=Counter[str])
-    """The others, by the reason of their exclusion."""
+    """Number of the other calls, by the reason of their exclusion."""
     evaluation_calls: int = 0
-    """Calls of rollouts that were not sampled for training, which are in no ledger."""
+    """Number of calls of rollouts that were not sampled for training, which are in no ledger."""
     without_span: int = 0
-    """Recorded calls whose spans the store has forgotten."""
+    """Number of recorded calls whose spans are no longer in the store."""
     rows: int = 0
-    """Recorded token rows; the trained tokens of each are those of its calls."""
+    """Number of recorded token rows; the trained tokens of each are those of its calls."""
     wrong: list[str] = field(default_factory=list[str])
-    """The first twenty faults in words."""
+    """Descriptions of the first twenty errors."""
     wrong_count: int = 0
-    """The number of all faults."""
+    """Number of all errors."""
 
     @property
     def adds_up(self) -> bool:
-        """True if each call is in exactly one ending, and each row has the tokens of its calls."""
+        """True if each call has exactly one ending, and each row has the tokens of its calls."""
         return not self.wrong_count
 
     def fault(self, text: str) -> None:
-        """Note something that does not add up."""
+        """Record an error."""
         self.wrong_count += 1
         if len(self.wrong) < _NAMED_AT_MOST:
             self.wrong.append(text)
 
 
 async def check_ledger(store: LightningStore, run_id: str) -> LedgerCheck:
-    """Return whether every model call of a run's training rollouts has exactly one recorded ending.
+    """Check that every model call of a run's training rollouts has exactly one recorded ending.
 
-    Reads the records and the spans alone, a rollout at a time, so that the size of the run does not matter. A run that
-    goes on has calls whose step has not closed: check it when it has ended.
+    Reads only the records and the spans, one rollout at a time, so that the size of the run does not matter. A running
+    run has calls whose step has not closed: check it when it has ended.
     """
     check = LedgerCheck()
     async for page in pages_of(store.query_rollouts, run_id=run_id or None, sort_by="start_time", limit=_PAGE):

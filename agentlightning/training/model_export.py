@@ -1,4 +1,4 @@
-"""A trained model found by a name and written in the forms that other programs read: merged, adapter, GGUF."""
+"""The lookup of a trained model, and its export in the formats of other programs: merged, adapter, GGUF."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "
 
 @dataclass(frozen=True)
 class Trained:
-    """The place of a trained model."""
+    """The location of a trained model."""
 
     path: Path
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Those of its checkpoint; empty for the folder of a plain transformers model."""
+    """Facts of its checkpoint; empty for the folder of a plain transformers model."""
 
     @property
     def has_adapter(self) -> bool:
@@ -39,7 +39,7 @@ class Trained:
         return (self.path / ADAPTER).is_file()
 
     def load(self) -> Policy:
-        """Load it.
+        """Load the model.
 
         Raises:
             BadRequestError: the model below its adapter is not the one that it was trained on.
@@ -87,7 +87,7 @@ def trained_in(folder: str | Path) -> Trained:
 
 
 async def trained_by(store: LightningStore, run_id: str) -> Trained:
-    """Return the newest checkpoint of a run that a store knows.
+    """Return the newest checkpoint of a run in a store.
 
     Raises:
         NotFoundError: the store has no such run, or the run has no checkpoint.
@@ -109,13 +109,13 @@ def _trained_by(run_id: str, path: str) -> Trained:
 
 
 def export(trained: Trained, form: ExportFormat, out: str | Path) -> list[str]:
-    """Write a trained model into a new folder, whole or not at all, and return the names of its files.
+    """Write a trained model atomically into a new folder, and return the names of its files.
 
-    `merged`: a transformers model, adapters added to its weights. `adapter`: what peft reads. `gguf`: one file for
-    llama.cpp and others, with the weights in their own precision.
+    `merged`: a transformers model with adapters added to its weights. `adapter`: the format of peft. `gguf`: one file
+    for llama.cpp and others, with the weights in their own precision.
 
     Raises:
-        BadRequestError: the folder holds something, or the model cannot be written in this form; says why.
+        BadRequestError: the folder is not empty, or the model cannot be written in this format; gives the reason.
         MissingExtraError: the package `gguf` is not installed.
     """
     place = Path(out)
@@ -171,11 +171,11 @@ _WAY_OUT = "Export it as 'merged' and convert that with convert_hf_to_gguf.py of
 
 
 def write_gguf(model: PreTrainedModel, file: Path) -> None:
-    """Write a model of the Llama architecture as a GGUF file, by the writer of the package `gguf`.
+    """Write a model of the Llama architecture as a GGUF file, with the writer of the package `gguf`.
 
     The weights keep their precision: float32 as F32, bfloat16 as BF16; llama.cpp's own tool quantizes. The file has no
-    vocabulary (`no_vocab`), so that token ids go in and come out: GGUF has names for the ways in which well-known
-    tokenizers split text, and a name that is nearly right would split it otherwise.
+    vocabulary (`no_vocab`), so its input and output are token ids: GGUF only names the splitting rules of well-known
+    tokenizers, and a similar but wrong name would split text differently.
     Source: the GGUF specification, and `LlamaModel` in llama.cpp's `convert_hf_to_gguf.py` for names and row order.
 
     Raises:

@@ -1,5 +1,5 @@
-"""Our own learner: the policies of a run, loaded, updated, saved; one for most runs, several where agents of one
-rollout learn each on its own calls."""
+"""Our own learner: loads, updates and saves the policies of a run. Most runs have one policy; a run has several if the
+agents of one rollout each learn from their own calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from agentlightning.training.learner.figures import RowFigures
 
 POLICIES: Final = "policies"
-"""Folder within a checkpoint that has one folder for each policy, where there are several."""
+"""Folder in a checkpoint with one folder per policy, if there are several."""
 _COUNTS: Final = ("steps", "skipped_steps", "rows", "rollouts", "tokens")
 _LARGEST: Final = ("first_ratio_error",)
 
@@ -80,10 +80,10 @@ class PolicyUpdater(Updater):
         advantages: Sequence[float],
         shares: Mapping[str | None, float],
     ) -> StepUpdate:
-        """Let each policy learn from its own rows; one without rows stays as it is.
+        """Train each policy on its own rows; one without rows does not change.
 
-        Shapes: samples: (B,), advantages: (B,). `shares` is the weight that a policy's rows have in its mean of the
-        step, see `StepRows.share`.
+        Shapes: samples: (B,), advantages: (B,). `shares` is the weight of a policy's rows in its mean of the step, see
+        `StepRows.share`.
         """
         version, results = self.weight_version, dict[str | None, UpdateResult]()
         rows: dict[int, RowFigures] = {}
@@ -159,8 +159,8 @@ def _rows_of(learner: Learner, samples: Sequence[Sample]) -> list[int]:
 
 
 def _combined(results: Mapping[str | None, UpdateResult]) -> dict[str, float]:
-    """Return the figures of all policies: counts are sums, errors the largest one, all others means over the policies,
-    weighted by their trained tokens."""
+    """Return the combined figures of all policies: sums of counts, the largest error, and means of all others, weighted
+    by trained tokens."""
     if None in results:
         return results[None].figures
     each = {str(name): result.figures for name, result in results.items()}
@@ -190,9 +190,9 @@ def check_context(learner: Learner) -> None:
 
 
 def load_policies(settings: GRPOSettings, checkpoint: Checkpoint | None) -> dict[str | None, Policy]:
-    """Return the policies of a run by name as a checkpoint holds them; None is what it begins with.
+    """Return the policies of a run by name, as a checkpoint holds them; without one, the initial policies.
 
-    Policies with adapters on one and the same model share its weights, which do not learn: they are in memory once.
+    Policies with adapters on the same model share its frozen weights, which are in memory once.
     """
     facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
     shared: dict[tuple[str, bool], PreTrainedModel] = {}
@@ -216,25 +216,25 @@ def load_policies(settings: GRPOSettings, checkpoint: Checkpoint | None) -> dict
 
 
 def twin_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model of its own layers whose numbers are those of `model`, in the same memory."""
+    """Return a model with its own layers that shares the weights of `model` in memory."""
     numbers = (*model.parameters(), *model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in numbers})
 
 
 def folder_of(checkpoint: Path, name: str | None) -> Path:
-    """Return where a policy lies in a checkpoint."""
+    """Return the folder of a policy in a checkpoint."""
     return checkpoint if name is None else checkpoint / POLICIES / name
 
 
 def fingerprint_of_models(settings: GRPOSettings) -> str:
-    """Return the digest of the files of every model that the run begins with; see `fingerprint_of`."""
+    """Return the digest of the files of all initial models of the run; see `fingerprint_of`."""
     models = list(dict.fromkeys(own.model for own in settings.by_policy().values()))
     digests = [fingerprint_of(model) for model in models]
     return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
-    """Return what serves a policy; `begun` steps were taken by earlier starts of the run."""
+    """Return the engine that serves a policy; earlier starts of the run took `begun` steps."""
     settings, policy = learner.settings, learner.policy
     seed = settings.seed if settings.deterministic else settings.seed + begun
     if settings.use_vllm:

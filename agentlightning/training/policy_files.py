@@ -1,7 +1,7 @@
-"""Weights, optimizer and random states of a policy as files, and the digest by which two states of weights are equal.
+"""Weights, optimizer and random states of a policy as files, and the digest that identifies a state of weights.
 
-Tensors are in safetensors files, the rest is JSON: reading a checkpoint runs no code of it. The model lies as
-transformers and peft write it, so `from_pretrained` reads the folder as well.
+Tensors are in safetensors files, the rest is JSON: reading a checkpoint runs no code from it. The model has the format
+of transformers and peft, so `from_pretrained` also reads the folder.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _SCALARS: Final = "optimizer.json"
 
 
 def digest_of(policy: ServedModel) -> str:
-    """Return the SHA-256 over name, type, shape and bytes of every parameter that learns, in the order of their names.
+    """Return the SHA-256 over name, type, shape and bytes of every trained parameter, in the order of their names.
 
-    Equal digests: equal weights, bit for bit. The model below an adapter does not learn and is not in it.
+    Equal digests mean equal weights, bit for bit. The frozen model below an adapter is not in the digest.
     """
     digest = hashlib.sha256()
     with policy.lock:
@@ -47,7 +47,7 @@ def digest_of(policy: ServedModel) -> str:
 
 
 def save_policy(policy: Policy, folder: Path) -> None:
-    """Write weights (of an adapter alone, if there is one), tokenizer, optimizer and random states into a folder.
+    """Write weights (only those of an adapter, if there is one), tokenizer, optimizer and random states into a folder.
 
     Raises:
         OSError: a file cannot be written, as on a full disk.
@@ -58,21 +58,21 @@ def save_policy(policy: Policy, folder: Path) -> None:
             policy.tokenizer.save_pretrained(folder)
             state = policy.state()
             rounded = policy.model.dtype != torch.float32
-            kept = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
-            tensors = {name: each.detach().cpu().contiguous() for name, each in (state.optimizer | kept).items()}
+            weights = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
+            tensors = {name: each.detach().cpu().contiguous() for name, each in (state.optimizer | weights).items()}
             save_file(tensors, folder / OPTIMIZER)
             states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
-    except SafetensorError as error:  # which is how safetensors reports an error of the file system
+    except SafetensorError as error:  # safetensors reports errors of the file system like this
         raise OSError(str(error)) from error
     (folder / _SCALARS).write_text(json.dumps(states))
 
 
 def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
-    """Restore the state that `save_policy` wrote. The policy was loaded from the model that training began with or,
+    """Restore the state that `save_policy` wrote. The policy was loaded from the initial model of the training or,
     without an adapter, from `folder` itself.
 
     Raises:
-        BrokenCheckpointError: what is read is not what was written.
+        BrokenCheckpointError: the files differ from what was written.
     """
     with policy.lock:
         if (folder / ADAPTER).is_file():
@@ -103,7 +103,7 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
 
 
 def model_in(folder: Path, base: str) -> str:
-    """Return where the model of a checkpoint is loaded from: itself, or the one below its adapter."""
+    """Return the folder to load the model of a checkpoint from: its own, or the one below its adapter."""
     return base if (folder / ADAPTER).is_file() else str(folder)
 
 
@@ -115,12 +115,12 @@ def load_policy(
     digest: str = "",
     base: PreTrainedModel | None = None,
 ) -> Policy:
-    """Return a policy as `save_policy` has written it into a folder; None is the one that a run begins with.
+    """Return the policy that `save_policy` wrote into a folder; without one, the initial policy of a run.
 
-    `base` is the model of the settings, if it was loaded already.
+    `base` is the model of the settings, if it is already loaded.
     """
     source = settings.model
-    if folder is not None and not settings.needs_reference:  # the reference of that loss is the model as it began
+    if folder is not None and not settings.needs_reference:  # the reference of that loss is the initial model
         source = model_in(folder, source)
     policy = Policy.load(
         source,
@@ -160,7 +160,7 @@ def fingerprint_of(model: str | Path) -> str:
 
 def _torch_state() -> dict[str, str]:
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_initialized():  # to ask a GPU that the run does not use would take memory of it
+    if torch.cuda.is_initialized():  # a query to a GPU that the run does not use would take memory on it
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
     return {name: base64.b64encode(state.numpy().tobytes()).decode() for name, state in states.items()}
 

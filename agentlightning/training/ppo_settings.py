@@ -1,4 +1,4 @@
-"""The settings of a PPO run: those of GRPO that have a meaning without groups, by PPO's names, and the critic's."""
+"""The settings of a PPO run: those of GRPO that apply without groups, under PPO's names, and those of the critic."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
 class PPOSettings(CriticSettings, GRPOSettings):
     """Every setting of `PPO`, with its meaning and default.
 
-    A setting that TRL 1.16's `PPOConfig` has is named as there, those that GRPO has as in `GRPOSettings`; what VERL
-    0.9.1 calls it stands in brackets.
+    A setting that TRL 1.16's `PPOConfig` also has bears the same name; settings shared with GRPO are named as in
+    `GRPOSettings`. VERL 0.9.1's name follows in brackets.
     """
 
     algorithm = "PPO"
@@ -60,10 +60,11 @@ class PPOSettings(CriticSettings, GRPOSettings):
     num_ppo_epochs: Count = 4
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     cliprange: Annotated[float, Bounds(above=0, below=1)] = 0.2
-    """How far from one the ratio of new to old probability counts. [`actor.clip_ratio`]"""
+    """Clip range: the ratio of new to old probability counts from 1 - `cliprange` to 1 + `cliprange`.
+    [`actor.clip_ratio`]"""
     kl_coef: NotNegative = 0.0
-    """Weight of the KL divergence from the model as it was loaded: in the loss, or with `use_kl_in_reward` in the
-    reward of each token. [`algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`]"""
+    """Weight of the KL divergence from the model as loaded: in the loss, or with `use_kl_in_reward` in the reward of
+    each token. [`algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`]"""
 
     @override
     def __post_init__(self) -> None:

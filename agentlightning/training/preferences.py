@@ -1,7 +1,7 @@
-"""Preference pairs: the best rollout of each task and the worst, in TRL's conversational format with tools.
+"""Preference pairs: the best and the worst rollout of each task, in TRL's conversational format with tools.
 
 A pair is `prompt`, `chosen` and `rejected`, each a list of messages, and `tools` if the agent offered any, with the
-rewards and the rollouts. Rollouts that failed, earned nothing or are held out are in no pair. Secrets are hidden.
+rewards and the rollouts. Rollouts that failed, have no reward or are held out are in no pair. Secrets are hidden.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.utils.masking import masked
 
 PairExclusion = Literal["no_reward", "no_conversation", "several_conversations", "too_few", "tie", "prompts_differ"]
-"""Why a rollout, or a task, is in no pair.
+"""Reasons why a rollout or a task is in no pair.
 
-Of a rollout: it failed or earned nothing; its calls were recorded without text; they do not continue each other. Of a
-task: fewer than two rollouts are left; the rewards of best and worst do not differ by more than the margin; the two
+For a rollout: it failed or has no reward; its calls were recorded without text; they do not continue each other. For a
+task: fewer than two rollouts remain; the rewards of best and worst do not differ by more than the margin; the two
 have different prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One rollout as it can be compared."""
+    """One rollout in a comparable form."""
 
     rollout_id: str
     reward: float
     prompt: list[Message]
     """The messages before the first reply."""
     answer: list[Message]
-    """The messages from the first reply on, results of tools among them."""
+    """The messages from the first reply on, including tool results."""
     tools: list[Any] | None
 
 
@@ -50,13 +50,13 @@ class Pairs:
     """The pairs of a store."""
 
     pairs: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """In the order in which the first rollouts of their tasks were made."""
+    """The pairs, in the order of the first rollouts of their tasks."""
     excluded: Counter[str] = field(default_factory=Counter[str])
-    """Rollouts (the first three reasons) and tasks (the others) without a pair, by `PairExclusion`."""
+    """Number of rollouts (the first three reasons) and tasks (the others) without a pair, by `PairExclusion`."""
 
 
 async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pairs:
-    """Return the pairs of all training rollouts of a store that have ended, one for each task at most.
+    """Return the pairs of all finished training rollouts of a store, at most one for each task.
 
     Args:
         margin: best and worst must differ by more than this.
@@ -87,7 +87,7 @@ async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pai
 
 
 def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, Any] | PairExclusion:
-    """Return the pair of one task, or why there is none. Of several rollouts of equal reward the first counts."""
+    """Return the pair of one task, or the reason for its absence. The first rollout counts among equal rewards."""
     if len(conversations) < 2:
         return "too_few"
     best = max(conversations, key=lambda each: each.reward)
@@ -104,7 +104,7 @@ def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, A
 
 
 def _conversation_of(record: Evidence) -> Conversation | PairExclusion:
-    """Return the messages of a rollout, or why it cannot be compared."""
+    """Return the messages of a rollout, or the reason why it cannot be compared."""
     if record.reward is None:
         return "no_reward"
     calls = [call for call in TraceToMessages().adapt(record.counted) if call["messages"]]
@@ -122,7 +122,7 @@ def _conversation_of(record: Evidence) -> Conversation | PairExclusion:
 
 
 def _for_templates(message: Message) -> Message:
-    """Return a message with the arguments of its tool calls as chat templates want them: objects, not their text."""
+    """Return a message with the arguments of its tool calls as objects instead of text, for chat templates."""
     calls = cast("list[dict[str, Any]]", message.get("tool_calls") or [])
     if not calls:
         return message
@@ -132,16 +132,16 @@ def _for_templates(message: Message) -> Message:
 def _with_object(function: dict[str, Any]) -> dict[str, Any]:
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except (TypeError, ValueError):  # the model wrote no JSON: the text stays
+    except (TypeError, ValueError):  # the model wrote no JSON: keep the text
         return function
     return {**function, "arguments": arguments} if isinstance(arguments, dict) else function
 
 
 def write_pairs(result: Pairs, path: Path) -> None:
-    """Write the pairs as JSON Lines, in a file that only its owner reads.
+    """Write the pairs as JSON Lines, in a file that only its owner can read.
 
     Raises:
-        BadRequestError: the file is there already.
+        BadRequestError: the file already exists.
     """
     if path.exists():
         raise BadRequestError(f"{str(path)!r} is there already; choose another file")

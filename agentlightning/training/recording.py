@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAMPLED_TOKENS = 65_536
-"""Tokens of a step whose figures are recorded where not all of them are: whole rollouts, spread over the step."""
+"""Number of tokens of a step with recorded figures, with `record_tokens="sample"`: whole rollouts over the step."""
 ROW_TOKENS = 200_000
-"""Tokens of a rollout whose figures fit into one record."""
+"""Largest number of tokens of a rollout whose figures fit into one record."""
 
 
 class RunRecorder:
@@ -49,19 +49,19 @@ class RunRecorder:
         self._has_held_out = has_held_out
 
     async def step(self, figures: StepFigures) -> None:
-        """Record the figures of a step; the mean reward is the best figure of a run without held-out tasks."""
+        """Record the figures of a step; without held-out tasks the mean reward is the best figure of the run."""
         await self._log.step(figures.step, dataclasses.asdict(figures))
         if figures.mean_reward is not None and not self._has_held_out:
             await self._log.best("mean_reward", figures.mean_reward, figures.step)
 
     async def ledger(self, ledger: Ledger, rows: StepRows | None = None, seen: Sequence[RowFigures] = ()) -> None:
-        """Record what became of the calls of a step that has closed; `seen`: (B,) what the loss used of each row."""
+        """Record the endings of the calls of a closed step; `seen`: (B,) the figures of each row in the loss."""
         if not self._log.keeps_records:
             return
-        kept = {} if rows is None or not seen else await self._rows(rows, seen)
+        rows_by_rollout = {} if rows is None or not seen else await self._rows(rows, seen)
         records = [] if rows is None else rows.records
         groups = None if rows is None else rows.groups
-        entries = entries_of(ledger, records, groups, kept)
+        entries = entries_of(ledger, records, groups, rows_by_rollout)
         if entries:
             await self._log.ledger(ledger.step, entries)
 
@@ -83,11 +83,11 @@ class RunRecorder:
         await self._log.evaluation(step, name, data, value=evaluation.mean_reward, counts_for_best=counts)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> None:
-        """Record something that somebody should look at, see `RunLog.alarm`; stored before the run ends."""
+        """Record a warning, see `RunLog.alarm`; it is stored before the run ends."""
         self._log.alarm(step, name, text, **data)
 
-    async def _rows(self, rows: StepRows, seen: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
-        """Return the rows whose tokens are recorded, by rollout."""
+    async def _rows(self, rows: StepRows, figures: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
+        """Return the rows to record with tokens, by rollout."""
         selected = self._selected(rows)
         if not selected:
             return {}
@@ -96,16 +96,16 @@ class RunRecorder:
                 tokens = vocabulary_of(learner.policy.tokenizer)
                 self._vocabularies[learner.name] = vocabulary_id(tokens)
                 await self._log.vocabulary(self._vocabularies[learner.name], tokens)
-        kept: dict[str, list[LedgerRow]] = {}
-        for number, (sample, one) in enumerate(zip(rows.samples, seen, strict=True)):
+        rows_by_rollout: dict[str, list[LedgerRow]] = {}
+        for number, (sample, one) in enumerate(zip(rows.samples, figures, strict=True)):
             if sample.rollout_id in selected:
                 vocabulary = next(self._vocabularies[each.name] for each in self._learners if each.takes(sample))
                 row = row_of(sample, row=number, vocabulary=vocabulary, **one)
-                kept.setdefault(sample.rollout_id, []).append(row)
-        return kept
+                rows_by_rollout.setdefault(sample.rollout_id, []).append(row)
+        return rows_by_rollout
 
     def _selected(self, rows: StepRows) -> frozenset[str]:
-        """Return the rollouts whose tokens are recorded."""
+        """Return the ids of the rollouts to record with tokens."""
         lengths: dict[str, int] = {}
         for sample in rows.samples:
             lengths[sample.rollout_id] = lengths.get(sample.rollout_id, 0) + len(sample.token_ids)
@@ -114,12 +114,12 @@ class RunRecorder:
             logger.info("the tokens of %d rollouts are too many for one record", len(lengths) - len(fitting))
         if self._tokens != "sample":
             return frozenset(fitting if self._tokens == "all" else ())
-        left, selected = SAMPLED_TOKENS, set[str]()
+        remaining, selected = SAMPLED_TOKENS, set[str]()
         stride = max(1, sum(lengths.values()) // SAMPLED_TOKENS)
         for rollout_id in fitting[::stride]:
-            if lengths[rollout_id] <= left:
+            if lengths[rollout_id] <= remaining:
                 selected.add(rollout_id)
-                left -= lengths[rollout_id]
+                remaining -= lengths[rollout_id]
         return frozenset(selected)
 
 
@@ -132,7 +132,7 @@ def entries_of(
     groups: Sequence[int] | None = None,
     rows: Mapping[str, list[LedgerRow]] | None = None,
 ) -> list[LedgerEntry]:
-    """Return an entry for each rollout of a step that has closed, and for each earlier one that has late calls.
+    """Return an entry for each rollout of a closed step, and for each earlier one that has late calls.
 
     Shapes: records: (R,) and groups: (R,) the group of each; rows: by rollout.
     """
@@ -180,7 +180,7 @@ def _call_of(call: ModelCall, ending: Ending) -> LedgerCall:
 
 
 def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float] | NDArray[Any]) -> LedgerRow:
-    """Return a token row as records hold it. Each figure has a number for each of the N trained tokens.
+    """Return a token row in the form of records. Each figure has a number for each of the N trained tokens.
 
     Raises:
         ValueError: a figure has another length.
@@ -200,8 +200,8 @@ def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Seque
 def vocabulary_of(tokenizer: Any) -> list[str]:
     """Return the text of each token id of a transformers tokenizer; `""` for an id without a token.
 
-    Bytes of byte-level and of sentencepiece tokenizers become the characters that they are; a part of a character,
-    which is no UTF-8, is shown as `\\xe2`.
+    Bytes of byte-level and of sentencepiece tokenizers are decoded to characters; a part of a character, which is not
+    valid UTF-8, is shown as `\\xe2`.
     """
     pieces: Sequence[str | None] = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
@@ -222,7 +222,7 @@ def _sentencepiece(piece: str) -> str:
 
 
 def _byte_level(piece: str) -> str:
-    if not all(character in _BYTES for character in piece):  # a token that was added as text
+    if not all(character in _BYTES for character in piece):  # an added token, which is text
         return piece
     return bytes(_BYTES[character] for character in piece).decode("utf-8", "backslashreplace")
 

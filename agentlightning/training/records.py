@@ -1,4 +1,4 @@
-"""The records of a training run in its store: `RunLog` writes them, and reads them back when the run is started again.
+"""The records of a training run in its store: `RunLog` writes them, and reads them back when the run is restarted.
 
 A record has a kind, a step, a name and JSON data, which the methods of `RunLog` describe for each kind.
 """
@@ -26,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 _LAST_SECONDS = 2.0
-"""Time to store the pending records when an algorithm fails."""
+"""Seconds to store the pending records when an algorithm fails."""
 _MOST_PENDING = 10_000
-"""Records that are not awaited and not stored yet."""
+"""Largest number of records that are neither awaited nor stored."""
 _TEXT_CHARACTERS = 4096
-"""Longest text of an alarm; the rest is cut."""
+"""Largest length of an alarm's text; the rest is cut."""
 _CALL_BYTES = 8 * 1024 * 1024
-"""About so much is sent to the store at once."""
+"""Approximate size of one call to the store."""
 
 
 def clean_run(run: Run) -> Run:
-    """Return a run without secrets, whoever has written it."""
+    """Return a copy of a run without secrets."""
     return Run.model_validate(masked(run.model_dump(mode="json")))
 
 
 def clean_record(record: RunRecord) -> RunRecord:
-    """Return a record without secrets; token rows are numbers and stay exactly as they are."""
+    """Return a copy of a record without secrets; token rows are numbers and do not change."""
     data = dict(record.data)
     rows = data.pop("rows", None) if record.kind == "ledger" else None
     data = masked(data)
@@ -51,7 +51,7 @@ def clean_record(record: RunRecord) -> RunRecord:
 
 
 class Answer(Generic[T]):
-    """The result of a call: awaiting it returns the result, once the record is stored."""
+    """The result of a call; `await` returns it once the record is stored."""
 
     def __init__(self, result: asyncio.Future[T] | T) -> None:
         self._result = result
@@ -67,13 +67,13 @@ class Answer(Generic[T]):
 class RunLog:
     """The records of one run, bound to its store.
 
-    A write may be awaited, and then the record is stored when it returns. A record that a coroutine does not await is
-    stored before the run ends, and the run fails if it cannot be. From a plain thread each call returns once its record
-    is stored. Secrets are hidden, and numbers that are not finite are null, before anything leaves this process. A
-    record that is there already, by its kind, step and name, stays as it was.
+    A write may be awaited; it returns when the record is stored. A record that a coroutine does not await is stored
+    before the run ends, and the run fails if that is impossible. From a plain thread each call returns once its record
+    is stored. Secrets are hidden, and non-finite numbers become null, before anything leaves this process. A record
+    that already exists with the same kind, step and name does not change.
 
     Belongs to the event loop in which it was made; threads and other loops may call it. Without a store, or with one
-    that keeps no runs (logged once), it keeps nothing.
+    that keeps no runs (logged once), it discards the records.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class RunLog:
         *,
         tell: Callable[[Sequence[RunRecord]], None] | None = None,
     ) -> None:
-        """`tell` is called with the records that were new to the store, or with all where none keeps them; it must not
-        wait."""
+        """Bind the log to a store. `tell` is called with the records that were new to the store, or with all if no
+        store keeps them. It must not wait."""
         self.run_id = run_id or ""
         """`""` is the run without a name."""
         self._store = store
@@ -95,7 +95,7 @@ class RunLog:
 
     @property
     def keeps_records(self) -> bool:
-        """False if there is no store that could keep them, so that expensive ones need not be made."""
+        """False if no store keeps the records, so that a caller can skip expensive ones."""
         return self._store is not None
 
     # --- write -----------------------------------------------------------------------------------------------------
@@ -113,26 +113,26 @@ class RunLog:
         value: float | None = None,
         counts_for_best: bool = True,
     ) -> Answer[int]:
-        """Record an evaluation after `step`; its `value` is the run's best figure of this name if none was better.
+        """Record an evaluation after `step`; its `value` becomes the run's best figure of this name if none was better.
 
-        A run has one best figure, and one of another name replaces it: of several evaluations one should count. For a
-        comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
+        A run has one best figure, and one of another name replaces it, so only one of several evaluations should have a
+        `value`. For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
         """
         record = RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})
         return self.add([record], value if counts_for_best else None)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
-        """Record something that somebody should look at.
+        """Record a warning.
 
-        A condition that lasts over steps has two records of one name, with these `data`: `state` (`raised` where it
-        began, `over` where it ended), `since` (the step after which it was raised), `value`, `threshold` and
-        `what_to_try`, which is empty in the second. A record without a `state` is of something that happened once.
+        A condition that lasts for several steps has two records of one name, with these `data`: `state` (`raised` when
+        it begins, `over` when it ends), `since` (the step after which it was raised), `value`, `threshold` and
+        `what_to_try`, which is empty in the second. A record without a `state` is a single event.
         """
         data["text"] = cut(text, _TEXT_CHARACTERS)
         return self.add([RunRecord(kind="alarm", step=step, name=name, data=data)])
 
     def checkpoint(self, step: int, name: str = "", **data: object) -> Answer[int]:
-        """Record where weights and optimizer lie."""
+        """Record the place of weights and optimizer."""
         return self.add([RunRecord(kind="checkpoint", step=step, name=name, data=data)])
 
     def prompt(self, step: int, name: str, data: Mapping[str, object]) -> Answer[int]:
@@ -140,7 +140,7 @@ class RunLog:
         return self.add([RunRecord(kind="prompt", step=step, name=name, data=dict(data))])
 
     def state(self, step: int, data: Mapping[str, object], name: str = "") -> Answer[int]:
-        """Record what the algorithm needs to go on after `step`; `latest("state")` reads it back."""
+        """Record the state that the algorithm needs to resume after `step`; `latest("state")` reads it back."""
         return self.add([RunRecord(kind="state", step=step, name=name, data=dict(data))])
 
     def ledger(self, step: int, entries: Sequence[Mapping[str, Any]]) -> Answer[int]:
@@ -148,10 +148,10 @@ class RunLog:
         return self.add([RunRecord(kind="ledger", step=step, name=e["rollout_id"], data=dict(e)) for e in entries])
 
     def add(self, records: Sequence[RunRecord], best: float | None = None) -> Answer[int]:
-        """Store records, in one call if they are not too large for one. Returns how many were new.
+        """Store records, in one call if their size allows it. Return the number of new ones.
 
         Raises:
-            TypeError: something in a record is no JSON value; names the place.
+            TypeError: a value in a record is not JSON; names its place.
             BadRequestError: a record is too large.
         """
         clean = [clean_record(record.model_copy(update={"data": to_json(record.data, "data")})) for record in records]
@@ -177,7 +177,7 @@ class RunLog:
         return self._write(add, 0)
 
     def best(self, name: str, value: float, step: int) -> Answer[None]:
-        """Record a result as the best of the run, if there is none of its name that was better."""
+        """Record a result as the best of the run, unless one of the same name was better."""
         figure = BestFigure(name=name, value=value, step=step)
 
         async def update(store: LightningStore) -> None:
@@ -190,7 +190,7 @@ class RunLog:
         return self._write(lambda store: store.add_vocabulary(name, tokens), False)
 
     def rewind(self, step: int) -> Answer[int]:
-        """Remove the records of later steps, which a run that goes on makes again. Returns how many they were."""
+        """Remove the records of later steps, which a resumed run makes again. Return their number."""
         return self._write(lambda store: store.rewind_run(self.run_id, step), 0)
 
     async def flush(self) -> None:
@@ -208,11 +208,11 @@ class RunLog:
     # --- read ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Run | None:
-        """Return the run as the store knows it; None if it keeps none."""
+        """Return the run from the store; None if the store keeps no runs."""
         return await self._ask(lambda store: store.get_run_by_id(self.run_id), None)
 
     async def latest(self, kind: RecordKind, name: str | None = None) -> RunRecord | None:
-        """Return the record of the greatest step, to go on from it; None without one."""
+        """Return the record of the latest step, to resume from it; None without one."""
         query: dict[str, Any] = {"kind_in": [kind], "sort_order": "desc", "limit": 1, "name": name}
         page = await self._ask(lambda store: store.query_run_records(self.run_id, **query), [])
         return page[0] if page else None
@@ -220,29 +220,29 @@ class RunLog:
     async def records(
         self, *kinds: RecordKind, step_from: int | None = None, step_to: int | None = None
     ) -> list[RunRecord]:
-        """Return the records of these kinds, of all without any, in the order of their steps. Bounds are inclusive."""
+        """Return the records of these kinds (default: all), in the order of their steps. Bounds are inclusive."""
         query: dict[str, Any] = {"kind_in": list(kinds) or None, "step_from": step_from, "step_to": step_to}
         return list(await self._ask(lambda store: store.query_run_records(self.run_id, **query), []))
 
     @contextlib.asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None]:
-        """Send a heartbeat every ten seconds during the body, and wait at its end for the pending records: two seconds
-        at most if the body raises, and then its error is what counts."""
+        """Send a heartbeat every ten seconds during the body, and at its end wait for the pending records. If the body
+        raises, wait at most two seconds, and raise its error."""
 
         async def beat() -> None:
             while self._store is not None:
                 await asyncio.sleep(HEARTBEAT_SECONDS)
                 try:
                     await self._ask(lambda store: store.update_run(self.run_id, heartbeat=True), None)
-                except Exception as error:  # the store is away, which other calls meet and handle
+                except Exception as error:  # the store is unreachable, which other calls notice and handle
                     logger.debug("Run %s could not send its heartbeat: %s", self.run_id, error)
 
         beating = asyncio.create_task(beat(), name="run-heartbeat")
         try:
             try:
                 yield
-            except BaseException:  # whatever ended the body, its records are stored first
-                with contextlib.suppress(Exception):  # the body's own error goes on
+            except BaseException:  # the records of the body are stored first in any case
+                with contextlib.suppress(Exception):  # the body's own error is raised
                     await within(_LAST_SECONDS, self.flush())
                 raise
             await self.flush()
@@ -253,7 +253,7 @@ class RunLog:
     # --- how calls reach the store -----------------------------------------------------------------------------------
 
     def _write(self, work: Work[T], nothing: T) -> Answer[T]:
-        """Do the work on the store, after earlier writes; from a plain thread, wait for it."""
+        """Run the work on the store, after earlier writes; from a plain thread, wait for it."""
 
         async def in_order() -> T:
             return await self._queued(work, nothing)
@@ -288,7 +288,7 @@ class RunLog:
             self._failed = task.exception()
 
     async def _ask(self, work: Work[T], nothing: T) -> T:
-        """Do the work in the loop that the store belongs to; `nothing` if no store keeps runs."""
+        """Run the work in the loop of the store; return `nothing` if no store keeps runs."""
         if self._loop is not None and asyncio.get_running_loop() is not self._loop:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(work, nothing), self._loop))
         if self._store is None:
@@ -312,7 +312,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _batches(records: Sequence[RunRecord]) -> Generator[list[RunRecord]]:
-    """Yield the records in their order, so many at a time as the store takes in one call."""
+    """Yield the records in order, in batches that the store accepts in one call."""
     batch, size = list[RunRecord](), 0
     for record in records:
         own = len(json.dumps(record.data))

@@ -1,7 +1,7 @@
-"""A step of a run taken again from its records: the same rows on the same weights are to give the same weights.
+"""The replay of a step of a run from its records: the same rows on the same weights must give the same weights.
 
-From the nearest checkpoint before the step, or from the model that the run began with, each update up to the step is
-made from the ledger's rows, and compared with what was recorded of it. Nothing is sampled and nothing is written.
+From the nearest checkpoint before the step, or from the initial model of the run, each update up to the step is made
+from the ledger's rows and compared with its record. Nothing is sampled and nothing is written.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Replay:
 
     step: int
     source: str
-    """Where the weights before it came from."""
+    """Source of the weights before the step."""
     updates: int = 0
-    """How many updates were made, that of the step among them."""
+    """Number of updates, including that of the step."""
     tokens: int = 0
-    """Trained tokens of the step whose log-probabilities were compared."""
+    """Number of trained tokens of the step whose log-probabilities were compared."""
     differences: list[str] = field(default_factory=list[str])
-    """What is not as it was recorded, in words; empty if everything is, bit for bit."""
+    """Descriptions of the differences from the records; empty if everything is equal, bit for bit."""
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of a step, (B,) each, as its update had them."""
+    """The rows of a step, (B,) each, as its update used them."""
 
     samples: list[Sample]
     advantages: list[float]
@@ -58,18 +58,18 @@ class _Rows:
 
 
 async def replay(store: LightningStore, run_id: str, step: int, folder: Path | None = None) -> Replay:
-    """Take a step of a run again. `folder`: where the run's folder is, if it was moved.
+    """Replay a step of a run. `folder`: the run's folder, if it was moved.
 
     Raises:
         NotFoundError: no such run, or no such step of it.
-        GoneError: something that is needed was not recorded or is not there any more; says what.
+        GoneError: a required part was not recorded or no longer exists; names it.
     """
     log = RunLog(store, run_id)
     begun, target = await log.latest("state", STATE_NAME), await _step_record(log, step)
     if begun is None or target is None:
         last = await log.latest("step")
-        known = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
-        raise NotFoundError(f"Run {run_id!r} {known}; step {step} is not among them")
+        steps = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
+        raise NotFoundError(f"Run {run_id!r} {steps}; step {step} is not among them")
     for key, trainer in (("trl", "TRL"), ("verl", "VERL"), ("tinker", "Tinker")):
         if key in begun.data["settings"]:
             raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be taken again here")
@@ -104,7 +104,7 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
 
 
 def _keeps_the_model(settings: GRPOSettings) -> bool:
-    """Return whether the model that the run began with is needed beside a checkpoint."""
+    """Return whether the initial model of the run is needed in addition to a checkpoint."""
     return settings.needs_reference or any(own.lora for own in settings.by_policy().values())
 
 
@@ -146,13 +146,13 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
                 turns=[(place, call["tokens"]) for place, call in calls],
             )
             rows[row["row"]] = sample, calls[-1][1]["advantage"], numbers["trainer_logprobs"]
-    wanted = int(figures["rows"])
-    if len(rows) < wanted:
+    count = int(figures["rows"])
+    if len(rows) < count:
         evicted = sum(bool(record.data.get("evicted")) for record in records)
         why = f"the store has given up those of {evicted} rollouts for want of room" if evicted else (
             "train with record_tokens='all' to have them; 'auto' keeps a sample of the rows of a large model"
         )  # fmt: skip
-        raise GoneError(f"Of the {wanted} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
+        raise GoneError(f"Of the {count} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
     ordered = [rows[number] for number in sorted(rows)]
     return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
 

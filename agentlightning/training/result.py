@@ -25,21 +25,21 @@ class Evaluation:
     """The result of one evaluation, in the order of the tasks."""
 
     step: int
-    """Updates that the weights had seen."""
+    """Number of updates before the evaluation."""
     sampling: str
     """`sampled` (at the temperature of training) or `greedy`."""
     rewards: list[float | None]
-    """None where the rollout failed or earned nothing."""
+    """Reward of each task; None if the rollout failed or has no reward."""
     rollout_ids: list[str]
     seconds: float
     solved_above: float | None = None
-    """A task counts as solved when its reward is above this; None for rewards of 0 and 1 only."""
+    """Reward above which a task counts as solved; None for rewards of 0 and 1 only."""
     follows_graded: bool = False
     """Whether an earlier evaluation of the run has rewards other than 0 and 1."""
 
     @property
     def solved(self) -> list[bool] | None:
-        """Whether each task was solved; a failed rollout solved nothing. None for graded rewards without
+        """Whether each task was solved; a failed rollout counts as not solved. None for graded rewards without
         `solved_above`."""
         if self.solved_above is None and self.is_graded:
             return None
@@ -48,7 +48,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the tasks that were solved; None where `solved` is."""
+        """Share of solved tasks; None if `solved` is None."""
         solved = self.solved
         return None if solved is None else sum(solved) / max(1, len(solved))
 
@@ -64,16 +64,16 @@ class Evaluation:
         return self.follows_graded or any(reward not in (None, 0.0, 1.0) for reward in self.rewards)
 
     def compare(self, other: Evaluation) -> PairedComparison:
-        """Return whether a later evaluation of the same tasks is better, by the paired test of `compare_rewards`."""
+        """Return the paired test (`compare_rewards`) of a later evaluation of the same tasks against this one."""
         return compare_rewards(self.rewards, other.rewards)
 
     def change_from_best(self, earlier: Iterable[Evaluation]) -> dict[str, float]:
-        """Return how this one differs from the best earlier one of its `sampling`, over the tasks that have a reward in
-        both: see `StepFigures.held_out_change`. Empty without such a task."""
-        known = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
-        if not known:
+        """Return the difference from the best earlier evaluation with the same `sampling`, over the tasks that have a
+        reward in both: see `StepFigures.held_out_change`. Empty without such a task."""
+        candidates = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
+        if not candidates:
             return {}
-        mean, best = max(known, key=itemgetter(0))
+        mean, best = max(candidates, key=itemgetter(0))
         pairs = best.compare(self)
         if pairs.difference is None:
             return {}
@@ -83,7 +83,7 @@ class Evaluation:
 
     @property
     def failed(self) -> int:
-        """Rollouts without a reward."""
+        """Number of rollouts without a reward."""
         return sum(reward is None for reward in self.rewards)
 
     @override
@@ -95,20 +95,20 @@ class Evaluation:
 @explain_fields
 @dataclass
 class GRPOResult:
-    """The result of a run, which the Trainer offers as `trainer.result`."""
+    """The result of a run; the Trainer returns it as `trainer.result`."""
 
     output_dir: Path
     """The folder of model and metrics."""
     steps: int
-    """Updates that were taken."""
+    """Number of updates."""
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
-    """Each evaluation, in the order in which they were made."""
+    """All evaluations, in order of time."""
     metrics: list[StepFigures] = field(default_factory=list[StepFigures])
     """The figures of each step."""
     train_seconds: float = 0.0
-    """From the first step to the last, evaluations between steps left out."""
+    """Seconds from the first step to the last, without the evaluations between steps."""
     late_calls: dict[str, int] = field(default_factory=dict[str, int])
-    """Model calls that ended after the last step had closed, by the reason of their exclusion."""
+    """Number of model calls that ended after the last step had closed, by the reason of their exclusion."""
 
     @property
     def model_path(self) -> Path:
@@ -148,7 +148,7 @@ def _mean(one: Evaluation) -> str:
 
 
 class StepClock:
-    """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, tokens generated."""
+    """Measures one step: wall seconds by phase, CPU seconds of the servers' threads, generated tokens."""
 
     def __init__(self, engine_stats: Callable[[], EngineStats]) -> None:
         self._engine_stats = engine_stats
@@ -157,7 +157,7 @@ class StepClock:
         self._engine_before = engine_stats()
 
     def sampled(self) -> None:
-        """Note that the rollouts of the step have ended."""
+        """Record that the rollouts of the step have ended."""
         self._sampled = time.monotonic()
 
     def stop(self) -> tuple[dict[str, float], dict[str, float], int]:

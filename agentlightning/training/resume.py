@@ -1,10 +1,10 @@
-"""A run opened: the settings, model files and tasks it began with, and how it goes on if it is started again.
+"""The opening of a run: the settings, model files and tasks that it began with, and its resumption after a restart.
 
-After the checkpoint come steps whose figures were recorded already. They are repeated with the rollouts of that time,
-which the run's store gives again for equal requests (`trainer/resume.py`). On a CPU that gives the very same weights;
-the digest in each step's record proves it, and then nothing of the step is written a second time. Where a digest
-differs, the later steps were learned from other weights: their records are removed, their rollouts are not used again,
-and their calls are entered as excluded (`step_undone`).
+The steps after the checkpoint already have records. They are repeated with their original rollouts, which the run's
+store returns again for equal requests (`trainer/resume.py`). On a CPU that gives the very same weights; the digest in
+each step's record proves it, and then nothing of the step is written a second time. If a digest differs, the later
+steps learned from other weights: their records are removed, their rollouts are not reused, and their calls are entered
+as excluded (`step_undone`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _MAY_CHANGE: Final = frozenset(
         *("record_tokens", "max_tokens_per_forward", "gradient_checkpointing", "model", "solved_above"),
     }
 )
-"""Settings that a later start may change: they do not say what a step learns. The model may lie elsewhere; its files
-are compared."""
+"""Settings that a later start may change, because they do not affect the result of a step. The path of the model may
+change; its files are compared."""
 _FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_out", "folder"))
 
 
@@ -69,7 +69,7 @@ class OpenRun:
     """A run that may train."""
 
     facts: Mapping[str, Any]
-    """Facts that later starts are compared with."""
+    """Facts for comparison with later starts."""
     resume: Resumption
     folder: RunFolder
 
@@ -82,14 +82,14 @@ async def open_run(
     held: ExitStack,
     **more_settings: object,
 ) -> OpenRun:
-    """Return how a run goes on, with its folder, which is kept from other processes until `held` is closed.
+    """Open or resume a run, and return it with its folder, which is locked until `held` is closed.
 
     Args:
-        more_settings: what else a later start is compared with, as JSON data by name.
+        more_settings: further facts for comparison with later starts, as JSON data by name.
 
     Raises:
-        BadRequestError: the run was begun with something else, its folder is not there, has another run's files in
-            it, or another process trains in it; or a resource of the Trainer's has the name of the policy.
+        BadRequestError: the run began with other inputs, its folder does not exist, has another run's files in it, or
+            another process trains in it; or a resource of the Trainer has the name of the policy.
     """
     resources = source.get_initial_resources() or {}
     check_resource_names({settings.resource_name}, resources)
@@ -115,9 +115,9 @@ def facts_of(
     held_out: Sequence[object],
     others: NamedResources | None = None,
 ) -> dict[str, Any]:
-    """Return what later starts are compared with, as JSON data. Reads the whole model.
+    """Return the facts for comparison with later starts, as JSON data. Reads the whole model.
 
-    Of resources `others` than the policy there are digests only, without where a model is reached.
+    The resources `others` than the policy appear only as digests, without the addresses of models.
     """
     resources = {name: each.model_dump(exclude={"endpoint", "api_key"}) for name, each in (others or {}).items()}
     return {
@@ -139,17 +139,17 @@ def _digest(tasks: Sequence[object]) -> list[Any]:
 
 
 def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that a run goes on as it began.
+    """Check that a run resumes with the inputs that it began with.
 
     Raises:
-        BadRequestError: a setting that says what a step learns, the model's files, the tasks or the Trainer's resources
-            are not those of the first start; names both values.
+        BadRequestError: a setting that affects the result of a step, the model's files, the tasks or the Trainer's
+            resources are not those of the first start; names both values.
     """
     run, old, new = now["run_id"], before["settings"], now["settings"]
     way_out = "Give it what it had, or another run_id to begin a new run"
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
     if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
-        changed.append("max_steps")  # it says how fast the learning rate falls
+        changed.append("max_steps")  # the schedule of the learning rate depends on it
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
         raise BadRequestError(
@@ -163,12 +163,12 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
     for name, dataset in (("tasks", "train_dataset"), ("held_out", "val_dataset")):
         if before[name] != now[name]:
-            (count, digest), (other, wanted) = now[name], before[name]
+            (count, digest), (other, old_digest) = now[name], before[name]
             raise BadRequestError(
-                f"{dataset} of run {run!r} was another one: it had {other} items (digest {wanted[:12]}) and has "
+                f"{dataset} of run {run!r} was another one: it had {other} items (digest {old_digest[:12]}) and has "
                 f"{count} (digest {digest[:12]}). {way_out}"
             )
-    had, has = before.get("resources", now["resources"]), now["resources"]  # older runs wrote none down
+    had, has = before.get("resources", now["resources"]), now["resources"]  # older runs recorded none
     if changed := sorted(name for name in {*had, *has} if had.get(name) != has.get(name)):
         digests = "; ".join(
             f"{name!r} had the digest {str(had.get(name))[:12]} and has {str(has.get(name))[:12]}" for name in changed
@@ -177,17 +177,17 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def write_run_file(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the facts beside the checkpoints, for a store that keeps no runs."""
+    """Write the facts into the run's folder, for a store that keeps no runs."""
     replace_file(folder / RUN_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def read_run_file(folder: Path, run_id: str) -> dict[str, Any] | None:
-    """Return the facts of this run in a folder; None if there are none, or they are another run's."""
+    """Return the facts of this run in a folder; None without any or if they belong to another run."""
     try:
         facts = json.loads((folder / RUN_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    is_ours = isinstance(facts, dict) and facts.keys() >= _FACTS  # `agl runs export` writes a file of that name, too
+    is_ours = isinstance(facts, dict) and facts.keys() >= _FACTS  # `agl runs export` also writes a file of that name
     return cast("dict[str, Any]", facts) if is_ours and facts["run_id"] == run_id else None
 
 
@@ -197,18 +197,18 @@ def read_run_file(folder: Path, run_id: str) -> dict[str, Any] | None:
 async def find_resumption(
     store: LightningStore, log: RunLog, now: Mapping[str, Any], output_dir: str | Path | None, held: ExitStack
 ) -> Resumption:
-    """Return how a run goes on; one without an earlier start begins. The folder of one that goes on is kept from other
-    processes until `held` is closed.
+    """Return the resumption of a run, which is empty without an earlier start. The folder of a resumed run is locked
+    until `held` is closed.
     """
     run_id: str = now["run_id"]
-    if not run_id:  # nobody can say which one goes on
+    if not run_id:  # without an id it is unknown which run to resume
         return Resumption(log=log)
     record = await log.latest("state", STATE_NAME)
     before = record.data if record is not None else None
     if before is None and output_dir is not None:
         before = read_run_file(Path(output_dir), run_id)
     if before is None:
-        rollouts = await store.query_rollouts(limit=1)  # of other weights, for all that is known
+        rollouts = await store.query_rollouts(limit=1)  # possibly of other weights
         return Resumption(log=log, take=generate_id(8) if len(rollouts) else None)
     check_same(before, now)
     folder = Path(output_dir or before["folder"])
@@ -236,21 +236,21 @@ async def find_resumption(
 
 @dataclass(kw_only=True)
 class Resumption:
-    """The state from which the present start of a run goes on. Belongs to the loop."""
+    """The state from which the current start of a run resumes. Belongs to the loop."""
 
     log: RunLog
     folder: Path | None = None
-    """Of the run; None if this is its first start."""
+    """Folder of the run; None if this is its first start."""
     checkpoint: Checkpoint | None = None
-    """The last good one; None begins with the model's own weights."""
+    """The last good checkpoint; None starts from the model's own weights."""
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of the loop, as the checkpoint holds it."""
+    """State of the loop in the checkpoint."""
     lines: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
-    """Of `metrics.jsonl`, by step."""
+    """Lines of `metrics.jsonl`, by step."""
     take: str | None = None
-    """Tells the rollouts of a step that is taken anew from those of earlier times; None for the first time."""
+    """Mark that distinguishes the rollouts of a repeated step from earlier ones; None for the first time."""
     recorded: dict[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
-    """Figures of the steps after the checkpoint that were recorded and not undone, by step."""
+    """Figures of the recorded steps after the checkpoint that were not undone, by step."""
     _old: list[Rollout] = field(default_factory=list[Rollout])
     """Training rollouts of earlier starts whose calls may be in no ledger."""
     _late: list[tuple[str, set[CallRef]]] = field(default_factory=list[tuple[str, set[CallRef]]])
@@ -266,8 +266,8 @@ class Resumption:
         return self.recorded[step].get(TAKE) if step in self.recorded else self.take
 
     async def repeats(self, step: int, digest: str) -> bool:
-        """Return whether a step that was just taken was recorded before with the same weights, so that nothing of it is
-        to be recorded again. Otherwise the records of this step and of later ones are removed."""
+        """Return whether the step just taken already has a record with the same weights, so that nothing of it is
+        recorded again. Otherwise remove the records of this step and of later ones."""
         if step not in self.recorded:
             return False
         weights = self.recorded[step].get("weights")
@@ -290,10 +290,10 @@ class Resumption:
         present: Collection[str],
         is_to_come: Callable[[Rollout], bool] | None = None,
     ) -> list[tuple[list[ModelCall], ExclusionReason]]:
-        """Return the calls of earlier starts that are in no ledger, each time only new ones, with the reason of their
-        exclusion. To be called in each step that is recorded.
+        """Return the calls of earlier starts that are in no ledger, each only once, with the reason of their exclusion.
+        Call it in each recorded step.
 
-        `present` are the rollouts of that step, which account for themselves; so will those that a later step asks for
+        `present` are the rollouts of that step, which account for themselves, as will those that a later step requests
         (`is_to_come`).
         """
         waiting = [rollout for rollout in self._old if is_to_come is not None and is_to_come(rollout)]
@@ -317,10 +317,10 @@ class Resumption:
             if rollout.status not in FINISHED:
                 with suppress(ConflictError):  # it ended in this moment
                     rollout = await store.update_rollout(rollout_id, status="cancelled")
-            seen = await evidence(store, rollout)
-            calls = [call for call in model_calls(seen.spans) if call.ref not in counted and call.ref not in booked]
+            current = await evidence(store, rollout)
+            calls = [call for call in model_calls(current.spans) if call.ref not in counted and call.ref not in booked]
             if calls:
-                attempt_cancelled = seen.latest is not None and seen.latest.outcome == "cancelled"
+                attempt_cancelled = current.latest is not None and current.latest.outcome == "cancelled"
                 cancelled = rollout.status == "cancelled" or attempt_cancelled
                 unaccounted.append((calls, "cancelled" if cancelled else "step_undone"))
         return unaccounted
@@ -328,29 +328,29 @@ class Resumption:
     # --- what is read at the start -----------------------------------------------------------------------------------
 
     async def read_steps(self) -> None:
-        """Read the figures of the steps after the checkpoint, up to the first that is not recorded whole, and remove
-        what was recorded of that one and of later ones."""
+        """Read the figures of the steps after the checkpoint, up to the first incomplete one, and remove the records of
+        that step and of later ones."""
         assert self.folder is not None
         self.lines = read_lines(self.folder / METRICS)
         steps = {record.step: record.data for record in await self.log.records("step", step_from=self.steps + 1)}
-        known: Mapping[int, Mapping[str, Any]] = steps if self.log.keeps_records else self.lines
+        figures: Mapping[int, Mapping[str, Any]] = steps if self.log.keeps_records else self.lines
         step = self.steps + 1
-        while step in known:
-            self.recorded[step] = known[step]
-            self.take = known[step].get(TAKE) or self.take
+        while step in figures:
+            self.recorded[step] = figures[step]
+            self.take = figures[step].get(TAKE) or self.take
             step += 1
         await self._forget_after(step - 1)
 
     async def record_missing(self, begun: Mapping[str, Any]) -> None:
-        """Record the facts of the run in a store that does not know it yet, and the checkpoint, whose writer may have
-        been killed before it was recorded. Existing records stay as they were."""
+        """Record the facts of the run in a store that does not have them yet, and the checkpoint, whose writer may have
+        been killed before recording it. Existing records do not change."""
         assert self.folder is not None
         await self.log.state(0, {**begun, "folder": str(self.folder.resolve())}, STATE_NAME)
         if self.checkpoint is not None:
             await self.log.checkpoint(self.checkpoint.step, **self.checkpoint.record())
 
     async def read_rollouts(self, store: LightningStore) -> None:
-        """Read which rollouts of earlier starts may have calls that are in no ledger."""
+        """Read the rollouts of earlier starts that may have calls in no ledger."""
         self._late = [(name, {CallRef(*ref) for ref in refs}) for name, refs in self.state.get("late", [])]
         takes = {self.state.get(TAKE), *(line.get(TAKE) for line in self.recorded.values()), self.take}
         open_groups = None if self.state.get("flight") is None else OpenGroups(self.state["flight"])

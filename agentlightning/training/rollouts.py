@@ -1,4 +1,4 @@
-"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel what is left, fetch the evidence."""
+"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel the rest, fetch the evidence."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOOK_EVERY = 0.25
 
 @dataclass(frozen=True)
 class Evidence:
-    """A rollout at its end, with everything that was recorded of it."""
+    """A finished rollout with its attempts and spans."""
 
     rollout: Rollout
     attempts: list[Attempt]
-    """In the order in which they were made."""
+    """Attempts in order of time."""
     spans: list[Span]
-    """Of all attempts."""
+    """Spans of all attempts."""
 
     @property
     def latest(self) -> Attempt | None:
@@ -44,8 +44,8 @@ class Evidence:
 
     @property
     def reward(self) -> float | None:
-        """The last reward of an attempt that was scored, or the one that a fault of the policy names. None for a
-        rollout that failed in another way, is not at its end, or earned nothing."""
+        """The last reward of a scored attempt, or the reward that a fault of the policy sets. None for a rollout that
+        failed in another way, has not ended, or has no reward."""
         latest = self.latest
         if latest is None or attempt_verdict(latest) is not None:
             return None
@@ -53,8 +53,8 @@ class Evidence:
 
 
 LatePolicy = Literal["drop", "wait", "resubmit"]
-"""What becomes of rollouts that are late: they are cancelled; or waited for as long as others still end, each end
-restarting the time limit; or cancelled and enqueued once more, with the same time limit."""
+"""Treatment of late rollouts: cancel them; or wait, with a time limit that restarts whenever a rollout ends; or cancel
+them and enqueue them once more, with the same time limit."""
 
 
 async def collect(
@@ -68,20 +68,20 @@ async def collect(
     late: LatePolicy = "drop",
     last_end: Callable[[], float] | None = None,
 ) -> list[Rollout]:
-    """Enqueue the requests and return their rollouts, in order, once all are at an end.
+    """Enqueue the requests and return their rollouts, in order, once all have ended.
 
-    Those that are not after `timeout_seconds` are treated as `late` says, and in the end returned as `cancelled`; the
-    wait has an end in each case. With `resubmit` the rollouts that were given up come after the others. `on_done` is
-    called from time to time with the number that are done; `on_ended` is awaited with those that have ended since,
-    while others are still open; `on_enqueued` is called with the rollouts as soon as the store has them. `last_end`
-    returns the monotonic time at which a rollout of another call ended last, where several calls are one step: with
-    `wait` it restarts the time limit. When the caller is cancelled, so are the open rollouts.
+    `late` decides the treatment of rollouts that are open after `timeout_seconds`; finally they are returned as
+    `cancelled`, so the wait always ends. With `resubmit` the cancelled rollouts come after the others. `on_done` is
+    called from time to time with the number of ended rollouts; `on_ended` is awaited with newly ended ones while others
+    are open; `on_enqueued` is called with the rollouts as soon as the store has them. If several calls form one step,
+    `last_end` returns the monotonic time of the last end of a rollout in another call, which with `wait` restarts the
+    time limit. If the caller is cancelled, the open rollouts are cancelled too.
     """
 
     async def collect_once(
         requests: Sequence[EnqueueRolloutRequest], done: int, *, patient: bool
     ) -> tuple[list[Rollout], list[int]]:
-        """Return the rollouts, and the places of those that were late and cancelled; `done` are done already."""
+        """Return the rollouts, and the positions of those that were late and cancelled; `done` have already ended."""
         rollouts = await _enqueued(store, requests)
         if on_enqueued:
             on_enqueued(rollouts)
@@ -92,23 +92,23 @@ async def collect(
             while len(ended) < len(ids):
                 if patient and last_end is not None:
                     end = max(end, last_end() + timeout_seconds)
-                if (left := end - time.monotonic()) <= 0:
+                if (remaining := end - time.monotonic()) <= 0:
                     break
-                pause = min(left, _LOOK_EVERY) if on_done or on_ended or patient else left
-                known = set(ended)
+                pause = min(remaining, _LOOK_EVERY) if on_done or on_ended or patient else remaining
+                earlier = set(ended)
                 ended = {r.rollout_id: r for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=pause)}
-                if patient and len(ended) > len(known):
+                if patient and len(ended) > len(earlier):
                     end = time.monotonic() + timeout_seconds
                 if on_done:
                     on_done(done + len(ended))
-                if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in known]):
+                if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in earlier]):
                     await on_ended(fresh)
         finally:
             given_up = [place for place, rollout_id in enumerate(ids) if rollout_id not in ended]
             for rollout_id in (ids[place] for place in given_up):
                 try:
                     ended[rollout_id] = await store.update_rollout(rollout_id, status="cancelled")
-                except ConflictError:  # it ended in this moment, and stays as it ended
+                except ConflictError:  # it ended in this moment, and its ending stays
                     rollout = await store.get_rollout_by_id(rollout_id)
                     assert rollout is not None, rollout_id
                     ended[rollout_id] = rollout
@@ -127,14 +127,14 @@ async def collect(
 
 
 async def _enqueued(store: LightningStore, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
-    """Return the rollouts of the requests. A caller that is cancelled meanwhile leaves none of them open."""
+    """Enqueue the requests and return their rollouts. If the caller is cancelled meanwhile, none of them stays open."""
     enqueuing = asyncio.ensure_future(store.enqueue_many_rollouts(requests))
     try:
         return list(await asyncio.shield(enqueuing))
     except asyncio.CancelledError:
         await asyncio.wait([enqueuing])
         for rollout in [] if enqueuing.exception() else enqueuing.result():
-            with suppress(ConflictError):  # one that a run has found again may have ended
+            with suppress(ConflictError):  # a rollout that a resumed run reuses may have ended
                 await store.update_rollout(rollout.rollout_id, status="cancelled")
         raise
 
@@ -142,8 +142,8 @@ async def _enqueued(store: LightningStore, requests: Sequence[EnqueueRolloutRequ
 async def evidence(store: LightningStore, rollout: Rollout, *, note: bool = False) -> Evidence:
     """Return a rollout with its attempts and spans.
 
-    The latest attempt has the reason `refused_call` where a call of it was refused for good. Every reader of every
-    store can find that in the spans, whatever ran the agent; with `note` the store records it, so that lists show it.
+    The latest attempt has the reason `refused_call` if one of its calls was finally refused. Every reader can derive
+    this from the spans; with `note` the store also records it, so that lists show it.
     """
     attempts = sorted(await store.query_attempts(rollout.rollout_id), key=lambda attempt: attempt.sequence_id)
     result = Evidence(rollout, attempts, list(await store.query_spans(rollout.rollout_id)))
@@ -154,7 +154,7 @@ async def evidence(store: LightningStore, rollout: Rollout, *, note: bool = Fals
     if note:
         try:
             await store.update_attempt(latest.rollout_id, latest.attempt_id, outcome_reason=reason)
-        except (AgentLightningError, OSError) as error:  # readers find the reason in the spans again
+        except (AgentLightningError, OSError) as error:  # readers can derive the reason from the spans
             logger.warning(
                 "[Rollout %s | Attempt %s] the store did not take the reason %s: %s",
                 *(latest.rollout_id, latest.attempt_id, reason, error),

@@ -1,10 +1,10 @@
 """Chooses the token rows that one step trains, each with its advantage, and enters all others into the ledger.
 
-A group is the rollouts of one task. Rollouts without a usable reward leave their group, and so do those without a call
-that can be trained: advantages compare what is trained with what is trained. A group of fewer than two, or one whose
-rewards are all equal, teaches nothing and is excluded with that reason; one that loses all its members has no rows, and
-the step goes on without it. The loss stays a mean over all usable rows of the step, those of such groups included:
-otherwise a step that has little left to learn would move the weights as far as the first one.
+A group is the rollouts of one task. Rollouts without a usable reward or a trainable call leave their group, because
+advantages compare only trained rollouts. A group of fewer than two, or whose rewards are all equal, is excluded with
+that reason; a group without members has no rows, and the step continues without it. The loss is still a mean over all
+usable rows of the step, including those of excluded groups: otherwise a step with little left to learn would change the
+weights as much as the first one.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from agentlightning.types import Rollout
 
 @dataclass
 class StepRows:
-    """The rows of one step: `samples` (B,) and `advantages` (B,), and what was seen on the way."""
+    """The rows of one step: `samples` (B,) and `advantages` (B,), with the facts of their selection."""
 
     samples: list[Sample] = field(default_factory=list[Sample])
     advantages: list[float] = field(default_factory=list[float])
     rewards: list[float] = field(default_factory=list[float])
-    """Of every rollout with a usable reward, trained or not."""
+    """Rewards of all rollouts with a usable one, trained or not."""
     kept_rewards: list[float] = field(default_factory=list[float])
-    """Of those whose group was not replaced by another one."""
+    """Rewards of the rollouts whose group was not replaced."""
     reward_error: float | None = None
-    """Standard error of `mean_reward`, tasks being what was drawn; None for less than two rollouts."""
+    """Standard error of `mean_reward` over tasks; None with fewer than two rollouts."""
     idle: list[Sample] = field(default_factory=list[Sample])
-    """Rows that were left out because their group teaches nothing; they count in the mean of the loss."""
+    """Rows that were excluded because their group has no advantages; they count in the mean of the loss."""
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
-    """Every rollout as it was read, in their order."""
+    """The record of every rollout, in order."""
     groups: list[int] = field(default_factory=list[int])
-    """The group of each of them."""
+    """The group of each record."""
     group_counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Groups with a usable rollout (`compared`), and those of equal rewards (`equal_rewards`)."""
+    """Number of groups with a usable rollout (`compared`), and of those with equal rewards (`equal_rewards`)."""
 
     def share(self, aggregation: Aggregation, takes: Callable[[Sample], bool] = lambda _: True) -> float:
-        """Return the weight that the rows have in the step's mean, between 0 and 1; `takes` says which rows count."""
+        """Return the weight of the rows in the step's mean, between 0 and 1; `takes` selects the rows that count."""
         count, idle = (_counted_by(aggregation, filter(takes, rows)) for rows in (self.samples, self.idle))
         return count / (count + idle) if count else 0.0
 
     def add(self, record: RolloutRecord, advantage: float, ledger: Ledger, reason: ExclusionReason | None) -> None:
-        """Add the rows of a rollout; with a `reason` they are excluded in the ledger instead."""
+        """Add the rows of a rollout, or with a `reason` exclude them in the ledger."""
         for sample in record.samples:
             if reason is not None:
                 ledger.exclude(sample, reason)
@@ -73,7 +73,7 @@ class StepRows:
 
     @property
     def seams(self) -> dict[str, int]:
-        """How many rows of all rollouts each cause began."""
+        """Number of rows of all rollouts that each cause began."""
         counts: Counter[str] = Counter()
         for record in self.records:
             counts.update({str(cause): number for cause, number in record.seams.items()})
@@ -81,20 +81,20 @@ class StepRows:
 
     @property
     def excluded_rollouts(self) -> dict[str, int]:
-        """How many rollouts each reason keeps from being trained."""
+        """Number of rollouts that each reason excludes from training."""
         return dict(Counter(str(record.verdict) for record in self.records if record.verdict is not None).most_common())
 
     def ages(self, weight_version: int) -> list[int]:
-        """Return how many versions the weights of each trained call are behind those before the update."""
+        """Return the age of each trained call's weights, in versions before those at the start of the update."""
         return [weight_version - version for sample in self.samples for version in sample.weight_versions]
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the rollouts with a usable reward, groups left out that others replaced; None without any."""
+        """Mean over the rollouts with a usable reward, without replaced groups; None without any."""
         return math.fsum(self.kept_rewards) / len(self.kept_rewards) if self.kept_rewards else None
 
     def figures(self, weight_version: int) -> dict[str, Any]:
-        """Return figures of the rollouts, under their names in `StepFigures`; `weight_version` as for `ages`."""
+        """Return figures of the rollouts, under their names in `StepFigures`; `weight_version` as in `ages`."""
         calls = [call for record in self.records for call in record.calls if call.completion_token_ids]
         ages = self.ages(weight_version)
         return {
@@ -110,7 +110,7 @@ class StepRows:
         }
 
     def enter(self, ledger: Ledger, *, trained: Callable[[Sample], bool]) -> None:
-        """Enter what became of the rows: they were trained, or the update did not take place."""
+        """Enter the rows into the ledger: as trained, or as excluded if there was no update."""
         for row, (sample, advantage) in enumerate(zip(self.samples, self.advantages, strict=True)):
             if trained(sample):
                 ledger.train(sample, row=row, advantage=advantage)
@@ -126,14 +126,14 @@ def read_records(
     train_refused: bool = False,
     policies: Collection[str] | None = None,
 ) -> list[RolloutRecord]:
-    """Return what each rollout gives to a step. `decode` turns token ids into their text: it is asked where rows part.
+    """Return the record of each rollout for a step. `decode` turns token ids into their text, where rows split.
     `train_refused`, `policies`: see `read_rollout`."""
     how: dict[str, Any] = {"decode": decode, "train_refused": train_refused, "policies": policies}
     return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in collected]
 
 
 def _standard_error(rewards: Sequence[tuple[float, int]]) -> float | None:
-    """Return the standard error of the mean: of the groups' means, and no less than that of the rollouts alone."""
+    """Return the standard error of the mean: that of the groups' means, and at least that of the single rollouts."""
     groups: dict[int, list[float]] = {}
     for reward, group in rewards:
         groups.setdefault(group, []).append(reward)
@@ -150,13 +150,13 @@ def choose_rows(
     replaced: Collection[int] = (),
     kl: Mapping[str, float] | None = None,
 ) -> StepRows:
-    """Enter the excluded calls of every rollout into the ledger, and return the rows that are left.
+    """Enter the excluded calls of every rollout into the ledger, and return the remaining rows.
 
     Shapes: records: (N,) rollouts, groups: (N,) the group of each.
 
     Args:
-        replaced: groups in whose place others were sampled: they count neither in the mean of the loss nor in the
-            statistics of the rewards that advantages are made of.
+        replaced: groups that others replaced: they count neither in the mean of the loss nor in the statistics of the
+            rewards for advantages.
         kl: the divergence of each rollout from the reference by rollout id, for `use_kl_in_reward`.
 
     Raises:
@@ -168,11 +168,11 @@ def choose_rows(
     usable = _usable(scored, settings)
     reasons = _groups_without_signal(usable, settings)
     earned = [(record.reward, group) for record, group in scored if record.reward is not None]
-    kept = [(reward, group) for reward, group in earned if group not in replaced]
+    counted = [(reward, group) for reward, group in earned if group not in replaced]
     rows = StepRows(
         rewards=[reward for reward, _ in earned],
-        kept_rewards=[reward for reward, _ in kept],
-        reward_error=_standard_error(kept),
+        kept_rewards=[reward for reward, _ in counted],
+        reward_error=_standard_error(counted),
         records=list(records),
         groups=list(groups),
         group_counts={
@@ -195,7 +195,7 @@ def choose_rows(
 
 
 def _counted_by(aggregation: Aggregation, rows: Iterable[Sample]) -> int:
-    """Return how much rows count in a mean: by their trained tokens, by rows, or by rollouts."""
+    """Return the weight of rows in a mean: their number of trained tokens, rows, or rollouts."""
     if aggregation == "token":
         return sum(sum(sample.mask) for sample in rows)
     ids = [sample.rollout_id for sample in rows]
@@ -205,7 +205,7 @@ def _counted_by(aggregation: Aggregation, rows: Iterable[Sample]) -> int:
 def groups_of_equal_rewards(
     records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings
 ) -> list[int]:
-    """Return the groups that teach nothing because all their rewards are equal, in their order."""
+    """Return the groups whose rewards are all equal, in order."""
     reasons = _groups_without_signal(_usable(_scored(records, groups), settings), settings)
     return [group for group, reason in reasons.items() if reason == "equal_rewards"]
 
@@ -216,7 +216,7 @@ def _scored(records: Sequence[RolloutRecord], groups: Sequence[int]) -> list[tup
 
 
 def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings) -> list[tuple[RolloutRecord, int]]:
-    """Return the rollouts with rows and with every reward dimension that counts."""
+    """Return the rollouts with rows and with every weighted reward dimension."""
     names = settings.reward_weights or {}
     usable = [(record, group) for record, group in scored if record.samples]
     having = [(record, group) for record, group in usable if names.keys() <= record.dimensions.keys()]
@@ -231,7 +231,7 @@ def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings)
 
 
 def _reward(record: RolloutRecord, settings: GRPOSettings) -> float:
-    """Return the reward that is compared, but for a divergence."""
+    """Return the reward for comparison, before the KL penalty."""
     assert record.reward is not None, record.rollout_id
     weights = settings.reward_weights
     reward = record.reward if weights is None else weighted_reward(record.dimensions, weights)
@@ -248,7 +248,7 @@ def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
 
 
 def is_over_length(record: RolloutRecord, settings: GRPOSettings) -> bool:
-    """Return whether a rollout is left out because a call in its rows was cut at its limit."""
+    """Return whether a rollout is excluded because a call in its rows was cut at its limit."""
     cut = (call.finish_reason == "length" for call in _trained_calls(record))
     return settings.mask_truncated_completions and any(cut)
 
@@ -258,7 +258,7 @@ def _advantages(
 ) -> dict[str, float]:
     """Return the advantage of each rollout by its id."""
     records, groups = [record for record, _ in usable], [group for _, group in usable]
-    if settings.critic is not None:  # it makes the advantages of tokens out of these rewards
+    if settings.critic is not None:  # it computes the advantages of tokens from these rewards
         return {record.rollout_id: _reward(record, settings) for record in records}
     if settings.multi_objective_aggregation == "normalize_then_sum":
         assert settings.reward_weights is not None
@@ -274,8 +274,8 @@ def _advantages(
 def _groups_without_signal(
     usable: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings
 ) -> dict[int, ExclusionReason]:
-    """Return the groups from which nothing is to be learned, and why. A divergence from the reference does not count:
-    scaled, it alone would weigh as much as any reward."""
+    """Return the groups without anything to learn, and the reasons. A divergence from the reference does not count:
+    after scaling it would weigh as much as any reward."""
     if settings.critic is not None:
         return {}
     dimensions = None
@@ -296,22 +296,22 @@ def _groups_without_signal(
 
 
 class LateCalls:
-    """Books for model calls that end after their step has closed: those of attempts that were given up on, and those
-    that an agent did not wait for.
+    """Accounts for model calls that end after their step has closed: calls of abandoned attempts, and calls that an
+    agent did not wait for.
 
-    Such a call is excluded in the step in which it is seen, as `unfinished`. `in_hand` is always the number of calls
-    that the gateway had in hand before the evidence was read.
+    The step that notices such a call excludes it as `unfinished`. `in_hand` is always the number of pending calls of
+    the gateway before the evidence was read.
     """
 
     def __init__(self) -> None:
         self._watched: list[tuple[Rollout, set[CallRef], float]] = []  # with the counted calls, and since when
 
     def state(self) -> list[object]:
-        """Return the rollouts that may still come to have calls, with the calls that were counted, as JSON data."""
+        """Return the rollouts that may still get calls, with the counted calls, as JSON data."""
         return [[rollout.rollout_id, sorted(map(list, counted))] for rollout, counted, _ in self._watched]
 
     def expect(self, collected: Sequence[Evidence], *, in_hand: int) -> None:
-        """Remember the rollouts of a step that may still come to have calls, and those that the step has counted."""
+        """Watch the rollouts of a step that may still get calls, with the calls that the step has counted."""
         self._watched += [
             (one.rollout, {call.ref for call in model_calls(one.spans)}, time.monotonic())
             for one in collected
@@ -319,7 +319,7 @@ class LateCalls:
         ]
 
     async def enter(self, store: LightningStore, ledger: Ledger, *, in_hand: int) -> None:
-        """Enter the calls that have come in since; forget rollouts that can have no more."""
+        """Enter the calls that arrived since, and stop watching rollouts that cannot get more."""
         for rollout, counted, _ in self._watched:
             spans = (await evidence(store, rollout)).spans
             late = [call for call in model_calls(spans) if call.ref not in counted]

@@ -1,8 +1,8 @@
-"""One training run: opened or resumed, taken step by step, ended.
+"""The loop of a training run: open or resume it, take its steps, end it.
 
-One step: tasks become rollouts of the run; runners run them against the gateway, behind which the policy's own engine
-answers; the spans become token rows with the engine's log-probabilities; the weights take their steps while the gateway
-holds calls back; the ledger says for every model call what became of it.
+In one step, tasks become rollouts of the run. Runners run them against the gateway, behind which the policy's own
+engine answers. The spans become token rows with the engine's log-probabilities. The weights are updated while the
+gateway holds calls back. The ledger records the ending of every model call.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from agentlightning.types import Rollout
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED: Final = 3
-"""Steps in a row whose loss was not finite, before the run ends."""
+"""Number of consecutive steps with a non-finite loss that end the run."""
 MAX_DRAINS: Final = 3
-"""How often a run with `max_staleness` waits for the calls in progress before a weight change fails. Between two waits,
-the calls that were held back go on."""
+"""Number of waits for the calls in progress, with `max_staleness`, before a weight change fails. Between two waits, the
+calls that were held back continue."""
 
 MakeUpdater = Callable[[OpenRun, AsyncExitStack], Awaitable[Updater | None]]
-"""Makes what learns in a run that was opened, and lets the stack end it; None if nothing is left to be learned."""
+"""Function that returns the updater of an opened run, which the stack ends; None if nothing remains to be learned."""
 
 
 async def train(
@@ -68,9 +68,9 @@ async def train(
 
     Args:
         config: sections of the run's `config.json`.
-        facts: further JSON data by name that a later start is compared with, beside settings, tasks and model files.
+        facts: further JSON data by name for comparison with a later start, besides settings, tasks and model files.
 
-    Raises what `agl.GRPO.run` names.
+    Raises the errors of `agl.GRPO.run`.
     """
     adapter = triplet_adapter(source)
     store, log = source.get_store(), source.get_run_log()
@@ -117,7 +117,7 @@ async def train(
 
 
 def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int) -> GRPOResult:
-    """Return the result of the steps that are in the checkpoint of an earlier start; an empty one without it."""
+    """Return the result of the steps in the checkpoint of an earlier start; an empty one without a checkpoint."""
     result, state = GRPOResult(folder.path, weight_version), resume.state
     if state:
         result.train_seconds = state["train_seconds"]
@@ -127,7 +127,7 @@ def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int) ->
 
 
 class TrainingRun:
-    """The loop of one run and what it knows between two steps."""
+    """The loop of one run and its state between two steps."""
 
     def __init__(
         self,
@@ -143,14 +143,14 @@ class TrainingRun:
         kind = SelectingCollector if context.settings.is_cross_entropy else Collector
         self._collector = kind(context, tasks)
         self._held_out = HeldOut(context, held_out)
-        self._skipped = 0  # steps in a row, up to the present one, whose loss was not finite
+        self._skipped = 0  # consecutive steps, up to the current one, with a non-finite loss
         self._reported_constraints = False
         self._completed: CompletedStep | None = None
-        self._is_recorded = False  # an earlier start recorded the present step, with the same weights
+        self._is_recorded = False  # an earlier start recorded the current step, with the same weights
         self._is_cancelled = False
 
     async def train(self) -> GRPOResult:
-        """Evaluate, take every step, evaluate, save; what was learned is saved on every way out."""
+        """Evaluate, take every step, evaluate, save. The trained weights are saved in every case."""
         context, settings = self._context, self._context.settings
         result = self._restored()
         resources_id = await context.publish("train", settings.temperature)
@@ -168,7 +168,7 @@ class TrainingRun:
                     await self._evaluate_if_due(figures, result)
                     self._completed = self._completed_step(figures, result, evaluated=True)
                 except BaseException:
-                    with contextlib.suppress(OSError):  # what ended the step is what counts
+                    with contextlib.suppress(OSError):  # the error that ended the step counts
                         await self._report(figures, result)
                     raise
                 await self._report(figures, result)
@@ -182,8 +182,8 @@ class TrainingRun:
         return result
 
     async def _end(self, cause: BaseException | None) -> None:
-        """Save what was learned and cancel what is in progress, each though another fails; raise the first error, if
-        that is not `cause`. A cancellation is raised in any case."""
+        """Save the trained weights and cancel all that is in progress, even if one of these fails; raise the first
+        error other than `cause`. A cancellation is always raised."""
 
         works: tuple[Callable[[], Awaitable[None] | None], ...] = (
             self._folder.finish,
@@ -207,7 +207,7 @@ class TrainingRun:
             raise first
 
     def _restored(self) -> GRPOResult:
-        """Return the result of the steps that are in the checkpoint, and give the parts of the loop their state."""
+        """Return the result of the steps in the checkpoint, and restore the state of the parts of the loop."""
         context, state = self._context, self._context.resume.state
         result = result_so_far(context.resume, self._folder, context.updater.weight_version)
         if state:
@@ -220,7 +220,7 @@ class TrainingRun:
         return result
 
     def _completed_step(self, figures: StepFigures, result: GRPOResult, *, evaluated: bool) -> CompletedStep:
-        """Return a step with the state that `_restored` takes."""
+        """Return a step with the state for `_restored`."""
         fixed: dict[str, object] = {
             "skipped": self._skipped,
             "told_constrained": self._reported_constraints,
@@ -245,7 +245,7 @@ class TrainingRun:
     # --- held-out tasks ----------------------------------------------------------------------------------------------
 
     async def _evaluate_at_start(self, result: GRPOResult) -> None:
-        """Evaluate before the first step, or after a last one whose evaluation an earlier start did not reach."""
+        """Evaluate before the first step, or after the last one if an earlier start did not reach that evaluation."""
         resume = self._context.resume
         if not resume.steps:
             if self._context.updater.evaluates_first:
@@ -260,7 +260,7 @@ class TrainingRun:
         if not self._held_out.is_due(figures.step):
             return
         began = time.monotonic()
-        await self._collector.wait_for_all()  # so that the evaluation's calls have the engine for themselves
+        await self._collector.wait_for_all()  # so that only the evaluation's calls use the engine
         result.train_seconds += time.monotonic() - began
         last = figures.step == self._context.settings.max_steps
         evaluations = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
@@ -346,7 +346,7 @@ class TrainingRun:
         return update
 
     async def _update_when_drained(self, step: int, rows: StepRows) -> StepUpdate:
-        """Update the weights; wait for calls in progress up to `MAX_DRAINS` times, if groups go on meanwhile."""
+        """Update the weights; wait for calls in progress up to `MAX_DRAINS` times if groups continue meanwhile."""
         context, settings = self._context, self._context.settings
         drains, most = 0, MAX_DRAINS if settings.max_staleness else 1
         while True:
@@ -381,7 +381,7 @@ class TrainingRun:
             context.report(alarm)
 
     async def _enter_late_calls(self, ledger: Ledger, rollouts: Sequence[Rollout], *, is_last: bool = False) -> None:
-        """Enter the calls that ended after the step of their rollout, and those that earlier starts have left open."""
+        """Enter the calls that ended after the step of their rollout, and those that earlier starts left open."""
         context, collector = self._context, self._collector
         present, is_to_come = {rollout.rollout_id for rollout in rollouts}, None if is_last else collector.is_to_come
         for calls, reason in await context.resume.unaccounted(context.store, present, is_to_come):
@@ -391,7 +391,7 @@ class TrainingRun:
         await collector.late.enter(context.store, ledger, in_hand=in_hand)
 
     def _report_constraints(self, step: int, summary: LedgerSummary) -> None:
-        """Report once that trained calls were constrained, and by what."""
+        """Report once that trained calls were constrained, and the cause."""
         if summary.constrained and not self._reported_constraints:
             self._reported_constraints = True
             names = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
@@ -401,8 +401,8 @@ class TrainingRun:
             )
 
     async def late_calls(self) -> dict[str, int]:
-        """Account for the calls that ended after the last step; return them by the reason of their exclusion. To be
-        called when no further call can arrive."""
+        """Account for the calls that ended after the last step; return their number by the reason of their exclusion.
+        Call it when no further call can arrive."""
         ledger = Ledger(step=self._context.settings.max_steps + 1)
         await self._enter_late_calls(ledger, [], is_last=True)
         summary = ledger.close()

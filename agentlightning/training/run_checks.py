@@ -1,8 +1,8 @@
-"""Checks of what keeps a run from learning: rollouts without a trainable or a scored call, and tokens that drift.
+"""Checks for conditions that prevent learning: rollouts without a trainable or a scored call, and token drift.
 
-A report on rollouts without a trainable call is made once, as is one on rollouts with a call that was refused for good;
-they are excluded and the run goes on. The run ends with an error if a whole first batch has no trainable call, if more
-tokens drift than is allowed, or if no rollout of the whole run has a reward.
+Rollouts without a trainable call are reported once, as are rollouts with a finally refused call; they are excluded and
+the run continues. The run ends with an error if the whole first batch has no trainable call, if more tokens drift than
+allowed, or if no rollout of the whole run has a reward.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ _WAYS_OUT: Final = (
     "cache that answers without a call (DSPy has), switch it off"
 )
 _STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
-"""The fields of `RunGuard` that a checkpoint holds, by these names."""
+"""Fields of `RunGuard` that a checkpoint holds, under these names."""
 
 
 @dataclass
 class RunGuard:
-    """Reports what keeps a run from learning. Belongs to the loop of the run, which calls it step by step."""
+    """Reports conditions that prevent learning. Belongs to the loop of the run, which calls it in each step."""
 
     max_drift: float | None = None
     """Largest share of turns that may drift; None is no limit."""
     decode: Decode | None = None
     turns: int = field(default=0, init=False)
-    """Model calls that are in rows, of the whole run."""
+    """Number of model calls in rows, over the whole run."""
     drifts: int = field(default=0, init=False)
-    """Those among them that begin a row because of template or tokenizer."""
+    """Number of these calls that begin a row because of template or tokenizer."""
     _first_step_seen: bool = field(default=False, init=False)
     _reported: bool = field(default=False, init=False)
     _told_of_refusals: bool = field(default=False, init=False)
     has_looked: bool = field(default=False, init=False)
-    """The first rollout with a reward was looked at."""
+    """Whether the first rollout with a reward has been checked."""
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` takes, as JSON data: the counts, and what was reported already."""
+        """Return the state for `restore`, as JSON data: the counts, and the reports already made."""
         return {name: getattr(self, name) for name in _STATE}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from an earlier start of the run."""
+        """Restore the state of an earlier start of the run."""
         for name in _STATE:
             setattr(self, name, state[name])
 
     def first_look(self, evidence: Evidence) -> str | None:
-        """Return what to do if this is the first rollout with a reward and no call of it came through the gateway."""
+        """Return advice if this is the first rollout with a reward and none of its calls came through the gateway."""
         latest = evidence.latest
         if self.has_looked or evidence.reward is None or latest is None or latest.outcome_reason == REFUSED_CALL:
             return None
@@ -66,10 +66,10 @@ class RunGuard:
         calls = model_calls(evidence.counted)
         if any(call.spans is not None and call.spans.record is not None for call in calls):
             return None
-        seen = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
+        tracer_note = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
         return (
             f"the first rollout with a reward ({evidence.rollout.rollout_id}) has no model call through the gateway "
-            f"({seen}), so nothing of it can be trained. {_WAYS_OUT}"
+            f"({tracer_note}), so nothing of it can be trained. {_WAYS_OUT}"
         )
 
     def refusals(self, records: Sequence[RolloutRecord]) -> str | None:
@@ -87,7 +87,7 @@ class RunGuard:
 
     @property
     def drift_rate(self) -> float:
-        """Drifts per turn, of the whole run; 0 before the first turn."""
+        """Drifts per turn over the whole run; 0 before the first turn."""
         return self.drifts / self.turns if self.turns else 0.0
 
     def count_drift(self, records: Sequence[RolloutRecord]) -> None:
@@ -130,7 +130,7 @@ class RunGuard:
 
 
 class Endings:
-    """Counts the training rollouts of a run by how they ended. Belongs to the loop."""
+    """Counts the training rollouts of a run by their endings. Belongs to the loop."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -138,16 +138,16 @@ class Endings:
         self._first_error: str | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` takes, as JSON data."""
+        """Return the state for `restore`, as JSON data."""
         return {"counts": dict(self._counts), "scored": self._scored, "first_error": self._first_error}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from an earlier start of the run."""
+        """Restore the state of an earlier start of the run."""
         self._counts = Counter(state["counts"])
         self._scored, self._first_error = state["scored"], state["first_error"]
 
     def add(self, collected: Sequence[Evidence], rows: StepRows) -> None:
-        """Count the rollouts of a step and what was read of them, in the same order."""
+        """Count the rollouts of a step and their records, in the same order."""
         self._scored += len(rows.rewards)
         self._counts.update(rows.excluded_rollouts)
         for one, record in zip(collected, rows.records, strict=True):
@@ -171,7 +171,7 @@ class Endings:
 
 
 def why_failed(collected: Sequence[Evidence]) -> str:
-    """Return the commonest way in which the rollouts ended, in words."""
+    """Return a description of the most frequent ending of the rollouts."""
     [(way, number)] = Counter(map(_way_of, collected)).most_common(1)
     return f"{way} ({number} of {len(collected)})"
 
@@ -185,7 +185,7 @@ def _way_of(rollout: Evidence) -> str:
 
 
 def _first_refusal(record: RolloutRecord) -> str:
-    """Return the answer to the first call of a rollout that was refused for good."""
+    """Return the answer to the first finally refused call of a rollout."""
     calls = [call for call in record.calls if call.ref.attempt_id == record.attempt_id]
     spans = [call.spans.record for call in refused_for_good(calls) if call.spans is not None]
     return next((s.status.description for s in spans if s is not None and s.status.description), "no error is recorded")

@@ -1,4 +1,4 @@
-"""The folder of a training run: settings, a line of metrics per step, the model, the lock. Exports of runs as files."""
+"""The folder of a training run: settings, a line of metrics per step, model and lock. Also exports runs as files."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def new_run_folder(parent: str | Path = "runs") -> Path:
-    """Make a folder named after the time below `parent` and return it; nobody else gets the same one.
+    """Create a unique folder named after the time below `parent` and return it.
 
     Raises:
-        BadRequestError: it cannot be made or written.
+        BadRequestError: it cannot be created or written.
     """
     name = time.strftime("%Y%m%d-%H%M%S")
     check_writable(parent)
@@ -57,10 +57,10 @@ def new_run_folder(parent: str | Path = "runs") -> Path:
 
 
 def check_writable(folder: str | Path) -> Path:
-    """Make the folder if needed and return it.
+    """Create the folder if needed and return it.
 
     Raises:
-        BadRequestError: it is a file, or cannot be written; says why.
+        BadRequestError: it is a file, or cannot be written; gives the reason.
     """
     path = Path(folder)
     try:
@@ -78,8 +78,8 @@ def check_writable(folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def held_folder(folder: str | Path) -> Generator[None]:
-    """Lock the folder during the body, so that no other process trains in it. The system releases the lock when this
-    process ends, however it ends; children do not inherit it.
+    """Lock the folder during the body, so that no other process trains in it. The system releases the lock whenever
+    this process ends; children do not inherit it.
 
     Raises:
         BadRequestError: another process trains in it.
@@ -90,7 +90,7 @@ def held_folder(folder: str | Path) -> Generator[None]:
             import fcntl
 
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # no such locks on this system: two processes in one folder are not noticed
+        except ImportError:  # no such locks on this system: two processes in one folder are not detected
             pass
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):  # else a file system without locks
@@ -107,9 +107,9 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = check_writable(path)
         self._unwritten: list[bytes] = []
-        """Lines of `metrics.jsonl` that the disk did not take."""
+        """Lines of `metrics.jsonl` that could not be written."""
         self._cause: OSError | None = None
-        """The error of the first of them."""
+        """The error of the first unwritten line."""
 
     @property
     def model(self) -> Path:
@@ -117,7 +117,7 @@ class RunFolder:
         return self.path / "model"
 
     def check_unused(self) -> None:
-        """Make sure that no other run was written here, so that no figures are mixed or lost.
+        """Check that the folder has no other run, so that no figures are mixed or lost.
 
         Raises:
             BadRequestError: the folder has a `metrics.jsonl`.
@@ -126,16 +126,16 @@ class RunFolder:
             raise BadRequestError(f"The output folder {str(self.path)!r} holds a run already; choose another one")
 
     def write_config(self, **sections: Mapping[str, object]) -> None:
-        """Write `config.json`: the settings by section, and the versions of what ran. Other sections stay."""
+        """Write `config.json`: the settings by section, and the versions of packages. Other sections do not change."""
         path = self.path / "config.json"
         present: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
         config = {**present, **sections, "versions": versions()}
         replace_file(path, json.dumps(config, indent=2, default=str) + "\n")
 
     def append_metrics(self, figures: Mapping[str, object]) -> None:
-        """Append one line to `metrics.jsonl`, on disk when the call returns; numbers that are not finite become null.
+        """Append one line to `metrics.jsonl`, on disk when the call returns; non-finite numbers become null.
 
-        A line that the disk does not take stays in memory, with one warning, and is written before the next one.
+        A line that cannot be written stays in memory, with one warning, and is written before the next one.
         """
         self._unwritten.append(json.dumps(to_json(figures, "figures")).encode() + b"\n")
         try:
@@ -149,7 +149,7 @@ class RunFolder:
         """Write the lines that are still in memory.
 
         Raises:
-            OSError: the first reason why they could not be written, and still cannot.
+            OSError: they still cannot be written; the first error is raised.
         """
         if self._unwritten:
             try:
@@ -158,14 +158,14 @@ class RunFolder:
                 raise self._cause or error from None
 
     def _write_lines(self) -> None:
-        """Append the unwritten lines, whole or not at all."""
-        left = b"".join(self._unwritten)
+        """Append the unwritten lines, all or none."""
+        remaining = b"".join(self._unwritten)
         path = self.path / METRICS
         with open_private(path, "a") as file:
             size = os.fstat(file.fileno()).st_size
             try:
-                while left:
-                    left = left[os.write(file.fileno(), left) :]
+                while remaining:
+                    remaining = remaining[os.write(file.fileno(), remaining) :]
                 os.fsync(file.fileno())
             except OSError as error:
                 error.filename = str(path)
@@ -175,8 +175,8 @@ class RunFolder:
 
 
 def read_lines(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the lines of `metrics.jsonl` by step; none without the file. A line that was cut when its process was
-    killed is skipped."""
+    """Return the lines of `metrics.jsonl` by step; none without the file. A truncated line of a killed process is
+    skipped."""
     lines: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -186,17 +186,17 @@ def read_lines(path: Path) -> dict[int, dict[str, Any]]:
 
 
 def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Replace `metrics.jsonl` by these lines, whole or not at all."""
+    """Replace `metrics.jsonl` atomically by these lines."""
     replace_file(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def figures_of(line: Mapping[str, Any]) -> StepFigures:
-    """Return the figures that a line of `metrics.jsonl` was written from."""
+    """Return the figures of a line of `metrics.jsonl`."""
     return StepFigures(**{name: value for name, value in line.items() if name in _FIGURES})
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file, whole or not at all, on disk when the call returns."""
+    """Write a file atomically, on disk when the call returns."""
     temporary = path.with_suffix(".tmp")
     with open_private(temporary, "w") as file:
         file.write(text)
@@ -206,25 +206,25 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that matter."""
-    known = {"python": platform.python_version(), "platform": sys.platform}
+    """Return the versions of Python and of the relevant packages."""
+    versions_by_name = {"python": platform.python_version(), "platform": sys.platform}
     for package in _PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            known[package] = version(package)
-    return known
+            versions_by_name[package] = version(package)
+    return versions_by_name
 
 
 # --- a run as files --------------------------------------------------------------------------------------------------
 
 
 async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str, int]:
-    """Write a run into a folder that is empty or new, and return how many lines each file has.
+    """Write a run into an empty or new folder, and return the number of lines of each file.
 
     `run.json` holds the run with its settings and versions, `<kind>.jsonl` its records in the order of their steps, and
-    `vocabulary-<id>.json` the text of each token id. Secrets are hidden once more.
+    `vocabulary-<id>.json` the text of each token id. Secrets are hidden again.
 
     Raises:
-        BadRequestError: the folder cannot be written, or has something in it.
+        BadRequestError: the folder cannot be written, or is not empty.
     """
     if os.listdir(check_writable(folder)):
         raise BadRequestError(f"The folder {str(folder)!r} is not empty; choose another one")

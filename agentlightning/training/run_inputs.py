@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RunSource(Protocol):
-    """The algorithm of a run: what the Trainer gave it."""
+    """The algorithm of a run, with the parts that the Trainer bound."""
 
     def get_store(self) -> LightningStore: ...
     def get_run_log(self) -> RunLog: ...
@@ -48,13 +48,13 @@ def check_model(model: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise BadRequestError for a device that torch does not know or cannot use, with those that there are."""
+    """Raise BadRequestError for a device that torch does not know or cannot use; names the available ones."""
     import torch
 
     try:
         if torch.empty(1, device=device).is_meta:
             raise RuntimeError("tensors on it hold no numbers")
-    except (RuntimeError, AssertionError) as error:  # the latter from a torch that was built without CUDA
+    except (RuntimeError, AssertionError) as error:  # the latter from a torch built without CUDA
         devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         why = str(error).partition("\n")[0]
         raise BadRequestError(
@@ -75,7 +75,7 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
     """Return the adapter of a run, by default one that reads the spans of the tracer and the gateway.
 
     Raises:
-        BadRequestError: it makes no triplets.
+        BadRequestError: the adapter makes no triplets.
     """
     try:
         adapter = algorithm.get_adapter()
@@ -90,7 +90,7 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
 
 
 def check_tasks(name: str, settings: GRPOSettings, tasks: Sequence[object], held_out: Sequence[object]) -> None:
-    """Raise BadRequestError if there are no tasks, or a schedule of evaluations without held-out tasks."""
+    """Raise BadRequestError if there are no tasks, or evaluations are scheduled without held-out tasks."""
     if not tasks:
         raise BadRequestError(f"{name} needs tasks: pass train_dataset to fit, with at least one task")
     if settings.eval_steps and not held_out:

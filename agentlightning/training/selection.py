@@ -1,5 +1,5 @@
-"""The selection of the rollouts that supervised fine-tuning trains, of each step or of the store: by hand, by a
-threshold of their reward, the best of each task, the best of all."""
+"""The selection of rollouts for supervised fine-tuning, from each step or from the store: by id, by a function, by a
+smallest reward, the best of each task, the best of all."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from agentlightning.engine.served import ServedModel
 
 LeftOut = Literal["not_named", "not_picked", "below_min_reward", "not_best_of_task", "not_in_top_share"]
-"""Why a rollout with a reward is not chosen: it was not named; the function said no; or by its reward."""
+"""Reasons why a rollout with a reward is not chosen: its id was not listed; the function rejected it; its reward."""
 _NAMED_AT_MOST: Final = 5
 
 
 class SelectionEndings(Endings):
-    """Counts also what was chosen: a run that chose nothing does not end as if it were well."""
+    """Counts endings and chosen rollouts: a run that chose none ends with an error."""
 
     def __init__(self) -> None:
         super().__init__()
         self.chosen = 0
         self.best: float | None = None
-        """The greatest reward of all rollouts."""
+        """Largest reward of all rollouts."""
 
     @override
     def state(self) -> dict[str, Any]:
@@ -65,9 +65,9 @@ class SelectionEndings(Endings):
 
 
 class SelectingCollector(Collector):
-    """Collects the rollouts that supervised fine-tuning trains. Belongs to the loop of the run.
+    """Collects the rollouts for supervised fine-tuning. Belongs to the loop of the run.
 
-    The tasks of a run whose rollouts are stored are their ids.
+    If a run uses stored rollouts, its tasks are their ids.
     """
 
     def __init__(self, context: RunContext, tasks: list[object]) -> None:
@@ -87,7 +87,7 @@ class SelectingCollector(Collector):
         store, read = self._context.store, ReadRollouts()
         for number, rollout_id in enumerate(self._plan.tasks_of(step)):
             rollout = await store.get_rollout_by_id(str(rollout_id))
-            assert rollout is not None, rollout_id  # it was there when the run began
+            assert rollout is not None, rollout_id  # it existed when the run began
             ended = await evidence(store, rollout)
             [record] = self._records([ended])
             if not self._tokens_checked and record.samples:
@@ -132,19 +132,19 @@ class SelectingCollector(Collector):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One rollout that can be chosen."""
+    """One rollout to choose from."""
 
     rollout_id: str
     task: object
-    """Equal for the rollouts of one task; hashable."""
+    """Hashable key of the task, equal for its rollouts."""
     reward: float
 
 
 def left_out(candidates: Sequence[Candidate], rule: SFTSettings) -> dict[str, LeftOut]:
-    """Return why each rollout that is not chosen is left out, by its id.
+    """Return the reason for each excluded rollout, by its id.
 
-    `min_reward`, `best_per_task` and `top_share` apply one after the other, each to what the last one has left; the
-    first ones of equal rewards count.
+    `min_reward`, `best_per_task` and `top_share` apply in this order, each to the rollouts that remain; the first ones
+    count among equal rewards.
     """
     reasons: dict[str, LeftOut] = {}
     rest = list(candidates)
@@ -171,7 +171,7 @@ def left_out(candidates: Sequence[Candidate], rule: SFTSettings) -> dict[str, Le
 
 
 def counts_text(reasons: Mapping[str, str]) -> str:
-    """Return how many rollouts each reason leaves out, in words."""
+    """Return the number of rollouts that each reason excludes, as text."""
     return ", ".join(f"{count} {reason}" for reason, count in Counter(reasons.values()).most_common()) or "none"
 
 
@@ -181,12 +181,12 @@ def counts_text(reasons: Mapping[str, str]) -> str:
 async def choose_stored(
     store: LightningStore, settings: SFTSettings, adapter: TraceToTripletBase, pick: Pick | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the ids of the rollouts of a store that are trained, in the order in which they were made or named, and
-    by id why others are left out. Reads one rollout at a time.
+    """Return the ids of a store's rollouts to train, in the order of their creation or of the list, and the reasons for
+    excluding others, by id. Reads one rollout at a time.
 
     Raises:
-        NotFoundError: the store has no rollout of an id that was given.
-        BadRequestError: a rollout that was named cannot be trained, or none is chosen; says why.
+        NotFoundError: the store has no rollout with one of the ids.
+        BadRequestError: a rollout of the list cannot be trained, or none is chosen; gives the reason.
     """
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
@@ -207,26 +207,26 @@ async def choose_stored(
             f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {examples}. "
             "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
         )
-    seen = len(candidates) + len(reasons)
+    total = len(candidates) + len(reasons)
     reasons |= left_out(candidates, settings)
     chosen = [one.rollout_id for one in candidates if one.rollout_id not in reasons]
     if not chosen:
         best = max((one.reward for one in candidates), default=None)
-        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if seen else "there are none"
+        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if total else "there are none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"No rollout is chosen out of the {seen} ended training rollouts{of} of the store: {why}. Rollouts need a "
+            f"No rollout is chosen out of the {total} ended training rollouts{of} of the store: {why}. Rollouts need a "
             "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
         )
     return chosen, reasons
 
 
 def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) -> bool:
-    """Return whether the text of a rollout shows that its token ids are those of the model's tokenizer; false where it
-    has no text.
+    """Return whether the text of a rollout proves that its token ids belong to the model's tokenizer; False without
+    text.
 
     Raises:
-        BadRequestError: an id is beyond the vocabulary, or none of the recorded replies is what the tokens spell.
+        BadRequestError: an id is beyond the vocabulary, or no recorded reply equals the decoded tokens.
     """
     size = policy.model.config.get_text_config().vocab_size
     largest = max(max(sample.token_ids) for sample in record.samples)
@@ -237,17 +237,17 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
             f"{size - 1}: it was sampled with another tokenizer. {way_out}"
         )
     tokenizer: Any = policy.tokenizer
-    texts = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
-    spelt = "\n".join(map(_without_spaces, texts))
+    decoded = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
+    spelt = "\n".join(map(_without_spaces, decoded))
     calls = TraceToMessages().adapt(rollout.counted)
     replies = [call["messages"][-1].get("content") for call in calls if call["messages"]]
-    said = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
-    if said and not any(text in spelt for text in said):
+    texts = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
+    if texts and not any(text in spelt for text in texts):
         raise BadRequestError(
-            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {said[0][:60]!r}, and none "
+            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {texts[0][:60]!r}, and none "
             f"of its replies is in what the model's tokenizer makes of its tokens, {spelt[-60:]!r}. {way_out}"
         )
-    return bool(said)
+    return bool(texts)
 
 
 def _without_spaces(text: str) -> str:

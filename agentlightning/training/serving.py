@@ -1,5 +1,5 @@
-"""The gateway of a run and the resources that it publishes: the policies are among the gateway's models, and each call
-belongs to the policy that learns from it."""
+"""The gateway of a run and its published resources: the policies are among the gateway's models, and each call belongs
+to the policy that learns from it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from agentlightning.types import LLM, NamedResources
 async def serve_policies(
     proxy: LLMProxy | None, store: LightningStore, updater: Updater, settings: GRPOSettings, stack: AsyncExitStack
 ) -> LLMProxy:
-    """Return a running gateway with the policies among its models: the one of the program, or one of the run's own;
-    `stack` leaves it as it was.
+    """Return a running gateway with the policies among its models: the program's, or one of the run's own; `stack`
+    restores it.
 
     Raises:
-        BadRequestError: it serves a model of the same name already, or its policies are not those of the run.
+        BadRequestError: it already serves a model of the same name, or its policies are not those of the run.
     """
     own = None if updater.names is None else {name: _policy_of(name) for name in updater.names}
     proxy = proxy or LLMProxy(store=store, policies=own)
@@ -42,13 +42,13 @@ async def serve_policies(
     if not proxy.is_running():
         await proxy.start()
         stack.push_async_callback(proxy.stop)
-    async with proxy.weight_change(updater.weight_version):  # one that served a run before has that run's version
+    async with proxy.weight_change(updater.weight_version):  # a gateway may have the version of an earlier run
         pass
     return proxy
 
 
 def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
-    """Return an engine as one of the gateway's list of models."""
+    """Return the entry of an engine in the gateway's list of models."""
     return {
         "model_name": engine.model_name,
         "litellm_params": {
@@ -61,23 +61,23 @@ def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
 
 
 def _policy_of(name: str) -> PolicyConfig:
-    """Return the settings of a policy for a gateway: it has a role and a model of its name."""
+    """Return the settings of a policy for a gateway, with a role and a model of its name."""
     return {"kind": "trained", "models": [name], "roles": [name]}
 
 
 def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
-    """Raise BadRequestError if a gateway of the program's own does not know the policies of the run."""
-    known = {policy.name: policy for policy in proxy.policies}
+    """Raise BadRequestError if the program's own gateway does not know the policies of the run."""
+    by_name = {policy.name: policy for policy in proxy.policies}
     for name in names:
-        policy = known.get(name)
+        policy = by_name.get(name)
         if policy is None or policy.kind != "trained" or policy.models != (name,) or not policy.roles:
-            wanted = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
+            example = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
             raise BadRequestError(
                 f"GRPO trains the policies {', '.join(names)}, and the gateway's policies do not fit ({name!r} is "
-                f"{'missing' if policy is None else 'another one'}): give LLMProxy(policies={{{wanted}}}), with "
+                f"{'missing' if policy is None else 'another one'}): give LLMProxy(policies={{{example}}}), with "
                 "further roles if you like, or give the Trainer no llm_proxy"
             )
-    if more := [policy.name for policy in known.values() if policy.kind == "trained" and policy.name not in names]:
+    if more := [policy.name for policy in by_name.values() if policy.kind == "trained" and policy.name not in names]:
         raise BadRequestError(
             f"The gateway has trained policies that GRPO does not train: {', '.join(more)}. Name them in policies=, or "
             "make them 'frozen' in LLMProxy(policies=...)"
@@ -91,10 +91,10 @@ def resources_to_publish(
     sampling: dict[str, object],
     others: NamedResources | None = None,
 ) -> NamedResources:
-    """Return the first learning model under `name`, if there is one, under each role of the gateway the model of its
-    policy, and the `others` as they are.
+    """Return the resources: the first learning model under `name`, if there is one, the model of each policy under its
+    role of the gateway, and the `others` unchanged.
 
-    Only what is served by `models` is sampled as the algorithm says; frozen and external models keep their own way.
+    The algorithm's sampling settings apply only to `models`; frozen and external models keep their own.
 
     Raises:
         ValueError: a role has not exactly one model, or its name is that of another resource.
@@ -111,8 +111,8 @@ def resources_to_publish(
 
 def check_resource_names(policies: Collection[str], others: NamedResources) -> None:
     """Raise BadRequestError if one of the Trainer's resources has the name of a policy that learns."""
-    if taken := sorted({*policies} & others.keys()):
+    if shared := sorted({*policies} & others.keys()):
         raise BadRequestError(
-            f"initial_resources have {', '.join(map(repr, taken))}, by which agents are given the model that learns: "
+            f"initial_resources have {', '.join(map(repr, shared))}, by which agents are given the model that learns: "
             "choose another name for it, or set the algorithm's resource_name"
         )

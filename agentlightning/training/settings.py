@@ -1,6 +1,6 @@
-"""The settings of a GRPO run: checked when it is made, recorded with the run. Needs no torch.
+"""The settings of a GRPO run: checked at construction, recorded with the run. Needs no torch.
 
-A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
+A setting that TRL 1.16's `GRPOConfig` also has bears the same name; VERL 0.9.1's name follows in brackets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LRSchedulerType = Literal["constant", "linear"]
 RefusedCalls = Literal["exclude", "train"]
 RecordTokens = Literal["auto", "all", "sample", "none"]
 Pick: TypeAlias = Callable[[Rollout, float], bool]
-"""Says of a rollout and its reward whether it may be trained, in supervised fine-tuning."""
+"""A function of a rollout and its reward that returns whether supervised fine-tuning may train on it."""
 
 P = ParamSpec("P")
 S = TypeVar("S", bound="GRPOSettings")
@@ -55,10 +55,9 @@ NotNegative = Annotated[float, Bounds(at_least=0)]
 Share = Annotated[float, Bounds(at_least=0, at_most=1)]
 
 MOST_GROUPS: Final = 512
-"""Groups in progress at a time; each waits for its end by a request of its own, which a store on another machine holds
-open."""
+"""Largest number of groups in flight. Each waits for its end with its own request, which a remote store holds open."""
 OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16")
-"""Settings that a policy of `policies=` may have of its own."""
+"""Settings that each policy of `policies=` may set for itself."""
 
 _AGGREGATIONS: dict[LossType, Aggregation] = {
     "grpo": "rollout",
@@ -95,9 +94,9 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
         for name in ("correction", "mode", "clip_max", "clip_min")
     },
 }
-"""Settings by names that they have elsewhere."""
+"""Names that other libraries give to settings, and our names for them."""
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {}
-"""Settings of GRPO that an algorithm does not have, and why."""
+"""Settings of GRPO that an algorithm does not take, with the reason."""
 _POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -107,52 +106,56 @@ class LossSettings:
     """The loss of an optimizer step; the formulas are in `losses/objective.py`."""
 
     loss_type: LossType = "dapo"
-    """`grpo`, `dapo` and `dr_grpo` have the clipped loss of PPO and differ in `aggregation` alone. `cispo` bounds the
-    ratio and leaves every token its gradient (its bound is `epsilon_high` itself, such as 5.0). `gspo` clips one ratio
-    per sequence; its papers take an `epsilon` of some 3e-4. [`actor.policy_loss.loss_mode`]"""
+    """Formula of the policy loss. `grpo`, `dapo` and `dr_grpo` use the clipped loss of PPO and differ only in
+    `aggregation`. `cispo` clips the ratio but keeps the gradient of every token (its bound is `epsilon_high` itself,
+    such as 5.0). `gspo` clips one ratio per sequence; its paper uses an `epsilon` near 3e-4.
+    [`actor.policy_loss.loss_mode`]"""
     aggregation: Aggregation | None = None
-    """What has the same weight in the loss of a step: each `token`, each `sequence` (row), each `rollout` (all its
-    rows together); or `constant`, where each token weighs 1 / (rollouts * `loss_scale_factor`). None is what the
-    `loss_type` has in its paper: `rollout` for grpo and gspo, `token` for dapo and cispo, `constant` for dr_grpo.
+    """Unit that has equal weight in the loss of a step: each `token`, each `sequence` (row) or each `rollout` (all its
+    rows together). With `constant` each token weighs 1 / (rollouts * `loss_scale_factor`). None is the choice of the
+    `loss_type`'s paper: `rollout` for grpo and gspo, `token` for dapo and cispo, `constant` for dr_grpo.
     [`actor.loss_agg_mode`]"""
     loss_scale_factor: Count | None = None
-    """The constant length, in tokens; None is `max_completion_length`. [`actor.loss_scale_factor`]"""
+    """Constant length of `aggregation="constant"`, in tokens; None is `max_completion_length`.
+    [`actor.loss_scale_factor`]"""
     epsilon: Annotated[float, Bounds(above=0, below=1)] = 0.2
-    """How far below one the ratio of new to old probability counts. [`actor.clip_ratio_low`]"""
+    """Lower clip range: the ratio of new to old probability counts down to 1 - `epsilon`. [`actor.clip_ratio_low`]"""
     epsilon_high: Positive | None = 0.28
-    """How far above one it counts; None is `epsilon`. With `cispo` the largest ratio itself.
-    [`actor.clip_ratio_high`]"""
+    """Upper clip range: the ratio counts up to 1 + `epsilon_high`; None is `epsilon`. With `cispo` it is the largest
+    ratio itself. [`actor.clip_ratio_high`]"""
     delta: Annotated[float, Bounds(above=1)] | None = None
-    """Largest ratio that counts where the advantage is negative (dual clip); above 1 + `epsilon_high`. None is no
-    bound. [`actor.clip_ratio_c`]"""
+    """Largest ratio that counts where the advantage is negative (dual clip). It must be above 1 + `epsilon_high`. None
+    is no bound. [`actor.clip_ratio_c`]"""
     beta: NotNegative = 0.0
-    """Weight of the KL divergence from the reference, which is the model as it was loaded. [`actor.kl_loss_coef`, or
+    """Weight of the KL divergence from the reference, which is the model as loaded. [`actor.kl_loss_coef`, or
     `algorithm.kl_ctrl.kl_coef` in the reward]"""
     kl_estimator: KLEstimator = "k3"
-    """`k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p. [`actor.kl_loss_type`]"""
+    """Estimator of the KL divergence: `k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p.
+    [`actor.kl_loss_type`]"""
     use_bias_correction_kl: bool = True
     """Multiply the penalty of a token by its ratio (with `k2`, by its ratio without gradient), so that its gradient is
     that of the divergence."""
     use_kl_in_reward: bool = False
-    """Take the penalty from the rollout's reward, not into the loss. [`algorithm.use_kl_in_reward`]"""
+    """Subtract the penalty from the rollout's reward, not add it to the loss. [`algorithm.use_kl_in_reward`]"""
     importance_sampling_correction: bool = False
-    """False: ratios are to the probabilities that the engine recorded. True: ratios are to the learner's own before the
-    first optimizer step, and how engine and learner differ is a weight of its own, see `importance_sampling_mode`.
-    TRL has a `vllm_` before this and the next three names. [`algorithm.rollout_correction.bypass_mode`, negated]"""
+    """Correct the difference between engine and learner. False: ratios use the probabilities that the engine recorded.
+    True: ratios use the learner's own probabilities before the first optimizer step, and a separate weight corrects the
+    difference, see `importance_sampling_mode`. TRL puts `vllm_` before this and the next three names.
+    [`algorithm.rollout_correction.bypass_mode`, negated]"""
     importance_sampling_mode: CorrectionMode = "sequence_mask"
-    """A weight per token, or one per sequence (the product of its tokens'); a weight beyond its bounds is held at the
-    bound (`truncate`) or takes what it weighs out of the loss (`mask`; with both bounds, the band of IcePop).
-    [`rollout_correction.rollout_is`]"""
+    """One weight per token, or one per sequence (the product of the weights of its tokens). A weight outside its bounds
+    is set to the bound (`truncate`), or its token or sequence is removed from the loss (`mask`; with both bounds, the
+    band of IcePop). [`rollout_correction.rollout_is`]"""
     importance_sampling_clip_max: Positive | None = 3.0
-    """Upper bound of that weight; None is none. [`rollout_correction.rollout_is_threshold`]"""
+    """Upper bound of that weight; None is no bound. [`rollout_correction.rollout_is_threshold`]"""
     importance_sampling_clip_min: Positive | None = None
-    """Lower bound of that weight; None is none. [the first number of `rollout_is_threshold`]"""
+    """Lower bound of that weight; None is no bound. [the first number of `rollout_is_threshold`]"""
     staleness_clip_max: Positive | None = 5.0
-    """Upper bound of the weight of a token that older weights sampled, which is what the probability of the learner
-    before its first optimizer step is over that of sampling; None is none. Such tokens are there with `max_staleness`
-    alone. [no counterpart]"""
+    """Upper bound of the weight of a token that an older weight version sampled; None is no bound. The weight is the
+    learner's probability before its first optimizer step divided by the probability at sampling. Only runs with
+    `max_staleness` have such tokens. [no counterpart]"""
     entropy_coef: NotNegative = 0.0
-    """Weight of the mean entropy per token, in nats, which the loss is lowered by. [`actor.entropy_coeff`]"""
+    """Weight of the mean entropy per token (nats), which is subtracted from the loss. [`actor.entropy_coeff`]"""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -190,7 +193,7 @@ class LossSettings:
 
     @property
     def ratio_bounds(self) -> tuple[float, float]:
-        """The least and the greatest ratio that count, before `delta`."""
+        """The smallest and the largest ratio that count, before `delta`."""
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
         return (0.0, high) if self.loss_type == "cispo" else (1 - self.epsilon, 1 + high)
 
@@ -201,7 +204,7 @@ class LossSettings:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the model as it was loaded is needed."""
+        """Whether the model as loaded is needed."""
         return self.beta > 0
 
     @property
@@ -213,35 +216,35 @@ class LossSettings:
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
 class RewardSettings:
-    """From rewards to advantages; the formulas are in `losses/advantages.py`."""
+    """Settings that turn rewards into advantages; the formulas are in `losses/advantages.py`."""
 
     advantage: Advantage = "grpo"
-    """What a reward is compared with: the mean of its group (`grpo`, `reinforce_plus_plus_baseline`), that of the
-    others of its group (`rloo`), or that of the whole step (`reinforce_plus_plus`). [`algorithm.adv_estimator`]"""
+    """Baseline of a reward: the mean of its group (`grpo`, `reinforce_plus_plus_baseline`), the mean of the other
+    rollouts of its group (`rloo`), or the mean of the step (`reinforce_plus_plus`). [`algorithm.adv_estimator`]"""
     scale_rewards: ScaleRewards | None = None
-    """`group` divides by the standard deviation of the group (GRPO), `batch` by that of the step's rewards, `none` does
-    not (Dr. GRPO). None is what the `advantage` has in its paper: `group` for grpo, `none` for rloo, `batch` for the
-    two others. [`algorithm.norm_adv_by_std_in_grpo`]"""
+    """Divisor of advantages: `group` is the standard deviation of the group (GRPO), `batch` that of the step's rewards,
+    `none` does not divide (Dr. GRPO). None is the choice of the `advantage`'s paper: `group` for grpo, `none` for rloo,
+    `batch` for the other two. [`algorithm.norm_adv_by_std_in_grpo`]"""
     reward_weights: Mapping[str, float] | None = None
-    """The weight of each reward dimension by its name, where an agent's rewards have several; those that are not named
-    do not count. None takes the primary reward alone. [none; in the reward function]"""
+    """Weight of each reward dimension by its name, for agents whose rewards have several. A dimension without a weight
+    does not count. None uses the primary reward only. [none; in the reward function]"""
     multi_objective_aggregation: MultiObjective = "sum_then_normalize"
-    """`sum_then_normalize` makes one reward of the dimensions and an advantage of that; `normalize_then_sum` an
-    advantage of each dimension, whose weighted sum is scaled over the step (GDPO). [`adv_estimator: gdpo`]"""
+    """`sum_then_normalize` adds the weighted dimensions to one reward and computes its advantage. `normalize_then_sum`
+    computes an advantage per dimension and scales their weighted sum over the step (GDPO). [`adv_estimator: gdpo`]"""
     mask_truncated_completions: bool = False
-    """Leave the tokens of a rollout out of the loss, as `over_length`, if one of its calls was cut at
-    `max_completion_length`; its reward stays in its group. [none]"""
+    """Exclude the tokens of a rollout from the loss, as `over_length`, if one of its calls was cut at
+    `max_completion_length`. Its reward stays in its group. [none]"""
     soft_punish_cache: Count | None = None
-    """Tokens before `max_completion_length` in which the reward of a rollout begins to fall with its longest call; None
-    is off. TRL has it as `get_soft_overlong_punishment(soft_punish_cache=)`. [`overlong_buffer_cfg.len`]"""
+    """Number of tokens before `max_completion_length` over which the length of a rollout's longest call lowers its
+    reward; None is off. In TRL: `get_soft_overlong_punishment(soft_punish_cache=)`. [`overlong_buffer_cfg.len`]"""
     overlong_penalty_factor: Positive = 1.0
-    """What a call of full length costs. [`overlong_buffer_cfg.penalty_factor`]"""
+    """Penalty of a call of full length, with `soft_punish_cache`. [`overlong_buffer_cfg.penalty_factor`]"""
     max_num_gen_batches: Count = 1
-    """How many times a step may sample: groups whose rewards are all equal are replaced by groups of other tasks, and
-    stay excluded (DAPO). 1 takes the groups as they are. [`algorithm.filter_groups.max_num_gen_batches`]"""
+    """Largest number of times that a step samples: groups whose rewards are all equal are excluded and replaced by
+    groups of other tasks (DAPO). 1 replaces no group. [`algorithm.filter_groups.max_num_gen_batches`]"""
 
     def check_rewards(self) -> None:
-        """Raise BadRequestError if a weight is out of its range, or settings of rewards do not go together."""
+        """Raise BadRequestError if a weight is out of range or settings of rewards contradict each other."""
         weights = self.reward_weights
         if weights is not None and (
             not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights)
@@ -276,30 +279,32 @@ class RewardSettings:
 
     @property
     def compares_in_groups(self) -> bool:
-        """Whether a group of one, or one of equal rewards, has nothing to teach."""
+        """Whether a group of one rollout, or of equal rewards, has no advantage to learn from."""
         return self.advantage != "reinforce_plus_plus"
 
 
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
 class CriticSettings:
-    """How values are learned and used; the formulas are in `losses/critic.py`."""
+    """Settings of the critic and its values; the formulas are in `losses/critic.py`."""
 
     gamma: Share = 1.0
-    """What the value of the next token counts, between 0 and 1. [`algorithm.gamma`]"""
+    """Discount factor: weight of the value of the next token, between 0 and 1. [`algorithm.gamma`]"""
     lam: Share = 0.95
-    """Between 0 (advantages by the next value alone) and 1 (by the whole return), the lambda of GAE.
+    """Lambda of GAE, between 0 (advantages use the next value only) and 1 (they use the whole return).
     [`algorithm.lam`]"""
     vf_coef: NotNegative = 0.1
-    """Weight of the value loss. It moves the layers below the value head as well. [none; VERL's critic is a model of
-    its own]"""
+    """Weight of the value loss. It also trains the layers below the value head. [none; VERL's critic is a separate
+    model]"""
     cliprange_value: Positive = 0.2
-    """How far a value may go from what it was before the step, before its gain no longer counts.
+    """Clip range of the value loss: a change of a value beyond this, from its value before the step, gains nothing.
     [`critic.cliprange_value`, 0.5]"""
     value_learning_rate: Positive = 1e-3
-    """Of AdamW on the value head, in the first step; it falls as `learning_rate` does. [`critic.optim.lr`]"""
+    """Learning rate of AdamW for the value head, in the first step; it follows the schedule of `learning_rate`.
+    [`critic.optim.lr`]"""
     whiten_advantages: bool = True
-    """Take the mean of all token advantages of a step off and divide by their deviation. TRL and VERL always do."""
+    """Subtract the mean of all token advantages of a step and divide by their standard deviation. TRL and VERL always
+    do."""
 
 
 @explain_fields
@@ -307,112 +312,114 @@ class CriticSettings:
 class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
-    A setting that TRL 1.16's `GRPOConfig` has is named as there; what VERL 0.9.1 calls it stands in brackets.
+    A setting that TRL 1.16's `GRPOConfig` also has bears the same name; VERL 0.9.1's name follows in brackets.
     """
 
-    # of the algorithm; without annotations, by which they would be fields
+    # properties of the algorithm; an annotation would make them fields
     algorithm = "GRPO"
     names_elsewhere = _OTHER_NAMES
     without_meaning = _WITHOUT_MEANING
     model_missing = "model must be a text, the folder of a transformers model, or each of policies must name one"
 
     model: str
-    """Folder of a transformers causal model with tokenizer and chat template (or a name in the local cache).
+    """Folder of a transformers causal model with tokenizer and chat template, or its name in the local cache.
     [`actor_rollout_ref.model.path`]"""
     max_steps: Count = 100
-    """Steps, each of which samples `batch_size` tasks and updates the weights. [`trainer.total_training_steps`]"""
+    """Number of steps. Each samples `batch_size` tasks and updates the weights. [`trainer.total_training_steps`]"""
     batch_size: Count = 16
     """Tasks per step. [`data.train_batch_size`]"""
     num_generations: Count = 8
     """Rollouts per task and step, G. [`rollout.n`]"""
     learning_rate: Positive = 1e-5
-    """Of AdamW, in the first step. [`actor.optim.lr`]"""
+    """Learning rate of AdamW in the first step. [`actor.optim.lr`]"""
     lr_scheduler_type: LRSchedulerType = "constant"
-    """`linear` lowers the learning rate step by step, so that it would be 0 after the last one.
+    """Schedule of the learning rate: `linear` lowers it with each step, to 0 after the last one.
     [`actor.optim.lr_scheduler_type`]"""
     num_iterations: Count = 1
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     minibatch_rollouts: Count | None = None
-    """Rollouts per optimizer step; None takes the rows of the whole step at once. [`actor.ppo_mini_batch_size` times
+    """Rollouts per optimizer step; None uses the rows of the whole step at once. [`actor.ppo_mini_batch_size` times
     `rollout.n`]"""
     temperature: Annotated[float, Bounds(at_least=0.01, at_most=2)] = 1.0
-    """Of sampling, in training and in the evaluation that is reported first. [`rollout.temperature`]"""
+    """Sampling temperature of training and of the evaluation that is reported first. [`rollout.temperature`]"""
     max_completion_length: Count = 512
-    """Tokens per model call. [`data.max_response_length`, which is per rollout]"""
+    """Largest number of generated tokens per model call. [`data.max_response_length`, which is per rollout]"""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None
     """Arguments of `peft.LoraConfig`; None trains all weights. [`model.lora_rank`, `model.lora_alpha`]"""
     device: str = "cpu"
-    """Where the model lies, as torch names it, such as `cuda`."""
+    """Device of the model, by its torch name, such as `cuda`."""
     max_model_length: Annotated[int, Bounds(at_least=2)] | None = None
-    """Most tokens of prompt and reply together; a longer call is refused. None is the context of the model.
-    [`rollout.max_model_len`]"""
+    """Largest number of tokens of prompt and reply together; a longer call is refused. None is the context length of
+    the model. [`rollout.max_model_len`]"""
     max_tokens_per_forward: Count = 4096
-    """Most tokens of rows that go through the model at once; a longer row goes alone. The gradient is summed over the
-    forwards of an optimizer step, so this bounds the memory and changes the result by rounding alone.
+    """Largest number of tokens in one forward pass; a longer row has a pass to itself. The gradient is summed over the
+    passes of an optimizer step, so this setting bounds the memory and changes the result only by rounding.
     [`actor.ppo_max_token_len_per_gpu`]"""
     padding_free: bool = True
-    """The rows of a forward stand in one sequence, without padding, and do not see each other; a model that cannot do
-    it is padded. [`model.use_remove_padding`]"""
+    """Join the rows of a forward pass to one sequence without padding, in which rows do not attend to each other. A
+    model that does not support this is padded. [`model.use_remove_padding`]"""
     gradient_checkpointing: bool = False
-    """Keep the inputs of the layers alone for the backward pass, and compute the rest anew: less memory, a third more
-    time. [`model.enable_gradient_checkpointing`]"""
+    """Keep only the inputs of the layers for the backward pass and recompute the rest: less memory, a third more time.
+    [`model.enable_gradient_checkpointing`]"""
     bf16: bool = False
-    """The model computes in bfloat16; weights that learn are kept in float32 beside it, as are probabilities.
+    """Compute the model in bfloat16. The weights that learn have a float32 copy, and probabilities are float32.
     [`actor.fsdp_config.dtype`]"""
     eval_steps: CountOrZero = 0
-    """Steps between evaluations on the validation set; 0 evaluates before and after only. [`trainer.test_freq`]"""
+    """Steps between evaluations on the validation set; 0 evaluates only before and after the training.
+    [`trainer.test_freq`]"""
     solved_above: float | None = None
-    """A task of the validation set counts as solved when its reward is above this: the share of those is shown beside
-    the mean reward. None shows a share where all rewards are 0 or 1. [no counterpart]"""
+    """Reward above which a validation task counts as solved. The share of solved tasks is shown beside the mean reward.
+    None shows a share only if all rewards are 0 or 1. [no counterpart]"""
     seed: int = 0
-    """Of sampling, of the order of tasks and rows, and of the first weights of adapters."""
+    """Seed of sampling, of the order of tasks and rows, and of the first weights of adapters."""
     output_dir: str | Path | None = None
-    """Where model, checkpoints and metrics go; None makes `runs/<time>`."""
+    """Folder for model, checkpoints and metrics; None creates `runs/<time>`."""
     save_steps: CountOrZero = 10
-    """Steps between checkpoints, beside the one at the end; 0 writes that one alone. [`trainer.save_freq`]"""
+    """Steps between checkpoints, in addition to the one at the end; 0 writes only that one. [`trainer.save_freq`]"""
     save_total_limit: Count | None = 2
-    """So many checkpoints are kept, the newest ones; None keeps all. [`trainer.max_actor_ckpt_to_keep`]"""
+    """Number of newest checkpoints that are kept; None keeps all. [`trainer.max_actor_ckpt_to_keep`]"""
     deterministic: bool = False
-    """Whole runs are equal, whatever the number of runners and the timing: a reply depends on the weights, on step,
-    task and sample of its rollout, and on what is asked. Each reply is then decoded alone, which takes longer."""
+    """Make runs repeatable, independent of timing and number of runners: a reply depends on the weights, on the step,
+    task and sample of its rollout, and on the request. Each reply is decoded alone, which takes longer."""
     max_staleness: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
-    """How many weight versions the weights of a reply may be behind those that learn from it. 0 collects synchronously:
-    a step waits for all its rollouts. With n, rollouts go on while the weights are updated, at most n + 1 times
-    `batch_size` groups at a time; a group that is older when it ends is dropped as `too_stale`, and stale tokens of the
-    others are corrected (`staleness_clip_max`). [no counterpart: `async_training.staleness_threshold` is a share of
-    samples]"""
+    """Largest number of weight versions between the weights that sampled a reply and those that learn from it. 0
+    collects synchronously: a step waits for all its rollouts. With n, rollouts continue during updates, at most n + 1
+    times `batch_size` groups at a time. A group that is older when it ends is dropped as `too_stale`; stale tokens of
+    the others are corrected (`staleness_clip_max`). [no counterpart: `async_training.staleness_threshold` is a share
+    of samples]"""
     step_timeout_seconds: Positive = 1800.0
-    """A rollout that is not at its end by then is late; see `late_rollouts`."""
+    """Seconds after which an unfinished rollout of a step is late; see `late_rollouts`."""
     late_rollouts: LatePolicy = "drop"
-    """`drop`: it is cancelled and excluded, and the step goes on without it. `wait`: the time begins anew with each
-    rollout that ends. `resubmit`: it is cancelled, and its task enqueued once more."""
+    """Treatment of late rollouts. `drop`: cancel and exclude them; the step continues without them. `wait`: restart the
+    time limit with each rollout that ends. `resubmit`: cancel them and enqueue their tasks once more."""
     rollout_timeout_seconds: Positive | None = None
-    """Largest age of one attempt, after which it is excluded; None is `step_timeout_seconds`."""
+    """Largest duration of one attempt, in seconds; a longer one is excluded. None is `step_timeout_seconds`."""
     refused_calls: RefusedCalls = "exclude"
-    """What becomes of a scored rollout one of whose calls was refused for good (4xx, or an error that no retry got
-    over): `exclude` leaves it out as `refused_call`, since its reward may tell of the refusal; `train` trains it."""
+    """Treatment of a scored rollout with a call that finally failed (4xx, or an error after all retries). `exclude`
+    excludes it as `refused_call`, because its reward may reflect the refusal; `train` trains on it."""
     engine_batch: Count = 64
-    """Model calls that are generated at once."""
+    """Largest number of model calls that are generated at once."""
     max_drift: Share | None = None
-    """Largest share of turns that template or tokenizer may bring back in other tokens; beyond it the run ends. None is
-    no limit."""
+    """Largest share of turns that template or tokenizer may return as other tokens; a larger share ends the run. None
+    is no limit."""
     record_tokens: RecordTokens = "auto"
-    """Of which trained tokens the store keeps the figures that the loss used: `all`, a `sample` of whole rollouts with
-    about 65,000 tokens per step, or `none`. `auto` is `all` for a model below 10 million parameters, else `sample`."""
+    """Trained tokens for which the store keeps the figures of the loss: `all`, a `sample` of whole rollouts with about
+    65,000 tokens per step, or `none`. `auto` is `all` for a model below 10 million parameters, else `sample`."""
     alarms: AlarmSettings = "default"
-    """Which conditions of the run are told of, and when: `default`, `none`, or thresholds by rule, such as
+    """Rules that report conditions of the run: `default`, `none`, or thresholds by rule, such as
     `{"entropy_collapse": {"share": 0.05}, "token_drift": None}`; None switches a rule off. The rules are in
     `agentlightning.training.alarms`."""
     resource_name: str = "main_llm"
-    """Name under which the agent gets the policy."""
+    """Resource name of the policy, by which the agent gets it."""
     policies: Mapping[str, Mapping[str, object]] | None = None
-    """Several policies that learn in one run, each from its own calls: their names, or for each name the settings in
-    which it differs (`model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets
-    each under its name. Those with `lora` on one model share its weights. None is one policy. [no counterpart]"""
+    """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
+    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets each
+    by its name. Policies with `lora` on the same model share its weights. None is one policy. [no counterpart]"""
     progress: Style = "auto"
-    """How steps are shown: `live` is a table that changes in place, `plain` a line each; `auto` chooses by terminal."""
+    """Display of steps: `live` is a table that updates in place, `plain` one line per step; `auto` chooses by
+    terminal."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policies", read_policies(self.policies))
@@ -466,17 +473,17 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
 
     @property
     def critic(self) -> CriticSettings | None:
-        """The settings of the critic that gives each token its advantage; None where a rollout has one."""
+        """The settings of the critic, which gives each token an advantage; None if each rollout has one advantage."""
         return None
 
     @property
     def other_names(self) -> Mapping[str, str]:
-        """Settings by the names that they have here, and those that the algorithm gives them."""
+        """Names of GRPO settings, and the names that this algorithm gives them."""
         return {}
 
     @property
     def penalizes_rollouts(self) -> bool:
-        """Whether the divergence from the reference is taken from the reward of a rollout as one number."""
+        """Whether the divergence from the reference is subtracted from the reward of a rollout as one number."""
         return self.use_kl_in_reward and self.critic is None
 
     def learning_rate_at(self, step: int) -> float:
@@ -484,10 +491,10 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
         return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
 
     def by_policy(self) -> dict[str | None, GRPOSettings]:
-        """Return the settings that each policy learns by; under None those of a run with one policy.
+        """Return the settings of each policy by its name; a run with one policy has the key None.
 
         Raises:
-            BadRequestError: a setting of a policy is out of its range; names the policy.
+            BadRequestError: a setting of a policy is out of range; names the policy.
         """
         if self.policies is None:
             return {None: self}
@@ -507,7 +514,7 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
 
 
 def setting_names(cls: type[GRPOSettings]) -> list[str]:
-    """Return the settings that an algorithm takes."""
+    """Return the names of the settings that an algorithm takes."""
     refused = {*cls.names_elsewhere, *cls.without_meaning}
     return [field.name for field in dataclasses.fields(cls) if field.name not in refused]
 
@@ -516,8 +523,8 @@ def make_settings(cls: type[S], model: str | Path | None, settings: Mapping[str,
     """Return checked settings of an algorithm.
 
     Raises:
-        TypeError: a setting that is unknown or has no meaning for the algorithm; names it and the nearest right one.
-        BadRequestError: a value out of its range, or no model.
+        TypeError: a setting is unknown or has no meaning for the algorithm; names it and the nearest valid one.
+        BadRequestError: a value is out of range, or there is no model.
     """
     names, elsewhere = setting_names(cls), cls.names_elsewhere
     check_names(cls.algorithm, list(settings), names, other_names=elsewhere, without_meaning=cls.without_meaning)
@@ -532,10 +539,10 @@ def make_settings(cls: type[S], model: str | Path | None, settings: Mapping[str,
 def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
     """Return the settings of each policy of `policies=` by name; None for one policy without a name.
 
-    A list of names is policies that differ in nothing but what they learn.
+    Policies from a list of names share all settings.
 
     Raises:
-        BadRequestError: it is neither, a name cannot stand in a URL, or a policy has a setting that is the run's.
+        BadRequestError: it is neither, a name is not valid in a URL, or a policy has a setting of the whole run.
     """
     if policies is None:
         return None
@@ -563,7 +570,7 @@ def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
 
 
 def accepts(arguments: Callable[P, object]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Let type checkers and editors see which settings a constructor takes: those of the dataclass `arguments`."""
+    """Show type checkers and editors the settings that a constructor takes: those of the dataclass `arguments`."""
     del arguments
     return lambda constructor: constructor
 

@@ -1,4 +1,4 @@
-"""The settings of supervised fine-tuning: those of GRPO that have a meaning for it, and which rollouts are trained."""
+"""The settings of supervised fine-tuning: those of GRPO that apply to it, and the choice of rollouts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "max_staleness": "it collects synchronously; agl.GRPO has it",
 }
 _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "reference_distance", "stale_weights")
-"""Alarms about what the cross entropy does not compare: it learns from tokens, whoever sampled them."""
+"""Alarms that do not apply to the cross entropy, which learns from tokens of any source."""
 
 
 @explain_fields
@@ -56,16 +56,17 @@ class SFTSettings(GRPOSettings):
     )
 
     rollouts: Source | Sequence[str] = "new"
-    """What is chosen from: `new` runs the agent on tasks in every step; `stored` takes the training rollouts that the
-    store has at the start; a list of ids takes these, whatever else the store has."""
+    """Source of rollouts: `new` runs the agent on tasks in every step; `stored` uses the training rollouts that are in
+    the store at the start; a list of ids uses exactly these."""
     from_run: str | None = None
-    """Of the stored rollouts those of this run alone; `""` is the run without a name, None is every run."""
+    """Run whose stored rollouts are used; `""` is the run without a name, None is every run."""
     min_reward: float | None = None
-    """Least reward of a rollout that is chosen; None is no limit."""
+    """Smallest reward of a chosen rollout; None is no limit."""
     best_per_task: Count | None = None
-    """So many rollouts of each task are chosen, the best ones; None is no limit. Equal inputs are one task."""
+    """Number of best rollouts chosen per task; None is no limit. Equal inputs are one task."""
     top_share: Annotated[float, Bounds(above=0, at_most=1)] | None = None
-    """Share of what is left that is chosen, the best ones, at least one; None is all. Of each step with `new`."""
+    """Share of the remaining rollouts that is chosen, the best ones, at least one; None is all. With `new` it applies
+    to each step."""
 
     @override
     def __post_init__(self) -> None:
@@ -93,18 +94,18 @@ class SFTSettings(GRPOSettings):
 
     @property
     def chooses(self) -> bool:
-        """Whether anything says which rollouts are trained, but for a function."""
+        """Whether a setting, other than a function, chooses the rollouts to train on."""
         rules = (self.min_reward, self.best_per_task, self.top_share, self.named)
         return any(rule is not None for rule in rules)
 
     @property
     def named(self) -> list[str] | None:
-        """The rollouts that were given by their ids; None if they were not."""
+        """The ids of `rollouts` if it is a list of ids, else None."""
         return list(self.rollouts) if not isinstance(self.rollouts, str) else None
 
     @property
     def collects(self) -> bool:
-        """Whether the agent is run to have rollouts."""
+        """Whether the agent runs to produce rollouts."""
         return self.rollouts == "new"
 
     @property

@@ -1,7 +1,7 @@
-"""The tasks of a run in their order, and the groups of rollouts that are made of them.
+"""The tasks of a run in order, and their groups of rollouts.
 
-A step has `batch_size` tasks, and each of them one group of rollouts. A rollout has the name of its group in its
-metadata, by which a later start of the run finds it.
+A step has `batch_size` tasks, each with one group of rollouts. The metadata of a rollout holds the name of its group,
+by which a later start of the run finds it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentlightning.types import Dataset, Rollout, RolloutConfig
 T = TypeVar("T")
 
 TAKE: Final = "take"
-"""Metadata of rollouts of a step that is repeated with other weights; see `Resumption.take`."""
+"""Metadata key of rollouts of a step that is repeated with other weights; see `Resumption.take`."""
 
 
 def items_of(dataset: Dataset[Any] | None) -> list[object]:
@@ -27,10 +27,10 @@ def items_of(dataset: Dataset[Any] | None) -> list[object]:
 def batch_iter_over_dataset(
     dataset: Dataset[T], batch_size: int, rng: random.Random | None = None
 ) -> Iterator[list[T]]:
-    """Yield batches for ever, each pass over the dataset in a new order; no batch holds an item twice.
+    """Yield batches forever, each pass over the dataset in a new order; no batch holds an item twice.
 
-    A batch may span two passes. `batch_size` of the dataset's length or more gives the whole dataset, shuffled, each
-    time. The order is drawn from `rng`, or from the shared generator of the module `random` without one.
+    A batch may span two passes. A `batch_size` of at least the dataset's length yields the whole dataset, shuffled,
+    each time. `rng` draws the order, by default the shared generator of the module `random`.
 
     Raises:
         BadRequestError: the dataset is empty or `batch_size` is not positive.
@@ -56,7 +56,7 @@ def _batches(dataset: Dataset[T], size: int, shuffle: Callable[[list[int]], None
 
 
 def with_timeout(config: RolloutConfig | None, timeout_seconds: float) -> RolloutConfig:
-    """Return the Trainer's configuration of rollouts, with a time limit if it has none of its own."""
+    """Return the Trainer's configuration of rollouts, with a time limit if it has none."""
     if config is not None and config.timeout_seconds is not None:
         return config
     return (config or RolloutConfig()).model_copy(update={"timeout_seconds": timeout_seconds})
@@ -66,7 +66,7 @@ class GroupKey(NamedTuple):
     """The name of a group."""
 
     step: int
-    """The step that it is planned for; a slow group is trained in a later one, a fast one perhaps in an earlier one."""
+    """The planned step; a slow group is trained in a later one, a fast one perhaps in an earlier one."""
     task: int
     """Number of its task in that step."""
     take: str | None = None
@@ -74,7 +74,7 @@ class GroupKey(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it is in the plan."""
+        """Position in the plan."""
         return self.step, self.task
 
 
@@ -89,7 +89,7 @@ def metadata_of(step: int, task: int, sample: int, take: str | None) -> dict[str
 
 
 def place_of(rollout: Rollout) -> str | None:
-    """Return the place of a rollout in the run, for its seed; None if the loop did not make it."""
+    """Return the place of a rollout in the run, for its seed; None if the loop did not create it."""
     metadata = rollout.metadata or {}
     if not isinstance(metadata.get("step"), int) or not isinstance(metadata.get("task"), int):
         return None
@@ -101,8 +101,8 @@ class GroupPlan:
     """The groups of a run in their order. Belongs to the collector.
 
     Attributes:
-        next: place of the first group that was not drawn.
-        size: groups of a step.
+        next: place of the first group that is not drawn yet.
+        size: number of groups of a step.
     """
 
     def __init__(self, tasks: Sequence[object], batch_size: int, seed: int) -> None:
@@ -119,14 +119,14 @@ class GroupPlan:
         return GroupKey(step, task, take)
 
     def tasks_of(self, step: int) -> list[object]:
-        """Return the tasks of the groups that are planned for a step."""
+        """Return the tasks of the planned groups of a step."""
         while len(self._batches) < step:
             self._batches.append(next(self._source))
         return self._batches[step - 1]
 
 
 class OpenGroups:
-    """The groups that were in no step yet when a checkpoint was written, as `Collector.state` returned them."""
+    """The groups that no step had taken when a checkpoint was written, from `Collector.state`."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         step, task = state["next"]
@@ -134,6 +134,6 @@ class OpenGroups:
         self.keys = [GroupKey(*key) for key in state["open"]]
 
     def concerns(self, metadata: Mapping[str, Any], takes: Collection[object]) -> bool:
-        """Return whether a rollout with this metadata is of an open group, or of one that came after the checkpoint."""
+        """Return whether a rollout with this metadata belongs to an open group, or to one after the checkpoint."""
         key = key_of(metadata)
         return key in self.keys or (key.place >= self.next and key.take in takes)

@@ -1,7 +1,7 @@
-"""`Updater`: what learns in a run, as the loop drives it. Makers: our learner (`policies.py`) and those in `external/`.
+"""`Updater`: the trainer of a run, driven by the loop. Implemented by our learner (`policies.py`) and in `external/`.
 
-One weight version counts for the whole run: an update that changed any policy makes a new one for all, so that a call's
-stamp says which update it came after, whichever policy answered it.
+The whole run has one weight version: an update that changed any policy creates a new one for all, so that a call's
+stamp identifies the update before it, for every policy.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 
 class DrainTimeoutError(TimeoutError):
-    """Model calls were still running when the weights were to change; no weight was changed."""
+    """Model calls still ran when the weights should have changed; no weight was changed."""
 
 
 class _NothingChanged(Exception):
-    """Leaves a weight change without a new version: the weights are the old ones."""
+    """Ends a weight change without a new version, because no weight changed."""
 
 
 @dataclass(frozen=True)
 class Learner:
-    """One policy that learns: its settings and what is served of it."""
+    """One policy that learns: its settings and its served model."""
 
     name: str | None
-    """The name of the gateway's policy; None for the only one of a run, which learns from all calls that the adapter
+    """Name of the gateway's policy; None for the only policy of a run, which learns from all calls that the adapter
     selects."""
     settings: GRPOSettings
     policy: ServedModel
 
     def takes(self, sample: Sample) -> bool:
-        """Return whether a row is of this policy."""
+        """Return whether a row belongs to this policy."""
         return self.name is None or sample.policy == self.name
 
 
@@ -57,28 +57,27 @@ class StepUpdate:
     """The effect of a step's update on every policy."""
 
     figures: dict[str, float]
-    """`steps` and `skipped_steps` count optimizer steps; all others are there where the trainer knows them, under the
-    names that `Policy.update` gives them. Where there are several policies, those of each beside, under
-    `NAME/FIGURE`."""
+    """`steps` and `skipped_steps` count optimizer steps; the other figures, under their names in `Policy.update`, are
+    present if the trainer knows them. If there are several policies, the figures of each are added as `NAME/FIGURE`."""
     rows: Sequence[RowFigures] = ()
-    """(B,) figures of each row that the loss used, in the order of the samples; empty if they are not known."""
+    """(B,) figures of each row in the loss, in the order of the samples; empty if unknown."""
     changed: frozenset[str | None] = frozenset()
-    """The policies whose weights took a step."""
+    """The policies whose weights changed."""
     untrained: frozenset[str] = frozenset()
-    """Rollouts that were handed over and that the trainer left out."""
+    """Rollouts that the trainer excluded itself."""
     alarms: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """Warnings for the user: name and text."""
 
 
 class Updater:
-    """What learns in a run, and the engines that serve what it has learned. Belongs to the loop of the run.
+    """The trainer of a run, and the engines that serve its policies. Belongs to the loop of the run.
 
     Attributes:
         learners: the policies that learn.
-        engines: what serves them, in their order; none where nothing is sampled, as in a replay.
-        saves_every: steps between two checkpoints; 0 writes one at the end alone.
-        evaluates_first: whether held-out tasks are run before the first step.
-        updates_without_rows: whether `update` is to be called for a step without rows, too.
+        engines: the engines that serve them, in order; empty if nothing is sampled, as in a replay.
+        saves_every: steps between two checkpoints; 0 writes only one at the end.
+        evaluates_first: whether held-out tasks run before the first step.
+        updates_without_rows: whether `update` is also called for a step without rows.
     """
 
     evaluates_first = True
@@ -95,16 +94,16 @@ class Updater:
         """Learn from the rows of a step, and serve the new weights with the next `weight_version`. Called on a thread,
         within `paused`.
 
-        A trainer that makes advantages of its own writes them over `rows.advantages`, from where the ledger has them.
+        A trainer that computes its own advantages writes them to `rows.advantages`, from which the ledger reads them.
         """
         raise NotImplementedError
 
     def digest(self) -> str:
-        """Return what equal weights of all policies have in common."""
+        """Return a digest of the weights of all policies; equal weights have equal digests."""
         raise NotImplementedError
 
     def save_checkpoint(self, folder: Path, step: int) -> None:
-        """Write into a folder what a later start goes on from.
+        """Write the state from which a later start resumes into a folder.
 
         Raises:
             OSError: it cannot be written.
@@ -112,7 +111,7 @@ class Updater:
         raise NotImplementedError
 
     def save_model(self, folder: Path) -> None:
-        """Write the model of each policy: into the folder itself, or into one of its name where there are several."""
+        """Write the model of each policy into the folder, or if there are several, into subfolders of their names."""
         raise NotImplementedError
 
     # --- what a subclass may define ----------------------------------------------------------------------------------
@@ -122,28 +121,28 @@ class Updater:
         raise NotImplementedError
 
     def can_save(self, step: int, weight_version: int) -> bool:
-        """Return whether the weights after a step, which had this version, can be saved now."""
+        """Return whether the weights of this version, after a step, can be saved now."""
         return self.weight_version == weight_version
 
     def checkpoint_facts(self) -> dict[str, Any]:
-        """Return what a checkpoint says of its weights beside their digest, as JSON data."""
+        """Return the facts of a checkpoint's weights in addition to their digest, as JSON data."""
         return {}
 
     async def before_step(self, proxy: LLMProxy) -> None:
         """Prepare a step, whose rollouts are not started yet; `proxy` is the gateway of the run."""
 
     async def after_evaluation(self, step: int, evaluation: Evaluation, store: LightningStore) -> None:
-        """Take notice of an evaluation after a step."""
+        """Handle an evaluation after a step."""
 
     async def end(self) -> None:
-        """End after the last step."""
+        """Finish after the last step."""
 
     # --- what all have -----------------------------------------------------------------------------------------------
 
     async def update(self, step: int, rows: StepRows, proxy: LLMProxy, drain_seconds: float) -> StepUpdate:
         """Run `update_weights` while no model call is in progress; later calls are stamped with the new version, if
-        there is one. The gateway waits for the calls that it knows, `paused` also for what an engine of ours still
-        computes for a client that left.
+        there is one. The gateway waits for its calls, `paused` also for calls that our engine still computes although
+        their clients have left.
 
         Raises:
             DrainTimeoutError: calls still ran after `drain_seconds`, or an engine still computed after
@@ -179,16 +178,16 @@ class Updater:
 
     @property
     def names(self) -> list[str] | None:
-        """Of the policies; None where one learns from every call."""
+        """Names of the policies; None if one policy learns from every call."""
         return [each.name for each in self.learners if each.name is not None] or None
 
     @property
     def weight_version(self) -> int:
-        """How many updates of the run took a step."""
+        """Number of updates of the run that changed weights."""
         return max(each.policy.weight_version for each in self.learners)
 
     def advance(self, version: int) -> None:
-        """Give every policy this version, those too whose weights an update left as they were."""
+        """Set this version for every policy, including those whose weights did not change."""
         for each in self.learners:
             each.policy.weight_version = version
 
@@ -197,7 +196,7 @@ class Updater:
         return all(each.policy.gives_probabilities() for each in self.learners)
 
     def decoder(self) -> Decode | None:
-        """Return what turns token ids into text; None if the policies have several vocabularies."""
+        """Return a function that decodes token ids; None if the policies have several vocabularies."""
         tokenizers = [each.policy.tokenizer for each in self.learners]
         if any(other.get_vocab() != tokenizers[0].get_vocab() for other in tokenizers[1:]):
             return None

@@ -1,11 +1,11 @@
 """Train with VERL from a command line: `python -m agentlightning.verl key=value ...`.
 
-The keys are those of VERL's configuration; tasks come from files, and the agent from a module:
+The keys are those of VERL's configuration. Tasks come from files, the agent from a module:
 
     python -m agentlightning.verl agentlightning.agent=my_agent.py:agent data.train_files=train.jsonl \\
         actor_rollout_ref.model.path=Qwen2.5-1.5B-Instruct actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8
 
-`agentlightning.n_runners` (1) runners play it here. Without `agentlightning.agent` the store listens on
+`agentlightning.n_runners` (1) runners run it here. Without `agentlightning.agent` the store listens on
 `agentlightning.port` (4747) and waits for runners elsewhere: `agl runner AGENT --store http://this-machine:4747`.
 """
 
@@ -38,15 +38,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _prepared(arguments: Sequence[str]) -> Any:
-    """Return the training, once all that was said is read and checked."""
+    """Read and check the arguments; return the function that trains."""
     settings, ours = read(arguments)
     from agentlightning.algorithm.verl import VERL
     from agentlightning.trainer import Trainer
 
     data: dict[str, Any] = settings.get("data", {})
     train = load_dataset("data.train_files", data.pop("train_files", None) or "")
-    given = data.pop("val_files", None)
-    val = None if given is None else load_dataset("data.val_files", given)
+    val_files = data.pop("val_files", None)
+    val = None if val_files is None else load_dataset("data.val_files", val_files)
     port, count = _whole(ours, "port", _PORT), _whole(ours, "n_runners", 1)
     agent = None if ours.get("agent") is None else load_target("agentlightning.agent", str(ours["agent"]))
     algorithm = VERL(settings)
@@ -62,7 +62,7 @@ def _prepared(arguments: Sequence[str]) -> Any:
 
 
 def read(arguments: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return VERL's settings, nested, and what is for this program alone.
+    """Return VERL's settings, nested, and the settings of this program.
 
     Raises:
         ImportError: verl is not installed.
@@ -90,7 +90,7 @@ def _whole(ours: dict[str, Any], name: str, default: int) -> int:
 
 
 def _nobody(task: object) -> float:
-    """Stand for the agent where no runner is started."""
+    """Stand in for the agent if no runner is started."""
     raise AssertionError(f"no runner was to be started here, for {task!r}")
 
 

@@ -1,6 +1,6 @@
-"""APO: find better prompts. A model criticises rollouts of a prompt, edits it by the critique, and validation decides.
+"""APO: search for better prompts with critiques and edits by a model, and compare them on validation tasks.
 
-The algorithm as the Trainer sees it: settings and override points. The search is in `prompt_search/beam_search.py`, the
+This module has the settings and override points of the algorithm. The search is in `prompt_search/beam_search.py`, the
 model calls in `prompt_search/critic.py`.
 """
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class _Default(str):
-    """The name of the model, unless the server names its own."""
+    """Name of the model if the server does not name its own."""
 
 
 @explain_fields
@@ -48,17 +48,17 @@ class APO(PromptSearch, Generic[T]):
     """Search for better versions of the prompt templates among the initial resources.
 
     Beam search: each round runs the agent with every prompt of the beam on training tasks, a model criticises the
-    rollouts, a model edits the prompt by the critique, and the new versions are compared with the beam on validation
-    tasks. The agent is not changed; all other resources stay as they are. Returns a `PromptResult`.
+    rollouts, a model edits the prompt according to the critique, and the new versions are compared with the beam on
+    validation tasks. The agent and all other resources do not change. Returns a `PromptResult`.
 
-    Settings that every search over prompts has: `templates`, `rollout_batch_timeout`, `missing`, `minimum_coverage`,
-    `limits`, `prices`, `concurrency`, `retries` and `seed`, see `SearchSettings`.
+    `SearchSettings` has the settings of every search over prompts: `templates`, `rollout_batch_timeout`, `missing`,
+    `minimum_coverage`, `limits`, `prices`, `concurrency`, `retries` and `seed`.
 
     Subclasses may override `evaluate_prompt_on_batch`, `get_rollout_results`, `compute_textual_gradient` and
     `textual_gradient_and_apply_edit`: the search and the other three call the override.
 
     Raises:
-        BadRequestError, TypeError: a setting is out of its range; names it.
+        BadRequestError, TypeError: a setting is out of range; names it.
     """
 
     _name: ClassVar = "apo"
@@ -70,32 +70,33 @@ class APO(PromptSearch, Generic[T]):
     `agl.Chat`, or a callable `(messages, **settings)`. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL`
     name, else the Trainer's `llm_proxy`."""
     gradient_model: str = _Default("gpt-5-mini")
-    """Writes critiques. With an `LLM` or the gateway the default is their own model."""
+    """Model that writes critiques. With an `LLM` or the gateway the default is their own model."""
     apply_edit_model: str = _Default("gpt-4.1-mini")
-    """Rewrites the prompt; the same."""
+    """Model that rewrites the prompt; the default with an `LLM` or the gateway is the same."""
     diversity_temperature: float | None = 1.0
-    """Of both calls; None leaves it to the server."""
+    """Sampling temperature of critiques and edits; None uses the server's default."""
     gradient_batch_size: int = 4
-    """Tasks per training batch, and rollouts that are shown to the critic."""
+    """Number of tasks per training batch, and of rollouts shown to the critic."""
     val_batch_size: int = 16
-    """Validation tasks per selection."""
+    """Number of validation tasks per selection."""
     beam_width: int = 4
-    """Prompts that are kept, and parents that are expanded, per round."""
+    """Number of prompts that are kept, and of parents that are expanded, per round."""
     branch_factor: int = 4
-    """New versions per parent."""
+    """Number of new versions per parent."""
     beam_rounds: int = 3
-    """Rounds of the search."""
+    """Number of rounds of the search."""
     run_initial_validation: bool = True
     """Whether the seed is evaluated on the whole validation set first."""
     gradient_prompt_files: Sequence[str | Path] | None = None
-    """Prompts of the critic, one drawn per critique; see `prompt_search/critic.py`. None are ours."""
+    """Files with prompts of the critic, one drawn per critique; see `prompt_search/critic.py`. None uses the built-in
+    ones."""
     apply_edit_prompt_files: Sequence[str | Path] | None = None
-    """Those of the editor."""
+    """Files with prompts of the editor, one drawn per edit. None uses the built-in ones."""
     halving: bool = True
     """Whether the worse half of the candidates is dropped before the whole batch is run."""
     final_candidates: int = 2
-    """Further members of beams that are evaluated on the whole validation set before the best is chosen, as the leader
-    of each round was: those with the greatest lower bounds. 0 evaluates none."""
+    """Number of beam members, in addition to the leader of each round, that are evaluated on the whole validation set
+    before the best is chosen: those with the greatest lower bounds. 0 evaluates none."""
     output_dir: str | Path | None = None
     """Folder for `history.json`, written after each round; None writes none."""
 
@@ -112,7 +113,7 @@ class APO(PromptSearch, Generic[T]):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy that makes so many new versions at most."""
+        """Return a copy that makes at most this many new versions."""
         twin = copy.copy(self)
         twin.beam_width = min(self.beam_width, max_iterations)
         twin.branch_factor = max(1, min(self.branch_factor, max_iterations // twin.beam_width))
@@ -138,10 +139,10 @@ class APO(PromptSearch, Generic[T]):
         *,
         prefix: str | None = None,
     ) -> tuple[Sequence[RolloutResult], float | None]:
-        """Return the results of a prompt on tasks, in their order, and its mean reward; None if nothing earned one.
+        """Return the results of a prompt on tasks, in their order, and its mean reward; None without any reward.
 
-        Calls made at the same time run as one round. What ran before does not run again; such results of the mode `val`
-        hold no messages.
+        Concurrent calls run as one round. Earlier results are reused; reused results of the mode `val` hold no
+        messages.
         """
         assert self._state is not None, "evaluate_prompt_on_batch belongs to a run"
         prefix = prefix or f"[Prompt {prompt.version}]"
@@ -159,7 +160,7 @@ class APO(PromptSearch, Generic[T]):
     async def compute_textual_gradient(
         self, prompt: PromptVersion, results: Sequence[RolloutResult], *, prefix: str | None = None
     ) -> str | None:
-        """Return the critique of a prompt by some of its worst and best results; None for nothing."""
+        """Return the critique of a prompt, based on some of its worst and best results; None if it is empty."""
         branch = current_branch.get() or Branch(random.Random(self.seed))
         prefix = prefix or f"[Prompt {prompt.version}]"
         if len(results) < self.gradient_batch_size:
@@ -172,7 +173,7 @@ class APO(PromptSearch, Generic[T]):
     async def textual_gradient_and_apply_edit(
         self, prompt: PromptVersion, results: Sequence[RolloutResult], *, prefix: str | None = None
     ) -> str | None:
-        """Return the text of a new version: the edit by a critique of `results`. None if either gives nothing."""
+        """Return the text of a new version, edited by a critique of `results`. None if critique or edit is empty."""
         branch = current_branch.get() or Branch(random.Random(self.seed))
         prefix = prefix or f"[Prompt {prompt.version}]"
         critique = await self.compute_textual_gradient(prompt, results, prefix=prefix)

@@ -1,4 +1,4 @@
-"""A model that another system trains and serves (VERL, Tinker), as a run sees it from outside."""
+"""A model that another system (VERL, Tinker) trains and serves, with the interface of a run's own policy."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from agentlightning.training.updater import Learner, Updater
 
 
 class RemotePolicy(ServedModel):
-    """A policy of which only the tokenizer is here."""
+    """A policy that has only its tokenizer in this process."""
 
     def __init__(self, path: str, longest: int, setting: str) -> None:
         """Read the tokenizer and the settings of a model.
 
         Args:
-            longest: tokens that its server takes.
+            longest: largest number of tokens that its server accepts.
             setting: the name of the setting that holds `path`, for error messages.
 
         Raises:
@@ -85,7 +85,7 @@ class RemotePolicy(ServedModel):
 
 
 class RemoteEngine:
-    """One of the endpoints at which the model answers; its session starts and ends it."""
+    """One endpoint of the model; its session starts and ends it."""
 
     model_name = ONLY_POLICY
 
@@ -104,7 +104,7 @@ class RemoteEngine:
         yield
 
     def stats(self) -> EngineStats:
-        """Return nothing: it is measured elsewhere."""
+        """Return empty sums: the other system measures them."""
         return EngineStats()
 
 
@@ -112,11 +112,11 @@ class RemoteUpdater(Updater):
     """A model that another system trains and serves, as the only policy of a run."""
 
     def __init__(self, policy: RemotePolicy, settings: GRPOSettings, engine: RemoteEngine, *, name: str) -> None:
-        """Take the first endpoint; no other start of any run has the name."""
+        """Use the first endpoint; its name is unique to this start of the run."""
         super().__init__([Learner(None, settings, policy)], [engine])
         self._name = name
 
     @override
     def digest(self) -> str:
-        # the weights lie elsewhere: those of another start never count as the same
+        # the weights are on another system: those of another start never count as the same
         return f"{self._name}-{self.weight_version}"

@@ -1,7 +1,7 @@
 """A run that the Tinker service trains: it learns and samples, through its own client.
 
-The gateway reaches it through a server in front. Every wait has an end, and every error says at which request. The
-client repeats a request by itself where the connection is lost or the service is busy; nothing is repeated here.
+The gateway reaches it through a server of this process. Every wait has a time limit, and every error names its request.
+The client itself retries a request if the connection is lost or the service is busy; this module retries nothing.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 PLACE: Final = "tinker.json"
-"""File of a checkpoint, and of the folder of the trained model, with the place where the service keeps it."""
+"""File in a checkpoint, and in the folder of the trained model, with its address on the service."""
 _ANSWER_SECONDS: Final = 600.0
-"""For the answer to one request of a step: requests wait at the service for others."""
+"""Seconds for the answer to one request of a step: the service queues requests."""
 _CLOSE_SECONDS: Final = 10.0
-"""For the service to hear that the run ended; later it ends the session by itself, as nobody asks for it."""
+"""Seconds to report the end of the run to the service; without a report the service ends an idle session itself."""
 _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 _MAX_TOKENS: Final = 32_768
-"""Of a row, where the model's settings allow more."""
+"""Largest number of tokens of a row, even if the model's settings allow more."""
 
 
 async def run_tinker(
@@ -66,7 +66,7 @@ async def run_tinker(
     """Train with the Tinker service; see `Tinker`."""
     tasks, held_out = items_of(train_dataset), items_of(val_dataset)
     check_tasks("Tinker", settings, tasks, held_out)
-    triplet_adapter(source)  # before anything is loaded
+    triplet_adapter(source)  # before loading anything
     policy = await asyncio.to_thread(RemotePolicy, tokenizer, _MAX_TOKENS, "tokenizer")
 
     async def make_updater(opened: OpenRun, stack: AsyncExitStack) -> TinkerUpdater:
@@ -117,14 +117,14 @@ class TinkerUpdater(RemoteUpdater):
         try:
             self._service.save(folder, step)
         except EngineError as error:
-            raise OSError(str(error)) from error  # a checkpoint that cannot be written: the run warns and goes on
+            raise OSError(str(error)) from error  # a checkpoint that cannot be written: the run warns and continues
 
 
 class TinkerService:
     """One training client. `generate` belongs to the loop; the other methods to one thread at a time.
 
-    They raise an EngineError where the service fails, or does not answer in time. No other start of any run has its
-    `name`; `token` is for calls to the endpoint in front of it.
+    They raise an EngineError if the service fails or does not answer in time. Its `name` is unique to this start of the
+    run; `token` is for calls to the endpoint in front of it.
     """
 
     def __init__(self, model: str, base_url: str | None, key: str) -> None:
@@ -136,7 +136,7 @@ class TinkerService:
         self._sampler: tuple[Any, int] | None = None
 
     def open(self, rank: int, seed: int, state: str | None, version: int, seconds: float) -> None:
-        """Make new adapters, or take those of a state with their optimizer, and sample from them.
+        """Create new adapters, or load those of a state with their optimizer, and sample from them.
 
         Raises:
             BadRequestError: the service refuses the key or the model, or does not have the state.
@@ -186,9 +186,9 @@ class TinkerService:
         data = [datum_of(sample, advantage) for sample, advantage in zip(samples, scaled, strict=True)]
         # both requests are sent before one is waited for, so that the service takes them in one go
         computed = self._training.forward_backward(data, "importance_sampling")
-        taken = self._training.optim_step(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip))
+        update = self._training.optim_step(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip))
         output = _answer(computed, "forward_backward")
-        _answer(taken, "optim_step")
+        _answer(update, "optim_step")
         log_ratios: list[float] = []
         for sample, row in zip(samples, output.loss_fn_outputs, strict=True):
             columns = zip(row["logprobs"].tolist(), sample.logprobs[1:], sample.mask[1:], strict=True)
@@ -211,15 +211,15 @@ class TinkerService:
         }
 
     def publish(self, version: int) -> None:
-        """Sample from the present weights from now on."""
+        """Sample from the current weights from now on."""
         sampler = _answer(self._training.save_weights_and_get_sampling_client(), "save_weights_for_sampler")
         self._sampler = (sampler, version)
 
     async def generate(self, *, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """Return a completion as `ChatServer` takes it.
+        """Return a completion for `ChatServer`.
 
         Raises:
-            RequestError: the service failed; the call may be repeated.
+            RequestError: the service failed; the call may be retried.
         """
         assert self._sampler is not None
         sampler, version = self._sampler
@@ -235,15 +235,15 @@ class TinkerService:
         return SimpleNamespace(token_ids=reply.tokens, log_probs=reply.logprobs, extra_fields=version_of_weights)
 
     def save(self, folder: Path, step: int) -> None:
-        """Let the service keep weights and optimizer, and write their place into a folder."""
+        """Save weights and optimizer on the service, and write their address into a folder."""
         self._write_place(folder, "state", self._training.save_state(f"{self.name}-step-{step}"))
 
     def save_model(self, folder: Path) -> None:
-        """Let the service keep the weights for sampling, and write their place into a folder."""
+        """Save the weights for sampling on the service, and write their address into a folder."""
         self._write_place(folder, "sampler", self._training.save_weights_for_sampler(f"{self.name}-end"))
 
     async def close(self, error: type[BaseException] | None, *_: object) -> None:
-        """End the session, and let the service know how the run ended. The `__aexit__` of a context manager."""
+        """End the session, and report the end of the run to the service. The `__aexit__` of a context manager."""
         ended = "success" if error is None else "errored" if issubclass(error, Exception) else "interrupted"
         await asyncio.to_thread(wait, [_on_thread(lambda: self._client.close(ended).result())], _CLOSE_SECONDS)
 
@@ -253,7 +253,7 @@ class TinkerService:
 
 
 def datum_of(sample: Sample, advantage: float) -> tinker.Datum:
-    """Return a row as the service takes it: each token but the last one predicts the next, (T - 1,) each."""
+    """Return a row in the service's form: each token but the last one predicts the next, (T - 1,) each."""
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(sample.token_ids[:-1]),
         loss_fn_inputs={  # pyright: ignore[reportArgumentType] -- the client converts lists
@@ -274,7 +274,7 @@ def _answer(future: Any, request: str) -> Any:
 
 
 def _on_thread(work: Callable[[], T]) -> Future[T]:
-    """Do work on a thread that the end of the process does not wait for."""
+    """Run work on a thread that does not delay the end of the process."""
     future: Future[T] = Future()
 
     def run() -> None:

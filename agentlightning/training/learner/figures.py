@@ -1,4 +1,4 @@
-"""The figures of an update: of each trained token what the loss used, and of the whole the means over its steps."""
+"""The figures of an update: the values of each trained token in the loss, and the means over the optimizer steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from agentlightning.training.batch import Batch
 from agentlightning.training.losses.objective import PolicyLoss
 
 MEASURED_TOKENS = 2048
-"""About so many tokens go through the model once more after the last optimizer step; rows spread over the first."""
+"""Approximate number of tokens of the forward pass after the last optimizer step, in rows spread over the batch."""
 
 
 RowFigures = Mapping[str, NDArray[Any]]
 """The figures of one row on the first pass over it, (R,) each, one per trained token in order, under the names of
-`LedgerRow`, which explains them: float32, `clipped` uint8. A trainer that keeps the inside of its loss to itself (VERL)
-gives what the loss began with."""
+`LedgerRow`, which explains them: float32, `clipped` uint8. A trainer that does not expose its loss (VERL) returns the
+inputs of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class UpdateResult:
 
     Attributes:
         figures: see `Policy.update`.
-        rows: (B,) figures of each row that the loss used, in the order of the samples.
-        notes: messages for the user, such as of a lack of memory.
+        rows: (B,) figures of each row in the loss, in the order of the samples.
+        notes: messages for the user, such as about a lack of memory.
     """
 
     figures: dict[str, float]
@@ -57,19 +57,19 @@ def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLos
 
 
 def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means of the optimizer steps that were taken, and how many were; NaN where none was. Of the first one
-    also how far engine and learner are apart on fresh tokens, and the weights of stale ones, where it has any."""
-    taken = [figure for figure in figures if figure["taken"]]
+    """Return the means over the optimizer steps, NaN without any, and their number. For the first step also return the
+    distance of engine and learner on fresh tokens, and the divergence on stale ones, if it has any."""
+    steps = [figure for figure in figures if figure["taken"]]
     names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
     more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
     names += [name for name in more if name in figures[0]]
-    means = {name: sum(figure[name] for figure in taken) / len(taken) if taken else float("nan") for name in names}
+    means = {name: sum(figure[name] for figure in steps) / len(steps) if steps else float("nan") for name in names}
     stale = figures[0].get("stale_share", 0.0)
     if stale < 1.0:
         means["first_ratio_error"] = figures[0]["max_ratio_error"]
     if stale > 0.0:
         means["first_stale_kl"] = figures[0]["stale_kl"] / stale
-    return means | {"steps": len(taken), "skipped_steps": len(figures) - len(taken)}
+    return means | {"steps": len(steps), "skipped_steps": len(figures) - len(steps)}
 
 
 def measured_rows(lengths: Sequence[int]) -> list[int]:

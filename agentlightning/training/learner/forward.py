@@ -1,10 +1,9 @@
 """The log-probabilities and entropies of the trained tokens of a batch.
 
-Rows go through the model padded or, without padding, one after the other: they are one sequence whose positions
-begin anew with each row, and attention is computed row by row, so that no row sees another. It is what TRL calls
-`padding_free` and VERL `use_remove_padding`; there it needs flash attention, here it is torch's own scaled-dot-product
-attention, on any device. A model whose attention does not come by way of transformers' attention interface cannot do
-it; `can_pack` finds out by comparing.
+Rows go through the model padded or packed. Packed rows form one sequence without padding, whose positions restart with
+each row, and attention is computed row by row, so that rows do not attend to each other. TRL calls this `padding_free`,
+VERL `use_remove_padding`; there it needs flash attention, here torch's own scaled-dot-product attention on any device.
+A model that bypasses transformers' attention interface cannot be packed; `can_pack` compares the results to detect it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Scores(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
     values: Tensor
-    """Of the state before the token; 0 without a value head."""
+    """Values of the states before the tokens; 0 without a value head."""
 
 
 def score(
@@ -44,8 +43,8 @@ def score(
 ) -> Scores:
     """Return log-probabilities and entropies of the masked tokens, 0 elsewhere, and their values if there is a head.
 
-    Shapes: (B, T) each, float32. Logits are made for the masked tokens alone, and their softmax is taken in float32,
-    whatever the weights are in.
+    Shapes: (B, T) each, float32. Logits are computed only for the masked tokens, and their softmax in float32 for every
+    type of weights.
     """
     predicting = batch.mask.roll(-1, dims=1)  # (B, T): token t is predicted at t-1; the first is never masked
     if packed:
@@ -68,12 +67,12 @@ def score(
     return Scores(empty.masked_scatter(batch.mask, logprobs), empty.masked_scatter(batch.mask, entropy), values)
 
 
-def _logits(model: PreTrainedModel, inputs: dict[str, Any], wanted: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return the logits at the wanted positions, (N, V), and what the output layer made them of: one of (1, N, H), none
-    if it was not asked. `wanted`: (B, T) bool."""
-    with head_sees_only(model, wanted) as seen:
+def _logits(model: PreTrainedModel, inputs: dict[str, Any], positions: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the logits at the selected positions, (N, V), and the inputs of the output layer: one of (1, N, H), none
+    if the layer was not called. `positions`: (B, T) bool."""
+    with head_sees_only(model, positions) as head_inputs:
         logits = cast("Tensor", model(**inputs, use_cache=False).logits)
-    return (logits[0] if seen else logits[wanted]), seen
+    return (logits[0] if head_inputs else logits[positions]), head_inputs
 
 
 BY_ROWS: Final = "agl_by_rows"
@@ -89,13 +88,13 @@ def _attention_by_rows(
     row_lengths: list[int] | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention, of each row with itself alone where `row_lengths` says how the sequence is made up.
+    """Compute causal attention, within each row separately if `row_lengths` has the rows of the sequence.
 
     Shapes: query: (B, heads, S, head width); key, value: the same with as many or fewer heads; B = 1 and
         S = sum(row_lengths) if those are given; result: (B, S, heads, head width).
     """
     if query.is_cuda and query.dtype == torch.float32 and key.shape[1] < query.shape[1]:
-        # float32 has no kernel on CUDA for heads that share keys; without, all scores would be written down
+        # float32 has no kernel on CUDA for heads that share keys; the fallback would store all scores
         key, value = (states.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for states in (key, value))
         module = cast("torch.nn.Module", SimpleNamespace(is_causal=getattr(module, "is_causal", True)))
     if row_lengths is None:
@@ -126,7 +125,7 @@ def packed_inputs(tokens: Tensor, attention: Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def can_pack(model: PreTrainedModel) -> bool:
-    """Switch the model to attention by rows and return whether it keeps two rows apart; if not, switch it back."""
+    """Switch the model to attention by rows and return whether it separates two rows; if not, switch it back."""
     before = model.config._attn_implementation  # pyright: ignore[reportPrivateUsage] -- it has no public name
     if before == BY_ROWS:
         return True
@@ -145,7 +144,7 @@ def can_pack(model: PreTrainedModel) -> bool:
         tolerance = (1e-4 if packed.dtype == torch.float32 else 3e-2) * float(padded.abs().max())
         if torch.equal(packed[5:], beside[5:]) and torch.allclose(packed, padded, rtol=0, atol=tolerance):
             return True
-    except (TypeError, ValueError, RuntimeError):  # its forward takes none of these, or its shapes do not fit
+    except (TypeError, ValueError, RuntimeError):  # its forward does not accept these arguments, or their shapes
         pass
     _bare(model).set_attn_implementation(before)
     return False

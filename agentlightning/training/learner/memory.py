@@ -1,9 +1,9 @@
 """The memory that a run needs, and the memory that is free.
 
-The sum is made before anything is loaded, from the model's configuration: the model is built without numbers (on
-torch's `meta` device), its weights are counted, and what a forward keeps for its backward pass is counted tensor by
-tensor. It is the least that the run will need: rows are taken to be as long as `max_model_length`, or, without it,
-twice `max_completion_length`, and to have one reply of `max_completion_length` tokens.
+The sum is computed from the model's configuration before loading: the model is built without data (on torch's `meta`
+device), its weights are counted, and so are the tensors that a forward pass keeps for its backward pass. It is a lower
+bound: rows are assumed to have `max_model_length` tokens (without it, twice `max_completion_length`) and one reply of
+`max_completion_length` tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENGINE_COPIES: Final = 8  # the same while a token is drawn: logits, two softma
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One summand: what it is for, its bytes, and what makes it smaller."""
+    """One summand: its purpose, its bytes, and the settings that reduce it."""
 
     what: str
     bytes: int
@@ -44,7 +44,7 @@ def check_memory(*policies: GRPOSettings) -> None:
     """Refuse a run that cannot fit, before its model is loaded. `policies` are the settings of each.
 
     Raises:
-        OutOfMemoryError: holds the sum and what to change.
+        OutOfMemoryError: it cannot fit; has the sum and the settings to change.
     """
     parts, shared = list[Part](), set[tuple[str, bool]]()
     for settings in policies:
@@ -60,18 +60,18 @@ def check_memory(*policies: GRPOSettings) -> None:
         return
     parts.sort(key=lambda part: -part.bytes)
     levers = dict.fromkeys(part.lever for part in parts if part.lever and part.bytes > total / 20)
-    needed, left = f"{total / GIB:.2f} GiB", f"{free / GIB:.2f} GiB"
-    lines = [f"the run needs at least {needed} of memory, and {left} are free on {device}:"]
+    needed, available = f"{total / GIB:.2f} GiB", f"{free / GIB:.2f} GiB"
+    lines = [f"the run needs at least {needed} of memory, and {available} are free on {device}:"]
     lines += [f"  {part.bytes / GIB:8.2f} GiB  {part.what}" for part in parts]
     lines.append(f"What makes it smaller, the most first: {'; '.join(levers)}")
     raise OutOfMemoryError("\n".join(lines))
 
 
 def needed_memory(settings: GRPOSettings) -> list[Part]:
-    """Return the summands of what a run holds at once at its peak, none of them 0.
+    """Return the summands, none of them 0, of a run's memory at its peak.
 
-    Engine and update take turns: of what each holds in its turn alone, the larger is counted. The engine's keys and
-    values stay allocated during an update.
+    Engine and update take turns: only the larger of their temporary memory is counted. The engine's keys and values
+    stay allocated during an update.
     """
     model, adapted = _without_numbers(settings)
     config = model.config.get_text_config()
@@ -99,7 +99,7 @@ def needed_memory(settings: GRPOSettings) -> list[Part]:
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
     reference = weights if settings.needs_reference and adapted is None else 0
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
-    kept = [
+    lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the weights that learn", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
@@ -115,11 +115,11 @@ def needed_memory(settings: GRPOSettings) -> list[Part]:
     ]
     engine = [Part(f"logits of {calls} calls", _ENGINE_COPIES * 4 * calls * config.vocab_size, batch)]
     turn = max(update, engine, key=lambda parts: sum(part.bytes for part in parts))
-    return [part for part in (*kept, *turn) if part.bytes]
+    return [part for part in (*lasting, *turn) if part.bytes]
 
 
 def free_memory(device: str) -> int:
-    """Return how many bytes can be had: of a GPU, or of the machine, this process's limits and its control group."""
+    """Return the free bytes of a GPU, or of the machine within this process's limits and control group."""
     kind = torch.device(device)
     if kind.type == "cuda":
         return torch.cuda.mem_get_info(kind)[0]
@@ -132,7 +132,7 @@ def free_memory(device: str) -> int:
 
 
 def _used_by_group() -> int:
-    """Return what the control group of a container holds, but for files that can be dropped at once; 0 without one."""
+    """Return the bytes in use by the control group, without cached files that can be dropped; 0 without a group."""
     try:
         with open("/sys/fs/cgroup/memory.current") as current, open("/sys/fs/cgroup/memory.stat") as stat:
             fields = dict(line.split() for line in stat)
@@ -142,7 +142,7 @@ def _used_by_group() -> int:
 
 
 def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Return the model on torch's `meta` device, and the same with its adapters."""
+    """Return the model on torch's `meta` device, and the model with its adapters."""
     config = AutoConfig.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):
         dtype = torch.bfloat16 if settings.bf16 else torch.float32
@@ -153,7 +153,7 @@ def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTraine
 
 
 class _Attended(torch.autograd.Function):
-    """Keeps for the backward pass what attention that does not write its scores down keeps."""
+    """Keeps for the backward pass the tensors of an attention kernel that does not store its scores."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -172,15 +172,15 @@ AttentionInterface.register(_COUNTING, _counting_attention)
 
 
 def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, logits: int) -> int:
-    """Return what a forward of so many tokens keeps for its backward pass beside its logits, which take so many bytes:
-    with checkpointing they are gone when the first layer is computed anew."""
+    """Return the bytes that a forward pass of `tokens` tokens keeps for its backward pass, without its logits: with
+    checkpointing these are free when the first layer is recomputed."""
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
-    kept: dict[int, int] = {}
+    saved_bytes: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
-            kept[storage._cdata] = storage.nbytes()
+            saved_bytes[storage._cdata] = storage.nbytes()
         return tensor
 
     adapted: Any = model
@@ -191,7 +191,7 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
     first[0, 0] = True
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), head_sees_only(model, first):
         output = inner(input_ids=inputs, use_cache=False)
-    whole = sum(kept.values()) * tokens // _MEASURED_TOKENS
+    whole = sum(saved_bytes.values()) * tokens // _MEASURED_TOKENS
     del output
     if not checkpointing:
         return whole

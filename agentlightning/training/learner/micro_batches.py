@@ -1,4 +1,4 @@
-"""Rows go through the model in micro-batches of bounded size, and in smaller ones once the memory did not suffice."""
+"""Micro-batches of bounded size, in which rows go through the model; a lack of memory makes them smaller."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _T = TypeVar("_T")
 
 
 class MicroBatches:
-    """Splits batches into micro-batches, and repeats what failed for want of memory with smaller ones.
+    """Splits batches into micro-batches, and after a lack of memory retries with smaller ones.
 
     Attributes:
-        max_tokens: most tokens of a micro-batch, halved by each lack of memory.
+        max_tokens: largest number of tokens of a micro-batch, halved by each lack of memory.
         notes: messages for the user.
     """
 
     def __init__(self, device: torch.device, max_tokens: int, release: Callable[[], None]) -> None:
-        """`release` frees the gradients of an attempt that failed."""
+        """Set the bound; `release` frees the gradients of a failed attempt."""
         self._device, self._release = device, release
         self.max_tokens = max_tokens
         self.notes: list[str] = []
         self._latest: list[Batch] = []
-        """The micro-batch that is computed; none before the first of an attempt."""
+        """The current micro-batch; none before the first of an attempt."""
 
     def split(self, batch: Batch, *, packed: bool) -> Iterator[tuple[list[int], Batch]]:
         """Yield the micro-batches of a batch, each with the numbers of its rows."""
@@ -39,10 +39,10 @@ class MicroBatches:
             yield rows, part
 
     def retry(self, attempt: Callable[[], _T]) -> _T:
-        """Return what an attempt returns; for want of memory repeat it with smaller micro-batches.
+        """Return the result of an attempt; after a lack of memory retry it with smaller micro-batches.
 
         Raises:
-            OutOfMemoryError: one row is too much.
+            OutOfMemoryError: a single row does not fit.
         """
         while True:
             self._latest.clear()
@@ -55,7 +55,7 @@ class MicroBatches:
             self._shrink(failed, cause)  # here the frames of the error are gone, and their tensors with them
 
     def _shrink(self, failed: Batch, cause: str) -> None:
-        """Let the next attempt take half as many tokens at once as the forward that failed."""
+        """Set the bound to half the tokens of the failed forward pass."""
         self._release()
         rows, tokens = len(failed.tokens), int(failed.attention.sum())
         free_cached_memory(self._device)
@@ -76,8 +76,8 @@ class MicroBatches:
 def microbatches(lengths: Sequence[int], max_tokens: int, *, packed: bool) -> list[list[int]]:
     """Return the numbers of the rows that go through the model together: few tokens, little padding.
 
-    Rows are taken from the longest to the shortest, those of one length in their order. A micro-batch holds at most
-    `max_tokens`, padding included; a row that is longer than this is one by itself.
+    Rows are taken from the longest to the shortest, rows of equal length in their order. A micro-batch holds at most
+    `max_tokens`, including padding; a longer row is a micro-batch of its own.
 
     Shapes: lengths: (B,) tokens of each row; the lists hold each of 0 .. B-1 once.
     """

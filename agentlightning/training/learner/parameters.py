@@ -1,4 +1,4 @@
-"""The weights of a model that learn: adapters, float32 copies, checkpointing, the reference, the value head.
+"""The trained weights of a model: adapters, float32 copies, checkpointing, the reference, the value head.
 
 A model in bfloat16 has 8 bits of mantissa: a step of 1e-5 on a weight of 1 would be lost. So each learned weight
 that is not float32 has a float32 master copy, which the optimizer steps; the gradient, too, is summed in float32, over
@@ -22,7 +22,7 @@ from agentlightning.errors import BadRequestError
 
 
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:
-    """Return the model with adapters (LoRA, arXiv:2106.09685), which alone learn. `settings` are arguments of
+    """Return the model with adapters (LoRA, arXiv:2106.09685); only these learn. `settings` are arguments of
     `peft.LoraConfig`."""
     from peft import LoraConfig, get_peft_model
 
@@ -62,13 +62,13 @@ def _add_gradient(master: Tensor, live: Tensor) -> None:
 
 
 class Checkpointing:
-    """Lets the layers keep their inputs alone for the backward pass and compute the rest anew (arXiv:1604.06174)."""
+    """Makes the layers keep only their inputs for the backward pass and recompute the rest (arXiv:1604.06174)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """Prepare the model.
 
         Raises:
-            BadRequestError: it has no layers that can do it.
+            BadRequestError: it has no layers that support it.
         """
         self._layers: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         if not model.supports_gradient_checkpointing or not self._layers:
@@ -84,8 +84,8 @@ class Checkpointing:
 
     @contextmanager
     def __call__(self) -> Generator[None]:
-        """Switch it on. transformers looks at the layers' training mode for it, in which they cannot generate; what
-        they hold, dropout included, stays in evaluation mode."""
+        """Enable checkpointing in the block. transformers requires the layers' training mode, in which they cannot
+        generate; the modules inside, including dropout, stay in evaluation mode."""
         for layer in self._layers:
             layer.training = True
         try:
@@ -96,10 +96,11 @@ class Checkpointing:
 
 
 def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
-    """Return what opens the reference of the KL penalty: the model as it was loaded. Called before its first update.
+    """Return a function that opens the reference of the KL penalty, the model as loaded. Call it before the first
+    update.
 
-    Where adapters learn, it is the live model with its adapters switched off, which must not be used otherwise
-    meanwhile. Where all weights learn, it is a frozen copy, which takes the memory of the weights once more.
+    With adapters it is the live model with its adapters switched off, which must not be used otherwise meanwhile. If
+    all weights learn, it is a frozen copy, which takes the memory of the weights once more.
     """
     if not hasattr(model, "disable_adapter"):
         return partial(nullcontext, copy.deepcopy(model).requires_grad_(False).eval())
@@ -113,14 +114,14 @@ def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedMo
 
 
 PREFIX: Final = "value_head."
-"""Of the names of its weights in a state: the model has none of them."""
+"""Prefix of the names of the value head's weights in a state; no weight of the model has it."""
 
 
 class ValueHead(nn.Module):
-    """The value of the state before a token: one linear layer on the hidden states from which the policy predicts its
-    next token. It begins with the value 0 everywhere, and is kept in float32.
+    """The value of the state before a token: one float32 linear layer on the hidden states from which the policy
+    predicts its next token. All values are 0 at the start.
 
-    It is no part of the model: what is exported or served is the policy alone.
+    It is not part of the model: only the policy is exported and served.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -134,9 +135,9 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Shapes: hidden: (N, H) of any float type; result: (N,) float32."""
+        """Return the values. Shapes: hidden: (N, H) of any float type; result: (N,) float32."""
         return self.linear(hidden.float())[..., 0]
 
     def learned(self) -> dict[str, nn.Parameter]:
-        """Return its weights by the names that they have in a state."""
+        """Return its weights by their names in a state."""
         return {f"{PREFIX}{name}": weight for name, weight in self.linear.named_parameters()}

@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """All that an update reads and changes: with it, later updates are the same bit for bit."""
+    """The complete state of training: from equal states, later updates are the same bit for bit."""
 
     weights: dict[str, Tensor]
-    """The learned weights by name, float32: all of them, or those of the adapters; and those of a value head."""
+    """The learned weights by name, float32: of the model or its adapters, and of a value head."""
     optimizer: dict[str, Tensor]
     """`step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32."""
     random: object
-    """Of the order of mini-batches, JSON data."""
+    """Random state of the order of mini-batches, as JSON data."""
     weight_version: int
     max_tokens_per_forward: int
-    """As set, or lowered after a lack of memory."""
+    """The setting, or a lower value after a lack of memory."""
 
 
 class Policy(ServedModel):
     """A causal language model that is trained in place, always in evaluation mode: without dropout the ratio of the
-    first pass is one. An update that took a step is a new `weight_version`, also if it ended in an error after it."""
+    first pass is one. An update that made a step creates a new `weight_version`, even if it then ended in an error."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Policy(ServedModel):
         seed: int = 0,
         **options: Any,
     ) -> None:
-        """Take the model over.
+        """Take ownership of the model.
 
         Args:
             lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
-            max_model_length: bounds `context_length`.
-            seed: of the first weights of adapters, and of the order of the mini-batches.
+            max_model_length: upper bound of `context_length`.
+            seed: seed of the first weights of adapters, and of the order of the mini-batches.
             options: see `Optimizer`.
         """
         adapted = model if lora is None else with_lora(model, lora, seed)
@@ -83,15 +83,15 @@ class Policy(ServedModel):
     ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
-        `bf16`: the model computes in bfloat16; what learns is kept in float32 beside it (see `parameters.py`). `model`
-        is what `load_model` gave for the same path already.
+        `bf16`: the model computes in bfloat16, and its trained weights have float32 copies (see `parameters.py`).
+        `model` is the result of an earlier `load_model` of the same path.
         """
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         model = load_model(path, bf16=bf16, device=device) if model is None else model
         return cls(model, tokenizer, device=device, **settings)
 
     def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
-        """Return the natural log-probability of each masked token given all before it, 0 elsewhere: (B, T)."""
+        """Return the natural log-probability of each masked token given all previous ones, 0 elsewhere: (B, T)."""
         return score(self.model, batch, temperature, packed=False)[0]
 
     def update(
@@ -102,52 +102,50 @@ class Policy(ServedModel):
         learning_rate: float | None = None,
         **settings: Any,
     ) -> UpdateResult:
-        """Learn from the rows and return figures of the update, and of each row those that the loss used.
+        """Train on the rows; return figures of the update and of each row in the loss.
 
-        Each of the `num_iterations` passes goes over the rollouts in a new order and takes one optimizer step per
+        Each of the `num_iterations` passes goes over the rollouts in a new order and makes one optimizer step per
         `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
-        gradient is not finite is skipped and counted. A step for which the memory does not suffice is repeated from the
-        same weights with fewer rows at once, which the notes of the result say.
+        gradient is not finite is skipped and counted. A step that runs out of memory is repeated from the same weights
+        with fewer rows at once; the notes of the result report it.
 
-        The same rows, in whatever order, on the same state give the same weights, on a CPU bit for bit (see
-        `update.py`).
+        The same rows, in any order, on the same state give the same weights, on a CPU bit for bit (see `update.py`).
 
         Args:
             advantages: (B,) one per row: that of its rollout.
-            learning_rate: from this update on; None keeps the one before.
+            learning_rate: from this update on; None keeps the previous one.
             settings: fields of `UpdateSettings`; `temperature` is the one at which the rows were sampled.
 
         Returns:
-            In `figures` the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
-            `grad_norm` (before it is clipped), NaN if every step was skipped; `first_ratio_error`, the greatest
-            distance of a ratio from one before the first step, and `first_stale_kl`, the divergence of the weights that
-            sampled stale tokens, for each of them; `update_kl`, the divergence after the last step from the weights
-            before the update; and the counts `steps`, `skipped_steps`, `rows`,
-            `rollouts`, `tokens`.
+            `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
+            `grad_norm` (before clipping), NaN if every step was skipped; `first_ratio_error`, the largest distance of
+            a ratio from one before the first step; `first_stale_kl`, the divergence per stale token of the weights that
+            sampled stale tokens; `update_kl`, the divergence after the last step from the weights before the update;
+            and the counts `steps`, `skipped_steps`, `rows`, `rollouts`, `tokens`.
 
         Raises:
             ValueError: A row is malformed (see `make_batch`).
-            OutOfMemoryError: One row alone is too much for the memory.
+            OutOfMemoryError: A single row does not fit into the memory.
         """
         checked = UpdateSettings(**settings)
         with self.lock, one_thread() if self.is_small else nullcontext():
-            taken = self._optimizer.steps_taken
+            steps_before = self._optimizer.steps_taken
             try:
                 return self._optimizer.update(samples, advantages, checked, learning_rate)
             finally:  # also where a later mini-batch fails: the weights of the version before are gone
-                self.weight_version += self._optimizer.steps_taken > taken
+                self.weight_version += self._optimizer.steps_taken > steps_before
 
     def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
-        """Return the divergence of each row from the model as it was loaded, in nats, for a penalty in the reward: (B,)
+        """Return the divergence of each row from the model as loaded, in nats, for a penalty in the reward: (B,)
 
         Args:
-            settings: fields of `UpdateSettings`; `loss` says by which estimate.
+            settings: fields of `UpdateSettings`; `loss` has the estimator.
         """
         with self.lock, one_thread() if self.is_small else nullcontext():
             return self._optimizer.divergences(samples, UpdateSettings(**settings))
 
     def state(self) -> PolicyState:
-        """Return what later updates depend on. The tensors are the live ones: hold `lock` until they are written."""
+        """Return the state that later updates depend on. Its tensors are live: hold `lock` until they are written."""
         learner = self._optimizer
         learner.prepare_optimizer()
         optimizer = {
@@ -161,10 +159,10 @@ class Policy(ServedModel):
         )
 
     def restore(self, state: PolicyState) -> None:
-        """Go on from a state of a policy of the same model and adapters.
+        """Restore a state of a policy with the same model and adapters.
 
         Raises:
-            ValueError: It is that of another model, or of other adapters; nothing is changed.
+            ValueError: It belongs to another model or other adapters; nothing changes.
         """
         with self.lock, torch.no_grad():
             own = self.state()

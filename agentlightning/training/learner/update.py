@@ -1,8 +1,8 @@
 """One update of the weights: passes over the rows, mini-batches, optimizer steps.
 
 An update is a function of the learned weights, the optimizer's state, the random state and the rows as a
-multiset: rollouts are brought into an order of their own, by content, before anything is drawn or summed. On a CPU,
-with the same number of threads, equal inputs give equal bits, whatever the order of the rows and the process.
+multiset: rollouts are sorted by content before anything is drawn or summed. On a CPU, with the same number of threads,
+equal inputs give equal bits, independent of the process and of the order of the rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
-    """The settings of one update; see `GRPOSettings` for what each means."""
+    """The settings of one update; `GRPOSettings` explains them."""
 
     num_iterations: int = 1
     minibatch_rollouts: int | None = None
@@ -50,17 +50,17 @@ class UpdateSettings:
     temperature: float = 1.0
     max_grad_norm: float = 1.0
     weight_version: int | None = None
-    """Of the weights before the update; tokens that others sampled are stale. None treats all tokens alike."""
+    """Version of the weights before the update; tokens of other versions are stale. None treats all tokens alike."""
 
 
 class Optimizer:
-    """The optimizer of one model and what it needs to take a step. Used by one thread, while nothing is generated.
+    """The optimizer of one model with the parts that a step needs. Used by one thread, while nothing is generated.
 
     Attributes:
-        learned: the weights that learn, by name: those of the policy, and those of the value head if there is one.
-        random: draws the order of the mini-batches.
-        micro_batches: what goes through the model at once.
-        steps_taken: optimizer steps since the start, those of an update that ended in an error too.
+        learned: the trained weights by name: of the policy, and of the value head if there is one.
+        random: generator of the order of the mini-batches.
+        micro_batches: the splits of batches for the model.
+        steps_taken: number of optimizer steps since the start, including those of an update that ended in an error.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Optimizer:
         """Make the optimizer of a model.
 
         Args:
-            seed: of the order of the mini-batches.
-            learning_rate: of AdamW, for updates that name none.
-            max_tokens_per_forward: tokens of rows that go through the model at once; a longer row goes alone. Bounds
-                the memory, does not change the result but for the last bits.
-            padding_free: put the rows of a forward into one sequence instead of padding them; see `forward.py`.
-            gradient_checkpointing: keep less for the backward pass and compute it anew.
-            keeps_reference: for a loss with a penalty towards the model as it was loaded; see `reference_of`.
-            value_learning_rate: of a value head, for updates with a critic; None makes none.
+            seed: seed of the order of the mini-batches.
+            learning_rate: learning rate of AdamW, for updates that name none.
+            max_tokens_per_forward: largest number of tokens in one forward pass; a longer row has a pass to itself.
+                Bounds the memory, and changes only the last bits of the result.
+            padding_free: join the rows of a forward pass to one sequence instead of padding them; see `forward.py`.
+            gradient_checkpointing: keep less for the backward pass and recompute it.
+            keeps_reference: for a loss with a penalty towards the model as loaded; see `reference_of`.
+            value_learning_rate: learning rate of a value head, for updates with a critic; None creates none.
         """
         self._model = model
         self._pad_id = pad_id
@@ -115,7 +115,7 @@ class Optimizer:
         settings: UpdateSettings,
         learning_rate: float | None = None,
     ) -> UpdateResult:
-        """Take the optimizer's steps; see `Policy.update`."""
+        """Make the optimizer's steps; see `Policy.update`."""
         self._prepare(learning_rate)
         order = _order_of_content(samples, advantages)
         batch = make_batch(
@@ -150,8 +150,8 @@ class Optimizer:
         return UpdateResult(all_figures, [first_pass[row] for row in range(len(samples))], notes)
 
     def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
-        """Return the estimated divergence of each row from the reference, summed over its tokens, by the probabilities
-        that the engine recorded: (B,)."""
+        """Return the estimated divergence of each row from the reference, summed over its tokens, from the engine's
+        recorded probabilities: (B,)."""
         self._prepare(None)
         batch = make_batch(samples, [0.0] * len(samples), pad_id=self._pad_id, device=self._model.device)
         with self._reference_model() as model:
@@ -160,10 +160,10 @@ class Optimizer:
         return torch.where(batch.mask, divergence, 0.0).sum(dim=1).tolist()
 
     def prepare_optimizer(self) -> None:
-        """Make the optimizer's state, as its first step would.
+        """Create the optimizer's state, as its first step would.
 
         Raises:
-            OutOfMemoryError: it is too much for the memory.
+            OutOfMemoryError: it does not fit into the memory.
         """
         try:
             for weight in self.learned.values():
@@ -194,7 +194,7 @@ class Optimizer:
                 self.micro_batches.notes.append(note)
 
     def _with_comparisons(self, batch: Batch, settings: UpdateSettings) -> Batch:
-        """Return the batch with the log-probabilities that the loss needs beside the engine's."""
+        """Return the batch with the further log-probabilities that the loss needs."""
         loss = settings.loss
         has_several_steps = settings.num_iterations > 1 or settings.minibatch_rollouts is not None
         if has_several_steps and (loss.importance_sampling_correction or batch.stale is not None):
@@ -205,7 +205,7 @@ class Optimizer:
         return batch
 
     def _with_credit(self, batch: Batch, settings: UpdateSettings, critic: CriticSettings) -> Batch:
-        """Return the batch with what `with_credit` makes of the rewards of its rollouts."""
+        """Return the batch with the values, returns and advantages of `with_credit`."""
         if self._head is None:
             raise ValueError("an update with a critic needs Policy(..., value_learning_rate=...)")
         values = self._score(self._model, batch, settings.temperature, head=self._head).values
@@ -224,7 +224,7 @@ class Optimizer:
     def _score(self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None) -> Scores:
         """Return the scores of all rows, without gradient: (B, T) each."""
         result = Scores(*(torch.zeros_like(batch.logprobs) for _ in Scores._fields))
-        packed = self._packed and can_pack(model)  # a copy has an attention of its own
+        packed = self._packed and can_pack(model)  # a copy has its own attention
 
         @torch.no_grad()
         def attempt() -> Scores:
@@ -248,8 +248,8 @@ class Optimizer:
     # --- one optimizer step ------------------------------------------------------------------------------------------
 
     def _descend(self, batch: Batch, settings: UpdateSettings) -> tuple[dict[str, float], list[RowFigures]]:
-        """Take one optimizer step on the batch, the gradient summed over its micro-batches; return its figures, and
-        those of each row."""
+        """Make one optimizer step on the batch, with the gradient summed over its micro-batches; return its figures,
+        and those of each row."""
         self._forget_gradients()
         weights = token_weights(
             batch.mask,
@@ -272,12 +272,12 @@ class Optimizer:
             grad_norm = grad_norm if is_finite(head_norm) else head_norm
         figures = {name: sum(part[name] for part in parts) for name in parts[0]}
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
-        taken = math.isfinite(figures["loss"]) and is_finite(grad_norm)
-        if taken:
+        is_step = math.isfinite(figures["loss"]) and is_finite(grad_norm)
+        if is_step:
             self.steps_taken += 1
             self.adamw.step()
             self.weights.publish()
-        return {**figures, "taken": taken, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
+        return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
 
     def _loss(
         self, batch: Batch, weights: Tensor, tokens: int, settings: UpdateSettings
@@ -318,8 +318,8 @@ class Optimizer:
         return loss, figures, row_figures(batch, logprobs, entropy, of_policy)
 
     def _moved(self, batch: Batch, figures: Sequence[RowFigures], temperature: float) -> dict[str, float]:
-        """Return how far the policy is from that before the first optimizer step, on some rows of it: the estimate k3
-        of KL(before || after), its mean over their fresh tokens, over all if none is fresh."""
+        """Return the distance of the policy from that before the first optimizer step, on some rows: the mean of the
+        estimate k3 of KL(before || after) over their fresh tokens, or over all if none is fresh."""
         rows = measured_rows(batch.attention.sum(dim=1).tolist())
         part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
         columns = [figures[row]["trainer_logprobs"] for row in rows]
@@ -335,9 +335,9 @@ class Optimizer:
 
 
 def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) -> list[int]:
-    """Return the row numbers in an order that depends on what the rows hold, and neither on their order nor on ids.
+    """Return the row numbers in an order that depends only on the content of the rows, not on their order or ids.
 
-    The rows of a rollout stand together.
+    The rows of a rollout are adjacent.
     """
     keys = [
         (list(sample.token_ids), list(sample.logprobs), list(sample.mask), advantage)

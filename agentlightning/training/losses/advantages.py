@@ -4,8 +4,8 @@ A group holds the rollouts of one task under one version of the weights. Statist
 token rows: a rollout that was split into several rows counts once, and all its rows get its advantage. Standard
 deviations are those of a sample (divided by G - 1).
 
-Departure from the papers: a group of one, and a group whose rewards are all equal, have advantages of exactly zero;
-such groups are left out of the step with a reason (`rows.py`).
+Difference from the papers: a group of one, and a group whose rewards are all equal, have advantages of exactly zero;
+such groups are excluded from the step with a reason (`rows.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import get_args
 from agentlightning.training.settings import Advantage, ScaleRewards
 
 _LARGEST = 1e100
-"""Of a weighted reward: squares of larger ones, and their sums, are not finite."""
+"""Largest weighted reward: squares of larger ones, and their sums, are not finite."""
 
 
 def rollout_advantages(
@@ -36,12 +36,12 @@ def rollout_advantages(
       `none` (DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783, section 3.2; Lite PPO,
       arXiv:2508.08221, section on normalization).
     - `rloo`: `A = r - mean(others of the group)` (arXiv:2402.14740, section on RLOO).
-    - `reinforce_plus_plus`: rewards less their mean over the step, divided by their deviation over the step; with
-      `_baseline` the group's mean is taken off first (REINFORCE++, arXiv:2501.03262). As in VERL,
-      each token counts once in these two statistics, so that a rollout weighs with its length.
+    - `reinforce_plus_plus`: rewards minus their mean over the step, divided by their deviation over the step; with
+      `_baseline` the group's mean is subtracted first (REINFORCE++, arXiv:2501.03262). As in VERL,
+      each token counts once in these two statistics, so that a rollout's weight is its length.
 
-    Shapes: rewards: (N,) one per rollout, groups: (N,) its group's key (the task), tokens: (N,) how many of its tokens
-    are trained, for the last two; result: (N,).
+    Shapes: rewards: (N,) one per rollout, groups: (N,) its group's key (the task), tokens: (N,) number of its trained
+    tokens, for the last two; result: (N,).
 
     Args:
         eps: added to the deviation; VERL has 1e-6, TRL 1e-4.
@@ -93,7 +93,7 @@ def several_advantages(
 def _by_group(
     rewards: Sequence[float], groups: Sequence[Hashable], function: Callable[[Sequence[float]], list[float]]
 ) -> list[float]:
-    """Return what a function makes of each group, zeros where all its rewards are equal."""
+    """Apply a function to each group, with zeros for a group of equal rewards."""
     members: defaultdict[Hashable, list[int]] = defaultdict(list)
     for position, group in enumerate(groups):
         members[group].append(position)
@@ -125,7 +125,7 @@ def _divided(values: Sequence[float], by: float) -> list[float]:
 
 
 def _whitened(values: Sequence[float], tokens: Sequence[int]) -> list[float]:
-    """Return the values less their mean and divided by their deviation over all tokens; zeros if they are equal."""
+    """Return the values minus their mean and divided by their deviation over all tokens; zeros if they are equal."""
     total = sum(tokens)
     if total < 2 or min(values) == max(values):
         return [0.0] * len(values)
@@ -140,6 +140,6 @@ def weighted_reward(dimensions: Mapping[str, float], weights: Mapping[str, float
 
 
 def overlong_penalty(length: int, max_length: int, cache: int) -> float:
-    """Return what is added to the reward of a completion of `length` tokens: 0 up to `max_length - cache`, then falling
-    in a line to -1 at `max_length`, and -1 beyond (DAPO, arXiv:2503.14476, equation 13)."""
+    """Return the term added to the reward of a completion of `length` tokens: 0 up to `max_length - cache`, then a
+    linear fall to -1 at `max_length`, and -1 beyond (DAPO, arXiv:2503.14476, equation 13)."""
     return -min(1.0, max(0.0, (length - (max_length - cache)) / cache))

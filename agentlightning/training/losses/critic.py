@@ -1,8 +1,8 @@
-"""Advantages of tokens by the values of a critic, and the loss of the values, as pure functions on tensors.
+"""Advantages of tokens from the values of a critic, and the loss of the values, as pure functions on tensors.
 
 Generalised advantage estimation (GAE, arXiv:1506.02438, equation 16). A sequence is all that the policy produced in one
-rollout, in the order in which it did, whatever token rows it is in. Tokens of the environment have no value of their
-own: the value after a token is that of the policy's next one.
+rollout, in order of time, across its token rows. Tokens of the environment have no value of their own: the value after
+a token is that of the policy's next one.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agentlightning.training.settings import CriticSettings
 def with_credit(batch: Batch, values: Tensor, penalty: Tensor, critic: CriticSettings) -> Batch:
     """Return the batch with values, returns and advantages of its tokens.
 
-    The reward of a rollout comes at the last token that the policy produced in it, whichever row that is in, and
-    reaches all its rows from there.
+    The reward of a rollout belongs to the last token that the policy produced in it, in any row, and propagates from
+    there to all its rows.
 
     Shapes: batch.advantages: (B, 1) the reward of each row's rollout; values: (B, T) of the state before each trained
-        token; penalty: (B, T) taken from the reward of each; in the result (B, T) each.
+        token; penalty: (B, T) subtracted from the reward of each; in the result (B, T) each.
     """
     index, filled = in_order_of_time(batch.mask, batch.rollouts, batch.times)  # (R, L) each
     of_tokens = torch.where(filled, values.flatten()[index], 0.0)
@@ -42,8 +42,8 @@ def with_credit(batch: Batch, values: Tensor, penalty: Tensor, critic: CriticSet
 
 
 def explained(batch: Batch) -> dict[str, float]:
-    """Return how much of the variance of the returns the values explain (1: all; 0 or less: nothing), and the means of
-    both; the first is NaN where all returns are equal."""
+    """Return the share of the variance of the returns that the values explain (1: all; 0 or less: nothing), and the
+    means of both; the share is NaN if all returns are equal."""
     assert batch.values is not None
     assert batch.returns is not None
     values, returns = batch.values[batch.mask], batch.returns[batch.mask]
@@ -71,9 +71,9 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
 
 def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
-    """Return the values less their mean and divided by their deviation over the mask, 0 outside of it.
+    """Return the values minus their mean and divided by their deviation over the mask, 0 outside of it.
 
-    One value alone is 0. The variance is that of a sample (divided by N - 1), and `eps` is added to it, as in VERL.
+    A single value becomes 0. The variance is that of a sample (divided by N - 1), and `eps` is added to it, as in VERL.
 
     Shapes: values: (...) float, mask: the same, bool.
     """
@@ -84,12 +84,12 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 
 
 def in_order_of_time(mask: Tensor, rollouts: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the trained tokens of each rollout are, the earliest first, and which of these places are filled.
+    """Return the places of each rollout's trained tokens, the earliest first, and a mask of the filled places.
 
     Shapes:
         mask: (B, T) bool, true on the tokens to train.
         rollouts: (B,) equal for the rows of one rollout, 0 .. R-1.
-        times: (B, T) the number of the model call that each comes from; those of one call go by their place.
+        times: (B, T) the number of each token's model call; tokens of one call are ordered by place.
         result: (R, L) int64 indices into the flattened (B * T), and (R, L) bool.
     """
     rows, columns = mask.nonzero(as_tuple=True)  # (N,) each, by row and place
@@ -108,11 +108,11 @@ def in_order_of_time(mask: Tensor, rollouts: Tensor, times: Tensor) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """What one micro-batch gives; it adds up over micro-batches.
+    """The value loss of one micro-batch; it adds up over micro-batches.
 
     Attributes:
         loss: scalar with gradient, before `vf_coef`.
-        clip_fraction: share of the mini-batch's tokens whose value was bounded.
+        clip_fraction: share of the mini-batch's tokens whose value was clipped.
     """
 
     loss: Tensor
@@ -126,7 +126,7 @@ def value_loss(
     arXiv:1707.06347, equation 9; the clip: OpenAI's code, arXiv:2005.12729, section 3).
 
     Shapes: values: (B, T) with gradient; old_values, returns: (B, T) without; weights: (B, T), 0 where nothing is
-        trained. `tokens` is how many tokens of the mini-batch are trained.
+        trained. `tokens` is the number of trained tokens of the mini-batch.
     """
     bounded = torch.minimum(torch.maximum(values, old_values - cliprange), old_values + cliprange)
     free, held = (values - returns).square(), (bounded - returns).square()

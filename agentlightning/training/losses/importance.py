@@ -1,10 +1,10 @@
-"""Importance weights of tokens: for what engine and learner differ in, and for tokens that older weights sampled.
+"""Importance weights of tokens: for the difference of engine and learner, and for tokens that older weights sampled.
 
 A stale token has three log-probabilities: of the weights that sampled it (behaviour, as the engine recorded it), of the
-learner before its first optimizer step (proximal), and of the learner at hand. The clipped ratio is of the last two;
-what lies between the first two is a weight without gradient (the decoupled objective of AReaL, arXiv:2505.24298,
-equation 5). The paper leaves that weight unbounded; here it is held at a bound. Tokens of the present weights have
-none: engine and learner hold the same weights there and compute with other kernels, which `correction_weights` is for.
+learner before its first optimizer step (proximal), and of the current learner. The clipped ratio is that of the last
+two; the ratio of the first two is a weight without gradient (the decoupled objective of AReaL, arXiv:2505.24298,
+equation 5). The paper does not bound that weight; here it is clipped. Tokens of the current weights have none: engine
+and learner have the same weights there but compute with other kernels, which `correction_weights` corrects.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def correction_weights(
 ) -> Tensor:
     """Return the importance weight of each token, learner over engine, without gradient; 0 where the mask is.
 
-    A weight beyond its bounds is held at the bound (truncated importance sampling, "Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training", 2025) or is 0 (`mask`; with both bounds it is IcePop,
+    A weight outside its bounds is set to the bound (truncated importance sampling, "Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training", 2025) or to 0 (`mask`; with both bounds it is IcePop,
     arXiv:2510.18855). The weight of a sequence (a row) is the product of those of its tokens.
 
     Shapes:
@@ -62,8 +62,8 @@ def stale_figures(
     logprobs: Tensor, sampler_logprobs: Tensor, mask: Tensor, stale: Tensor, tokens: int
 ) -> dict[str, float]:
     """Return the estimated divergence of the engine from the learner on stale tokens (`stale_kl`) and on all others
-    (`fresh_kl`), and how many are stale (`stale_share`), each divided by all `tokens` of the mini-batch: they add up
-    over micro-batches, and the divergences to `approx_kl`."""
+    (`fresh_kl`), and the share of stale tokens (`stale_share`), each divided by all `tokens` of the mini-batch: they
+    add up over micro-batches, and the two divergences to `approx_kl`."""
     off = torch.where(mask, logprobs.detach() - sampler_logprobs, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     each = (off.exp() - 1 - off) / tokens
     return {

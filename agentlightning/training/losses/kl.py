@@ -13,10 +13,10 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEst
     """Return an estimate of KL(learner || reference) at each token that the learner sampled.
 
     With `d = log p - log q`: k1 is d, k2 is d**2 / 2, k3 is exp(-d) + d - 1 (J. Schulman, "Approximating KL
-    Divergence", 2020). The means of k1 and k3 are the divergence; k3 is never negative and varies least. Of the three,
-    k2 alone has a gradient whose mean is that of the divergence. Times the ratio of learner to sampler (the unbiased
-    estimate of DeepSeek-V3.2, arXiv:2512.02556) k1 and k3 have it too, for any sampler; k2 has it for any sampler times
-    the ratio without gradient.
+    Divergence", 2020). The means of k1 and k3 are the divergence; k3 is never negative and varies least. Only k2 has a
+    gradient whose mean is that of the divergence. If multiplied by the ratio of learner to sampler (the unbiased
+    estimate of DeepSeek-V3.2, arXiv:2512.02556), k1 and k3 also have it, for any sampler; for k2 with any sampler, the
+    factor is the ratio without gradient.
 
     Shapes: logprobs, reference_logprobs, result: (B, T).
     """
@@ -27,7 +27,7 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEst
 
 
 def update_figures(engine: Tensor, before: Tensor, after: Tensor) -> dict[str, float]:
-    """Return how far apart engine and learner were before an update, and how far the update moved the learner.
+    """Return the distance of engine and learner before an update, and the distance of the learner from itself after it.
 
     Shapes: (N,) log-probabilities of trained tokens that the weights before the update sampled.
     """

@@ -1,8 +1,8 @@
 """The loss of an optimizer step, as a pure function on tensors: `policy_loss`, called once per micro-batch.
 
     weights = token_weights(mask, rollouts, settings.aggregates_by, ...)       # once per mini-batch, (B, T)
-    found = policy_loss(settings, LossInputs(...), logprobs, entropy)          # per micro-batch
-    found.loss.backward()                                                      # losses and gradients add up exactly
+    result = policy_loss(settings, LossInputs(...), logprobs, entropy)         # per micro-batch
+    result.loss.backward()                                                     # losses and gradients add up exactly
 
 Every log-probability is a natural logarithm at the temperature of sampling. With `r` the ratio of a token, `A` the
 advantage of its rollout, `w` its weight and `c` its correction (1 without), the loss is the sum over the tokens of
@@ -17,10 +17,10 @@ advantage of its rollout, `w` its weight and `c` its correction (1 without), the
 | none, by SFT | `-A log p`, where every A is 1 | cross entropy of the chosen tokens |
 | gspo | as grpo, with `r` that of the row: the geometric mean of its tokens' | GSPO, arXiv:2507.18071, equations 5 and 7, and section on GSPO-token |
 
-The ratio is between the weights that learn and those that sampled, whose log-probabilities are the engine's own record;
-with `importance_sampling_correction` it is to the learner's own before the first optimizer step, and `c` carries what
-engine and learner differ in (`importance.py`). A token that older weights sampled is compared with the learner before
-the first optimizer step in any case, and `c` carries what lies between (`importance.py`).
+The ratio is that of the weights that learn to those that sampled, whose log-probabilities the engine recorded. With
+`importance_sampling_correction` the learner before the first optimizer step replaces the latter, and `c` corrects the
+difference of engine and learner (`importance.py`). A token that older weights sampled is always compared with the
+learner before the first optimizer step, and `c` corrects the difference of the weights (`importance.py`).
 """  # noqa: E501 -- a row of a table is one line
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from agentlightning.training.settings import LossSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """What the loss needs of B rows of at most T tokens, beside what the learner computes anew.
+    """The inputs of the loss for B rows of at most T tokens, except the learner's current outputs.
 
     Attributes:
         mask: (B, T) bool, true exactly on the tokens to train.
-        advantages: (B, 1) that of the rollout of each row, or (B, T) that of each token.
+        advantages: (B, 1) of each row's rollout, or (B, T) of each token.
         weights: (B, T) the rows' part of `token_weights` of the mini-batch.
-        tokens: how many tokens of the whole mini-batch are trained.
+        tokens: number of trained tokens of the whole mini-batch.
         sampler_logprobs: (B, T) as the engine recorded them.
-        old_logprobs: (B, T) of the learner before the first optimizer step; None if that is the step at hand.
-        reference_logprobs: (B, T) of the reference; needed with `settings.has_kl_loss`.
-        stale: (B, T) bool, true on trained tokens that other weights sampled than those before the first optimizer
-            step; None where there are none.
+        old_logprobs: (B, T) of the learner before the first optimizer step; None if that is the current step.
+        reference_logprobs: (B, T) of the reference; required with `settings.has_kl_loss`.
+        stale: (B, T) bool, true on trained tokens that other weights than those before the first optimizer step
+            sampled; None without any.
     """
 
     mask: Tensor
@@ -63,15 +63,15 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenFigures:
-    """What the loss used of each token, without gradient: (B, T) each, 0 where the mask is (the ratio is 1 there).
+    """The figures of each token in the loss, without gradient: (B, T) each, 0 where the mask is (the ratio is 1 there).
 
     Attributes:
-        ratio: of the learner to what it is compared with, before it is bounded.
-        clipped: uint8; 0: the ratio counts as it is, 1: the lower bound counts, 2: the upper one, 3: `delta`.
+        ratio: ratio of the learner to the probability that it is compared with, before clipping.
+        clipped: uint8; 0: the ratio itself counts, 1: the lower bound counts, 2: the upper one, 3: `delta`.
         weight: share of the token in the loss of its optimizer step.
-        correction: how engine and learner differ, bounded; 1 without `importance_sampling_correction`. Of a stale
-            token what older weights differ in, bounded.
-        kl: what the penalty took, before `beta`; 0 without.
+        correction: bounded ratio of learner and engine; 1 without `importance_sampling_correction`. For a stale token,
+            the bounded ratio of learner and older weights.
+        kl: divergence in the penalty, before `beta`; 0 without.
     """
 
     ratio: Tensor
@@ -83,18 +83,18 @@ class TokenFigures:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """What one micro-batch gives: the loss to descend, the figures of each token, and figures to watch.
+    """The results of one micro-batch: the loss to minimize, the figures of each token, and figures to monitor.
 
     Attributes:
         loss: scalar with gradient.
-        tokens: as the loss used them.
-        clip_fraction: share of the mini-batch's tokens whose ratio was bounded; adds up over micro-batches, as do the
+        tokens: the figures of each token in the loss.
+        clip_fraction: share of the mini-batch's tokens whose ratio was clipped; adds up over micro-batches, as do the
             next three.
         approx_kl: mean of `q - 1 - log q` over the tokens, q being the probability of the learner over that of the
             engine: an estimate of KL(engine || learner) that is never negative.
         kl: mean divergence from the reference.
         entropy: mean, in nats.
-        max_ratio_error: greatest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and
+        max_ratio_error: largest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and
             learner agree.
     """
 
@@ -175,8 +175,8 @@ def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def _ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, of_rows: bool) -> Tensor:
-    """Return the ratio of each token, 1 outside the mask; `of_rows` gives each token the value of its row's ratio and a
-    gradient of its own (GSPO-token, which is GSPO where a row has one advantage): (B, T)."""
+    """Return the ratio of each token, 1 outside the mask: (B, T). With `of_rows` each token has the value of its row's
+    ratio and its own gradient (GSPO-token, which is GSPO if a row has one advantage)."""
     log_ratio = _log_ratio(logprobs, old_logprobs, mask)
     if of_rows:
         mean = log_ratio.detach().sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B,)
@@ -185,7 +185,7 @@ def _ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, of_rows: boo
 
 
 def _policy(settings: LossSettings, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the policy's part of the loss per token and which bound counted: (B, T) each."""
+    """Return the policy's part of the loss per token and the bound that counted: (B, T) each."""
     if settings.is_cross_entropy:
         return -advantages * logprobs, torch.zeros_like(ratio, dtype=torch.uint8)
     low, high = settings.ratio_bounds

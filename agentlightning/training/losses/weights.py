@@ -1,10 +1,10 @@
-"""The weight of each token in the loss of an optimizer step: what is averaged, and over what.
+"""The weight of each token in the loss of an optimizer step.
 
 `token`: DAPO, arXiv:2503.14476, equation 12. `sequence`: GRPO, arXiv:2402.03300, equation 3, a row being a sequence.
 `rollout`: the same with all rows of a rollout as one sequence. `constant`: Dr. GRPO, arXiv:2503.20783, section 3.2.
 
-Weights are taken over a whole mini-batch. A micro-batch is given its part of them, so the losses and gradients of
-micro-batches add up to those of the mini-batch, however it was cut.
+Weights are computed over a whole mini-batch. A micro-batch gets its part of them, so the losses and gradients of
+micro-batches add up to those of the mini-batch, for every split.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def token_weights(
 ) -> Tensor:
     """Return the weight of each token in the loss; 0 where the mask is.
 
-    They sum to `share`, but for `constant`, whose sum is the mean length of a rollout divided by `constant_length`.
-    Rollouts and sequences without a masked token do not count.
+    Their sum is `share`; with `constant` it is the mean length of a rollout divided by `constant_length`. Rollouts and
+    sequences without a masked token do not count.
 
     Shapes:
         mask: (B, T) true on the tokens to train.
@@ -34,7 +34,7 @@ def token_weights(
 
     Args:
         constant_length: tokens, for `constant`.
-        share: the part that these rows have of all that the step would train, see `StepRows.share`.
+        share: the part of these rows in all that the step would train, see `StepRows.share`.
 
     Raises:
         ValueError: No token is masked in, `aggregation` is unknown, or `constant` has no length.

@@ -1,6 +1,6 @@
-"""The rows of a step for TRL: exactly one for each prompt and generation, in their order.
+"""The rows of a step for TRL: exactly one for each prompt and generation, in order.
 
-An excluded rollout (a crash, no reward, cut off, late) is a row of two tokens with mask 0 and without a reward. TRL
+An excluded rollout (crashed, without a reward, cut off, late) is a row of two tokens with mask 0 and no reward. TRL
 excludes it from the statistics of its group, so it never counts as zero.
 """
 
@@ -25,7 +25,7 @@ class TRLRow:
     Attributes:
         logprobs: the engine's, natural logarithm; 0 where `env_mask` is 0.
         env_mask: 1 on the tokens of the policy.
-        is_trained: False where the row must not move the weights, whatever its reward.
+        is_trained: False if the row must not change the weights, independent of its reward.
     """
 
     prompt_ids: list[int]
@@ -40,14 +40,14 @@ def trl_rows(rows: StepRows, count: int, *, filler: int, masks_idle: bool) -> li
     """Return the rows of a step for TRL: (B,), B = `count`.
 
     Args:
-        count: tasks times generations; rollouts beyond them took the place of late ones.
+        count: tasks times generations; rollouts beyond them replaced late ones.
         filler: token id of masked rows.
-        masks_idle: whether rows of groups that teach nothing are masked too. Their advantage is zero, so they move the
-            weights only where the loss has a penalty or a bonus beside the reward; elsewhere TRL counts them in its
-            means.
+        masks_idle: whether rows of groups of equal rewards are also masked. Their advantage is zero, so they change the
+            weights only if the loss has a penalty or a bonus in addition to the reward; otherwise TRL counts them in
+            its means.
 
     Raises:
-        BadRequestError: a rollout has more than one row; says why, and which algorithm trains such agents.
+        BadRequestError: a rollout has more than one row; gives the cause and the algorithm that trains such agents.
     """
     trained = {sample.rollout_id for sample in rows.samples}
     shown = trained if masks_idle else trained | {sample.rollout_id for sample in rows.idle}
@@ -75,6 +75,6 @@ def _only_row(record: RolloutRecord) -> Sample:
 
 
 def as_output(rows: Sequence[TRLRow]) -> dict[str, Any]:
-    """Return rows as the output of TRL's `rollout_func`."""
+    """Return rows in the form of the output of TRL's `rollout_func`."""
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "agl_reward")
     return {name: [getattr(row, name) for row in rows] for name in names}

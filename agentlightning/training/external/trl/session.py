@@ -1,8 +1,8 @@
-"""TRL's trainer on a thread of its own, which waits for rows, learns from them, and waits for the next ones.
+"""TRL's trainer on its own thread, which waits for rows, learns from them, and waits for the next ones.
 
-`GRPOTrainer.train` is one long call that asks `rollout_func` for the rows of each step. Here that function waits until
-the loop of the run has collected some, so the loop decides when a step is taken: between two calls of `learn` the
-thread waits in `rollout_func`, and every other thread may read the weights.
+`GRPOTrainer.train` is one long call that requests the rows of each step from `rollout_func`. Here that function waits
+until the loop of the run has collected rows, so the loop decides the time of each step: between two calls of `learn`
+the thread waits in `rollout_func`, and every other thread may read the weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FIGURES: Final = {
     "kl": "kl",
     "clip_ratio/region_mean": "clip_fraction",
 }
-"""Our names of figures, by those in TRL's log."""
+"""TRL's names of figures in its log, and our names."""
 
 
 class _Stopped(BaseException):
@@ -57,7 +57,7 @@ class _Trainer(GRPOTrainer):
 
 
 class _Watch(TrainerCallback):
-    """Keeps gradients that are not finite from the weights, and collects the figures of the steps."""
+    """Discards gradients that are not finite, and collects the figures of the steps."""
 
     def __init__(self) -> None:
         self.logs: list[Mapping[str, Any]] = []
@@ -70,14 +70,14 @@ class _Watch(TrainerCallback):
             self.taken += 1
         else:
             self.skipped += 1
-            model.zero_grad(set_to_none=True)  # parameters without a gradient stay as they are
+            model.zero_grad(set_to_none=True)  # parameters without a gradient do not change
 
     @override
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         self.logs.append(dict(logs or {}))
 
     def take_figures(self) -> dict[str, float]:
-        """Return the figures of the optimizer steps since the last call: counts, and means of those that TRL logs."""
+        """Return the figures of the optimizer steps since the last call: counts, and means of TRL's logged figures."""
         figures: dict[str, float] = {"steps": self.taken, "skipped_steps": self.skipped}
         for of_trl, name in _FIGURES.items():
             values = [float(log[of_trl]) for log in self.logs if of_trl in log]
@@ -91,7 +91,7 @@ class TRLSession:
     """One `GRPOTrainer` on its thread. `start`, `learn`, `save` and `stop` belong to one caller at a time."""
 
     def __init__(self, settings: TRLSettings, folder: Path, *, steps: int, resume: Path | None) -> None:
-        """Make the trainer for so many steps, from a checkpoint of TRL on; `folder` is removed by `stop`.
+        """Create the trainer for a number of steps, from a checkpoint of TRL on; `stop` removes `folder`.
 
         Raises:
             ValueError, ImportError: TRL refuses a setting.
@@ -99,7 +99,7 @@ class TRLSession:
         config = settings.config
         config.output_dir = str(folder)
         config.max_steps = steps * settings.updates
-        config.mask_truncated_completions = False  # which rows were cut, the gateway knows better; see trl_rows
+        config.mask_truncated_completions = False  # the gateway knows better which rows were cut; see trl_rows
         config.logging_strategy, config.logging_steps = type(config.logging_strategy)("steps"), 1
         config.save_strategy = type(config.save_strategy)("no")
         config.model_init_kwargs = {"trust_remote_code": False, **(config.model_init_kwargs or {})}
@@ -124,28 +124,28 @@ class TRLSession:
         self._rows: Queue[Sequence[TRLRow] | None] = Queue()
         """The rows of the next step; None ends the thread."""
         self._waiting: Queue[BaseException | None] = Queue()
-        """None whenever TRL waits for rows, or the error that ended it."""
+        """Gets None whenever TRL waits for rows, and the error that ended it."""
         self._thread: threading.Thread | None = None
 
     @property
     def model(self) -> Any:
-        """The live weights; in evaluation mode whenever nothing is learned."""
+        """The live weights; in evaluation mode except during an update."""
         return self._trainer.model
 
     def start(self) -> None:
-        """Begin, or go on from the checkpoint; returns when the weights are loaded and TRL waits for rows."""
+        """Start, or resume from the checkpoint; return when the weights are loaded and TRL waits for rows."""
         self._thread = threading.Thread(target=self._train, name="agl-trl", daemon=True)
         self._thread.start()
         self._wait()
 
     def learn(self, rows: Sequence[TRLRow]) -> tuple[dict[str, float], list[float]]:
-        """Let TRL learn from the rows of a step, (B,); return its figures and the advantage of each row, (B,)."""
+        """Train on the rows of a step, (B,); return TRL's figures and the advantage of each row, (B,)."""
         self._rows.put(rows)
         self._wait()
         return self._watch.take_figures(), self._trainer.advantages
 
     def save(self, folder: Path) -> None:
-        """Write TRL's checkpoint, with which `GRPOTrainer.train(resume_from_checkpoint=)` goes on, into a folder."""
+        """Write TRL's checkpoint, for `GRPOTrainer.train(resume_from_checkpoint=)`, into a folder."""
         place = self._folder / f"checkpoint-{self._trainer.state.global_step}"
         shutil.rmtree(place, ignore_errors=True)
         private_folder(self._folder)
@@ -195,5 +195,5 @@ class TRLSession:
 
 
 def _rewards_of(completions: Sequence[object], agl_reward: Sequence[float | None], **_: object) -> list[float | None]:
-    """Return the rewards that the rows have already: TRL's reward function."""
+    """Return the rewards that the rows already have: TRL's reward function."""
     return list(agl_reward)

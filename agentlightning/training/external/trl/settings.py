@@ -1,6 +1,6 @@
-"""The settings of a TRL run: ours, those of TRL's `GRPOConfig`, and the fields of the latter that are refused.
+"""The settings of a TRL run: ours, those of TRL's `GRPOConfig`, and the refused fields of the latter.
 
-Nothing here loads torch or trl before a `GRPOConfig` is made.
+Nothing here loads torch or trl before a `GRPOConfig` is created.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSIONS: Final = "trl>=1.16,<1.17"
-"""`rollout_func` is experimental there: a later minor version may call it in another way."""
+"""Supported versions: `rollout_func` is experimental, and a later minor version may call it in another way."""
 
 OWN: Final = (
     *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
     *("refused_calls", "engine_batch", "max_drift", "alarms", "resource_name", "progress", "save_steps"),
     *("save_total_limit", "output_dir"),
 )
-"""Settings that `agl.GRPO` has too, with the same meaning; the others are fields of `GRPOConfig`."""
+"""Settings shared with `agl.GRPO`, with the same meaning; the others are fields of `GRPOConfig`."""
 
 _SAMPLING = "the engine samples by temperature alone, so that what is learned from is what was sampled"
 _OUR_ENGINE = "calls are answered by the engine over the trainer's own model; agl.GRPO(use_vllm=True) serves by vLLM"
@@ -55,7 +55,7 @@ _REFUSED: Final[dict[str, tuple[object, str]]] = {
     "auto_find_batch_size": (False, "the number of rollouts of a step must be known before they are made"),
     "fsdp": (None, "its sharded weights cannot be read by the engine that answers the agent"),
 }
-"""Fields of `GRPOConfig` that must stay as they are (their default), and why."""
+"""Fields of `GRPOConfig` that must keep their default value, and the reason."""
 _OTHER_NAMES: Final = {
     "batch_size": "per_device_train_batch_size, which counts rollouts: tasks times num_generations",
     "lora": "peft_config",
@@ -74,33 +74,33 @@ class TRLSettings:
     """A `trl.GRPOConfig`."""
     peft_config: Any
     own: Mapping[str, Any]
-    """The user's settings that are ours, by name."""
+    """The user's values of our settings, by name."""
 
     @property
     def rollouts(self) -> int:
-        """Rollouts of one step."""
+        """Number of rollouts of one step."""
         return int(self.config.generation_batch_size or 0)
 
     @property
     def updates(self) -> int:
-        """Optimizer steps of one step."""
+        """Number of optimizer steps of one step."""
         passes = int(self.config.steps_per_generation or 1) * self.config.num_iterations
         return passes // self.config.gradient_accumulation_steps
 
     @property
     def trains_without_reward(self) -> bool:
-        """True if a row moves the weights although its advantage is zero."""
+        """True if a row with an advantage of zero still changes the weights."""
         return bool(self.config.beta or self.config.entropy_coef or self.config.use_adaptive_entropy)
 
     def max_steps(self, tasks: int) -> int:
-        """Return the number of steps, each of which makes rollouts once, for so many tasks."""
+        """Return the number of steps for this number of tasks; each step makes rollouts once."""
         if self.config.max_steps > 0:
             return math.ceil(self.config.max_steps / self.updates)
         per_step = self.rollouts // int(self.config.num_generations or 1)
         return max(1, math.ceil(self.config.num_train_epochs * tasks / per_step))
 
     def as_grpo(self, tasks: int) -> GRPOSettings:
-        """Return the settings by which rollouts are collected, read and recorded."""
+        """Return the settings for collecting, reading and recording rollouts."""
         config = self.config
         return GRPOSettings(
             model=self.model,
@@ -120,7 +120,7 @@ class TRLSettings:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that say what a step learns, as JSON data; not how long and where."""
+        """Return the settings that decide the result of a step, as JSON data; without duration and place."""
         excluded = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
         config = {name: value for name, value in self.config.to_dict().items() if not name.startswith(excluded)}
         adapter = None if self.peft_config is None else self.peft_config.to_dict()
@@ -135,9 +135,9 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     """Return checked settings.
 
     Raises:
-        ImportError: `trl` is not installed, or in another version.
-        TypeError: an unknown setting, `config` is no `GRPOConfig`, or settings of it come beside a whole one.
-        BadRequestError: a setting does not go with ours; says which, and what to do.
+        ImportError: `trl` is not installed, or in an unsupported version.
+        TypeError: a setting is unknown, `config` is no `GRPOConfig`, or both a `config` and its fields are passed.
+        BadRequestError: a setting is not supported here; names it and the fix.
     """
     if not isinstance(model, (str, Path)) or not str(model):
         raise BadRequestError(f"model must be the folder of a transformers model; got {model!r}")
@@ -169,18 +169,18 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     return checked
 
 
-def _check_names(of_trl: Mapping[str, Any], known: list[str]) -> None:
+def _check_names(of_trl: Mapping[str, Any], names: list[str]) -> None:
     for name in of_trl:
         if name in _OTHER_NAMES:
             raise TypeError(f"TRL has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
-        if name not in known:
-            near = closest_name(name, [*known, *OWN])
+        if name not in names:
+            near = closest_name(name, [*names, *OWN])
             every = f"Its settings are those of trl.GRPOConfig, and: {', '.join(OWN)}"
             raise TypeError(f"TRL has no setting {name!r}. {f'Did you mean {near!r}?' if near else every}")
 
 
 def _check_values(config: Any) -> None:
-    """Refuse values of a `GRPOConfig` that do not go with a run of ours."""
+    """Refuse values of a `GRPOConfig` that are not supported here."""
     for name, (default, why) in _REFUSED.items():
         value = getattr(config, name, default)
         value = getattr(value, "value", value)

@@ -1,4 +1,4 @@
-"""A run that TRL trains: its `GRPOTrainer` learns, and our engine serves the model that it trains."""
+"""A run that TRL trains: its `GRPOTrainer` learns, and our engine serves the model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def run_trl(
 
 
 class TRLUpdater(Updater):
-    """Hands the rows of each step to TRL's trainer."""
+    """Passes the rows of each step to TRL's trainer."""
 
     def __init__(self, session: TRLSession, settings: TRLSettings, grpo: GRPOSettings, *, version: int) -> None:
         self._session, self._trl = session, settings

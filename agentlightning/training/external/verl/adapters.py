@@ -1,4 +1,4 @@
-"""The model that a run of VERL leaves: VERL saves adapters under names that only PEFT reads; here they are merged."""
+"""The trained model of a VERL run: VERL saves adapters under names that only PEFT reads; here they are merged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def merge_adapters(folder: Path, *, rank: int, alpha: float) -> None:
     Shapes: W (o, i), A (r, i), B (o, r). The sum is taken in float32 and has the type of W.
 
     Raises:
-        RuntimeError: it holds other adapters than those of linear layers.
+        RuntimeError: it has adapters of other layers than linear ones.
     """
     paths = sorted(folder.glob("*.safetensors"))
     weight_map: dict[str, str] = {}
@@ -47,8 +47,8 @@ def merge_adapters(folder: Path, *, rank: int, alpha: float) -> None:
         bases = [name.removesuffix(f"{_BASE}weight") for name in file_of if name.endswith(f"{_BASE}weight")]
         linear = {module for module in bases if module + _DOWN in file_of}
         merged = {module + end for module in linear for end in (_DOWN, _UP)}
-        if left := sorted(name for name in file_of if ".lora_" in name and name not in merged):
-            text = f"{len(left)} adapters in {folder} are of no linear layer and cannot be merged: {left[0]}"
+        if others := sorted(name for name in file_of if ".lora_" in name and name not in merged):
+            text = f"{len(others)} adapters in {folder} are of no linear layer and cannot be merged: {others[0]}"
             raise RuntimeError(text)
         for path, file in files.items():
             weights: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Runs in VERL's agent loop workers: serves the model to the gateway, and hands VERL the rows of each session."""
+"""Runs in VERL's agent loop workers: serves the model to the gateway, and returns the rows of each session to VERL."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agentlightning.engine.chat_server import ChatServer
 from agentlightning.engine.service import ServedAs
 
 _started: asyncio.Future[None] | None = None
-"""The chat service of this process, in which every session makes an agent loop of its own."""
+"""The chat service of this process; every session creates its own agent loop."""
 
 
 class RowsOfRollouts(AgentLoopBase):
-    """A session of VERL is a rollout of the store: its rows come from the loop of the run."""
+    """A session of VERL, which is a rollout of the store: its rows come from the loop of the run."""
 
     @override
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the rows of a session, once its step is collected; none where its rollout is excluded."""
+        """Return the rows of a session, once its step is collected; none if its rollout is excluded."""
         global _started
         link = self.config.agentlightning_link
         bridge = ray.get_actor(link.bridge, namespace=link.namespace)

@@ -1,7 +1,7 @@
 """The Ray actor between the loop of the run and VERL's processes.
 
-VERL asks for the rows of each session of a step and waits; the loop gives all of them when the step is collected. VERL
-reports that a step is taken; the loop waits for that. Each may come before the other.
+VERL requests the rows of each session of a step and waits; the loop passes all of them when the step is collected. VERL
+reports that a step is taken; the loop waits for that. Either side may be first.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Part = Literal["train", "val"]
 Row = dict[str, Any]
 """Fields of a token row: `prompt_ids`, `response_ids`, `response_mask`, `logprobs`, `reward`, `versions`, `calls`."""
 Rows = Sequence[Sequence[Sequence[Row]]]
-"""rows[place][session]: for each task and session its rows, none where the rollout is excluded."""
+"""rows[place][session]: the rows of each task and session, none if the rollout is excluded."""
 
 
 class Bridge:
     """The actor; its methods run on one event loop. Those that wait raise a RuntimeError once VERL has ended."""
 
     def __init__(self, token: str) -> None:
-        """Take the token that calls to the chat services must carry."""
+        """Store the token that calls to the chat services must carry."""
         self._token = token
         self._rows: dict[tuple[Part, int], Rows] = {}
         self._steps: dict[int, dict[str, Any]] = {}
@@ -40,14 +40,14 @@ class Bridge:
         await self._notify()
 
     async def addresses(self) -> list[str]:
-        """Return the addresses of the chat services, as soon as there is one."""
+        """Wait for the first chat service and return the addresses of all."""
         await self._wait_for(lambda: bool(self._addresses) and self._error is None)
         return list(self._addresses)
 
     async def give(self, part: Part, step: int, rows: Rows, skips: bool = False) -> None:
-        """Give the rows of a step, in the order of its tasks. With `skips` the weights stay as they are."""
-        for known in [key for key in self._rows if key[0] == "val" and key[1] < step]:
-            del self._rows[known]
+        """Set the rows of a step, in the order of its tasks. With `skips` the weights do not change."""
+        for old_key in [key for key in self._rows if key[0] == "val" and key[1] < step]:
+            del self._rows[old_key]
         if skips:
             self._skipped.add(step)
         self._rows[part, step] = rows
@@ -58,7 +58,7 @@ class Bridge:
         return step in self._skipped
 
     async def rows(self, part: Part, step: int, place: int, session: int, uid: str) -> Sequence[Row]:
-        """Return the rows of a session, none if its rollout is excluded, as soon as the step is collected. `uid` is
+        """Wait until the step is collected and return the rows of a session, none if its rollout is excluded. `uid` is
         VERL's name of the task."""
         if part == "train":
             self._places[uid] = place
@@ -68,20 +68,19 @@ class Bridge:
 
     async def stepped(self, step: int, report: Mapping[str, Any]) -> None:
         """Report that the update of a step is taken and its weights are served."""
-        for known in [key for key in self._rows if key[0] == "train" and key[1] <= step]:
-            del self._rows[known]
+        for old_key in [key for key in self._rows if key[0] == "train" and key[1] <= step]:
+            del self._rows[old_key]
         self._steps[step] = {**report, "places": self._places}
         self._places = {}
         await self._notify()
 
     async def step(self, step: int) -> dict[str, Any]:
-        """Return the report of a step, as soon as there is one; `places` in it has the place of each task by its name
-        in VERL."""
+        """Wait for the report of a step and return it; its `places` has the place of each task by its name in VERL."""
         await self._wait_for(lambda: step in self._steps)
         return self._steps.pop(step)
 
     async def end(self, error: str) -> None:
-        """Report that VERL has ended: all that wait, now or later, raise a RuntimeError with this text."""
+        """Report that VERL has ended: all waiting calls, now or later, raise a RuntimeError with this text."""
         self._error = error
         await self._notify()
 

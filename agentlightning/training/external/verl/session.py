@@ -1,4 +1,4 @@
-"""VERL's run on a thread of its own, and the calls of the bridge through which the loop of the run drives it."""
+"""VERL's run on its own thread, and the calls of the bridge by which the loop of the run controls it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from agentlightning.training.external.verl.trainer import NAME, TaskRunner
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING: Final = 1_000_000
-"""Sessions that may wait for their rows at the same time."""
+"""Largest number of sessions that wait for their rows at the same time."""
 _END_SECONDS: Final = 60.0
 _NAMESPACE: Final = "agentlightning"
 
 
 class _Runner:
-    """The class of a task runner, as `run_ppo` takes it: makes one, and keeps it so that it can be ended."""
+    """A task runner class for `run_ppo` that creates a runner and keeps it so that it can be ended."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -49,7 +49,7 @@ class _Runner:
             return self._handle
 
     def end(self) -> None:
-        """End the runner, and with it all processes that it started; or keep it from beginning."""
+        """End the runner with all processes that it started; if it has not begun, prevent its start."""
         with self._lock:
             self._is_over = True
             if self._handle is not None:
@@ -60,16 +60,16 @@ class VERLSession:
     """One `run_ppo`.
 
     Attributes:
-        name: no other start of any run has it.
-        folder: has VERL's checkpoints.
-        token: for calls to the model.
+        name: unique to this start of the run.
+        folder: folder of VERL's checkpoints.
+        token: token for calls to the model.
         saves_every: steps between two checkpoints of VERL.
     """
 
     def __init__(self, config: Any, link: dict[str, Any], folder: Path, *, steps: int, held_out: int) -> None:
-        """Complete the configuration for so many steps, and held-out tasks (0 for none).
+        """Complete the configuration for a number of steps and of held-out tasks (0 for none).
 
-        `link` is for VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` asks for token figures.
+        `link` is for VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` requests token figures.
         """
         self.name, self.token = f"agl-verl-{uuid4().hex}", secrets.token_urlsafe(32)
         self.saves_every = config.trainer.save_freq if config.trainer.save_freq > 0 else steps
@@ -98,7 +98,7 @@ class VERLSession:
         self._ended, self._stopped = threading.Event(), threading.Event()
 
     def start(self) -> None:
-        """Join Ray, or start it here, and let VERL begin.
+        """Connect to Ray, or start it here, and start VERL.
 
         Raises:
             ValueError: VERL refuses a setting.
@@ -125,7 +125,7 @@ class VERLSession:
             raise RuntimeError(f"Ray: {error}") from None
 
     def checkpoint(self, step: int) -> Path | None:
-        """Return VERL's checkpoint of a step, if there is one."""
+        """Return VERL's checkpoint of a step, or None."""
         place = self.folder / f"global_step_{step}"
         return place if place.is_dir() else None
 

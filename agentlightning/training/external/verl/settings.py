@@ -1,6 +1,6 @@
-"""The settings of a VERL run: VERL's own configuration, the values in it that are fixed, and our settings beside it.
+"""The settings of a VERL run: VERL's own configuration, its fixed values, and our additional settings.
 
-Nothing here loads torch or verl before a configuration is made.
+Nothing here loads torch or verl before a configuration is created.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSION: Final = "0.9.1"
-"""Of verl: its V1 trainer is young, and a later version may call us in another way."""
+"""Supported version of verl: its V1 trainer is young, and a later version may call us in another way."""
 
 OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
@@ -43,7 +43,7 @@ GONE: Final = {
     "async_rollout": "rollouts of a step are collected before its update",
     "max_ppo_update_times": "set actor_rollout_ref.actor.ppo_mini_batch_size and ppo_epochs",
 }
-"""Settings of the older system under `agentlightning`, and what to do instead."""
+"""Settings of the older system under `agentlightning`, and their replacements."""
 
 _OF_OTHERS: Final = ("ray_kwargs", "transfer_queue")
 """Parts of VERL's configuration that it passes to other packages."""
@@ -80,7 +80,7 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
         "tasks are what the Trainer is given",
     ),
 }
-"""Values that VERL's settings must have, the default first, and why."""
+"""Required values of VERL's settings, the default first, and the reason."""
 _DEFAULTS: Final[dict[str, object]] = {
     "model_engine": "dp",
     "agentlightning": {},
@@ -97,7 +97,7 @@ _DEFAULTS: Final[dict[str, object]] = {
     "actor_rollout_ref.rollout.n": 8,
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
 }
-"""Our defaults beside these."""
+"""Our further defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,13 +117,13 @@ class VERLSettings:
         return cast("dict[str, Any]", OmegaConf.to_container(self.config.agentlightning, resolve=True))
 
     def steps(self, tasks: int) -> int:
-        """Return the number of steps for so many tasks."""
+        """Return the number of steps for this number of tasks."""
         if self.config.trainer.total_training_steps is not None:
             return int(self.config.trainer.total_training_steps)
         return max(1, tasks // self.config.data.train_batch_size) * int(self.config.trainer.total_epochs)
 
     def as_grpo(self, tasks: int) -> GRPOSettings:
-        """Return the settings by which rollouts are collected, read and recorded."""
+        """Return the settings for collecting, reading and recording rollouts."""
         config, own = self.config, self.own
         actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         own.setdefault("max_completion_length", config.data.max_response_length)
@@ -152,9 +152,9 @@ def make_settings(settings: object) -> VERLSettings:
     """Return checked settings.
 
     Raises:
-        ImportError: verl is not installed, or in another version.
-        TypeError: the configuration is no mapping with texts as keys.
-        BadRequestError: a setting is unknown under `agentlightning`, or does not go with a run of ours; says which.
+        ImportError: verl is not installed, or in an unsupported version.
+        TypeError: the configuration is no mapping with strings as keys.
+        BadRequestError: a setting under `agentlightning` is unknown, or a setting is not supported here; names it.
     """
     if not isinstance(settings, Mapping):
         raise TypeError(f"VERL takes a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {settings!r}")
@@ -201,14 +201,14 @@ def _merge(config: Any, settings: Mapping[str, Any], path: str = "") -> None:
 
 
 def check_version() -> None:
-    """Return if the version of verl that this was made for is installed."""
+    """Raise ImportError unless the supported version of verl is installed."""
     version = installed_version("verl", "VERL")
     if version != VERSION:
         raise ImportError(f"agl.VERL was made for verl {VERSION}; {version} is installed: pip install verl=={VERSION}")
 
 
 def _defaults() -> Any:
-    """Return VERL's defaults with those of a run of ours."""
+    """Return VERL's defaults, overridden by ours."""
     from omegaconf import OmegaConf
 
     with resources.as_file(resources.files("verl.trainer.config") / "_generated_ppo_trainer.yaml") as path:
@@ -229,17 +229,17 @@ def _check_own(own: object) -> None:
             raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
 
 
-def _check_names(known: Any, user: Any, place: str) -> None:
-    """Refuse a name that is nearly one of VERL's; other unknown names pass: VERL takes more than its defaults."""
+def _check_names(defaults: Any, user: Any, place: str) -> None:
+    """Refuse a name that is similar to one of VERL's; other unknown names pass: VERL accepts more than its defaults."""
     from omegaconf import DictConfig, OmegaConf
 
-    names = [str(each) for each in known.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
+    names = [str(each) for each in defaults.keys()]  # noqa: SIM118 -- `in` leaves out those without a value
     for name in user:
         if str(name) not in names:
             near = closest_name(str(name), names)
             if near is not None:
                 raise BadRequestError(f"VERL has no setting {place}{name}. Did you mean {place}{near}?")
             continue
-        inner, wanted = None if OmegaConf.is_missing(known, name) else known.get(name), user.get(name)
-        if isinstance(inner, DictConfig) and isinstance(wanted, DictConfig) and f"{place}{name}" not in _OF_OTHERS:
-            _check_names(inner, wanted, f"{place}{name}.")
+        inner, value = None if OmegaConf.is_missing(defaults, name) else defaults.get(name), user.get(name)
+        if isinstance(inner, DictConfig) and isinstance(value, DictConfig) and f"{place}{name}" not in _OF_OTHERS:
+            _check_names(inner, value, f"{place}{name}.")

@@ -1,4 +1,4 @@
-"""Runs in the process of VERL's trainer: its synchronous trainer, which reports each step, and its data set."""
+"""The synchronous trainer in VERL's trainer process, which reports each step, and its data set."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from agentlightning.training.losses.kl import update_figures
 
 NAME = "agentlightning"
 OURS = "agentlightning/"
-"""Prefix of the figures among VERL's that are measured here."""
+"""Prefix of the figures that this module adds to VERL's."""
 
 
 class PlacesOfSteps(Dataset[dict[str, Any]]):
-    """The places of the tasks in each step, in the place of prompts: the run has the tasks.
+    """The places of the tasks in each step, instead of prompts: the run has the tasks.
 
     One row for each task of each step, in order. `data.train_files` and `data.val_files` are `train:COUNT` and
     `val:COUNT`.
@@ -56,11 +56,11 @@ class PlacesOfSteps(Dataset[dict[str, Any]]):
 
 @register_trainer(NAME)
 class StepTrainer(PPOTrainerSync):
-    """The steps are VERL's; each is reported to the loop of the run once its weights are served."""
+    """VERL's trainer, which reports each step to the loop of the run once its weights are served."""
 
     def __init__(self, config: Any) -> None:
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # which VERL asks for by name
+            config.trainer.v1.trainer_mode = "sync"  # VERL requests it by name
         super().__init__(config)
         link = config.agentlightning_link
         self._bridge = ray.get_actor(link.bridge, namespace=link.namespace)
@@ -80,7 +80,7 @@ class StepTrainer(PPOTrainerSync):
         return batch
 
     def _token_figures(self) -> dict[str, str]:
-        """Return VERL's names of the figures of each token that are reported, and ours."""
+        """Return VERL's names of the reported token figures, and ours."""
         names = {"advantages": "advantage"}
         if not self.config.agentlightning_link.tells_tokens:
             return names
@@ -104,8 +104,8 @@ class StepTrainer(PPOTrainerSync):
             self.actor_rollout_wg = workers
         figures = update_figures(engine, before, self._logprobs(measured)[1])
         metrics.update({OURS + name: value for name, value in figures.items()})
-        taken = sum(map(math.isfinite, norms))
-        self._report |= {"optimizer_steps": taken, "skipped_steps": len(norms) - taken}
+        steps = sum(map(math.isfinite, norms))
+        self._report |= {"optimizer_steps": steps, "skipped_steps": len(norms) - steps}
         self._report["metrics"] = {
             name: float(value)
             for name, value in metrics.items()
@@ -114,19 +114,19 @@ class StepTrainer(PPOTrainerSync):
         return batch
 
     def _measured(self, batch: Any) -> Any:
-        """Return rows of the batch on which the distance of an update is measured, as many for each worker."""
+        """Return rows of the batch that measure the distance of an update, equally many for each worker."""
         mask = _columns(batch, ["response_mask"])["response_mask"]
         own = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         places = [own[number] for number in measured_rows(mask.sum(dim=1)[own].tolist())]
         others = sorted(set(range(len(batch.keys))) - set(places))
-        places += others[: -len(places) % self.actor_rollout_wg.world_size]  # all of them, where there are too few
+        places += others[: -len(places) % self.actor_rollout_wg.world_size]  # all of them, if there are too few
         part = batch.select_keys([batch.keys[place] for place in sorted(places)])
         temperature = self.config.actor_rollout_ref.rollout.temperature
         part.extra_info.update(calculate_entropy=False, compute_loss=False, temperature=temperature)
         return part
 
     def _logprobs(self, part: Any) -> tuple[Tensor, Tensor]:
-        """Return the log-probability of each trained token, of the engine and under the workers' weights: (N,) each."""
+        """Return the log-probabilities of the trained tokens from the engine and the workers' weights: (N,) each."""
         self.actor_rollout_wg.compute_log_prob(part)
         names = ["log_probs", "response_mask", "rollout_log_probs"]
         columns = tq.kv_batch_get(keys=part.keys, partition_id=part.partition_id, select_fields=names)
@@ -150,7 +150,7 @@ def _columns(batch: Any, names: list[str]) -> Any:
 class _Workers:
     """VERL's workers, whose updates also add the norm of the gradient of each of their optimizer's steps to a list.
 
-    VERL takes no such step where the norm is not finite, and returns only the mean of them.
+    VERL skips a step if the norm is not finite, and returns only the mean of the norms.
     """
 
     def __init__(self, workers: Any, norms: list[float]) -> None:

@@ -42,7 +42,7 @@ from agentlightning.types import Dataset
 logger = logging.getLogger(__name__)
 
 PLACE: Final = "verl.json"
-"""File of a checkpoint that says where VERL's own one is."""
+"""File in a checkpoint with the path of VERL's own checkpoint."""
 _FIGURES: Final = {
     "actor/pg_loss": "loss",
     "actor/loss": "loss",
@@ -56,7 +56,7 @@ _FIGURES: Final = {
     f"{OURS}first_ratio_error": "first_ratio_error",
     "training/rollout_probs_diff_max": "sampler_difference",
 }
-"""Our names of the figures of an update, by VERL's."""
+"""VERL's names of the figures of an update, and our names."""
 
 
 async def run_verl(
@@ -98,7 +98,7 @@ async def run_verl(
 
 
 def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:
-    """Return the configuration with a validation where there are held-out tasks."""
+    """Return the configuration, with a validation if there are held-out tasks."""
     config = settings.config
     if not tasks:
         raise BadRequestError("VERL needs tasks: pass train_dataset to fit, with at least one task")
@@ -114,7 +114,7 @@ def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:
 
 
 def _resumed(config: Any, checkpoint: Checkpoint | None) -> Any:
-    """Return the configuration that goes on from the checkpoint of an earlier start."""
+    """Return the configuration that resumes from the checkpoint of an earlier start."""
     if checkpoint is None:
         return OmegaConf.merge(config, {"trainer": {"resume_mode": "disable"}})
     place = json.loads((checkpoint.path / PLACE).read_text())["path"]
@@ -123,7 +123,7 @@ def _resumed(config: Any, checkpoint: Checkpoint | None) -> Any:
 
 
 class VERLUpdater(RemoteUpdater):
-    """Hands the rows of each step, and of each evaluation, to VERL."""
+    """Passes the rows of each step and evaluation to VERL."""
 
     updates_without_rows = True  # VERL counts every step
 
@@ -135,7 +135,7 @@ class VERLUpdater(RemoteUpdater):
 
     @override
     async def before_step(self, proxy: LLMProxy) -> None:
-        """Let the gateway spread calls over the agent loop workers that serve by now."""
+        """Distribute calls of the gateway over the agent loop workers that are serving."""
         addresses = await asyncio.to_thread(self._session.call, "addresses")
         if len(addresses) != len(self.engines):
             self.engines = tuple(RemoteEngine(address, self._session.token) for address in addresses)
@@ -168,7 +168,7 @@ class VERLUpdater(RemoteUpdater):
 
     @override
     async def after_evaluation(self, step: int, evaluation: Evaluation, store: LightningStore) -> None:
-        """Give VERL, which validates now, the same rollouts."""
+        """Pass the same rollouts to the validation of VERL."""
         rollouts = await store.query_rollouts(rollout_id_in=evaluation.rollout_ids)
         by_id = {rollout.rollout_id: rollout for rollout in rollouts}
         ended = [await evidence(store, by_id[rollout_id]) for rollout_id in evaluation.rollout_ids]
@@ -196,10 +196,10 @@ class VERLUpdater(RemoteUpdater):
 
 
 def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> list[list[list[Row]]]:
-    """Return the rows of a training step that teach something.
+    """Return the rows of a training step that have an advantage.
 
-    VERL takes the reward of a lone rollout of a task for its advantage, and for equal rewards what rounding leaves. The
-    ledger says that neither is trained, so neither is handed over.
+    VERL uses the reward of a single rollout of a task as its advantage, and rounding errors for equal rewards. The
+    ledger excludes both from training, so neither is passed on.
 
     Args:
         filler: a token id. A step in which nothing is trained needs one row; its update is skipped.
@@ -229,7 +229,7 @@ def rows_of_evaluation(
 
 
 def reported_rows(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[Mapping[str, Any] | None]:
-    """Return the figures that VERL reports of each row: (B,), None where it excluded the row."""
+    """Return VERL's figures of each row: (B,), None if it excluded the row."""
     by_place: dict[tuple[int, int, int], Mapping[str, Any]] = {}
     for key, columns in report["rows"].items():
         uid, session, index = key.rsplit("_", 2)
