@@ -31,7 +31,7 @@ export interface paths {
         /** Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names. */
         get: operations["query_rollouts_2"];
         put?: never;
-        /** Create a rollout with its first attempt in hand (status `preparing`); it is never queued. */
+        /** Create a rollout with its first attempt (status `preparing`); it is never queued. */
         post: operations["start_rollout"];
         delete?: never;
         options?: never;
@@ -48,7 +48,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Enqueue a batch, all or nothing, in order. An empty batch gives an empty list. */
+        /** Enqueue a batch in order, all or none. An empty batch returns an empty list. */
         post: operations["enqueue_many_rollouts"];
         delete?: never;
         options?: never;
@@ -65,7 +65,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Claim up to `limit` rollouts, oldest first; waits up to `timeout` seconds for the first of them. */
+        /** Claim up to `limit` rollouts, oldest first. Waits up to `timeout` seconds for the first of them. */
         post: operations["dequeue_many_rollouts"];
         delete?: never;
         options?: never;
@@ -80,10 +80,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the attempts of a rollout; none for an unknown one. */
+        /** Return the attempts of a rollout; an empty list for an unknown one. */
         get: operations["query_attempts_2"];
         put?: never;
-        /** Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing. */
+        /** Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status. */
         post: operations["start_attempt"];
         delete?: never;
         options?: never;
@@ -100,7 +100,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing. */
+        /** Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status. */
         post: operations["start_attempt_2"];
         delete?: never;
         options?: never;
@@ -117,7 +117,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Begin a further attempt whatever the rollout's status; the one way out of a terminal status besides queuing. */
+        /** Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status. */
         post: operations["start_attempt_3"];
         delete?: never;
         options?: never;
@@ -135,7 +135,7 @@ export interface paths {
         /** Return spans of a rollout, or of one attempt. Unknown ids give an empty page. */
         get: operations["query_spans_2"];
         put?: never;
-        /** Store one span; None if its (rollout, attempt, span id) is there already. */
+        /** Store one span and return it; None if its (rollout, attempt, span id) exists already. */
         post: operations["add_span"];
         delete?: never;
         options?: never;
@@ -152,7 +152,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Store spans in one step and return those that were new, in the order given. */
+        /** Store spans in one step and return those that were new, in the given order. */
         post: operations["add_many_spans"];
         delete?: never;
         options?: never;
@@ -186,181 +186,8 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return one number per (rollout, attempt) pair, in the order given. */
+        /** Return one number per (rollout, attempt) pair, in the given order. */
         post: operations["get_many_span_sequence_ids"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/rollouts/search": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names. */
-        post: operations["query_rollouts"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/rollouts/summaries": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Return rollouts that pass the filter, in short, and exactly how many there are. */
-        get: operations["query_rollout_summaries_2"];
-        put?: never;
-        /** Return rollouts that pass the filter, in short, and exactly how many there are. */
-        post: operations["query_rollout_summaries"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/rollouts/aggregate": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards. */
-        post: operations["aggregate_rollouts"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/rollouts/{rollout_id}/attempts/search": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return the attempts of a rollout; none for an unknown one. */
-        post: operations["query_attempts"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/spans/search": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return spans of a rollout, or of one attempt. Unknown ids give an empty page. */
-        post: operations["query_spans"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/spans/outlines": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Return spans of a rollout, or of one attempt, without their attributes, by number. */
-        get: operations["query_span_outlines"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Return one span; None if unknown. Of several with one id, from different traces, the one of least number. */
-        get: operations["get_span"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/workers/search": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them. */
-        post: operations["query_workers"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/workers": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Return workers. Notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins like them. */
-        get: operations["query_workers_2"];
-        put?: never;
-        /** Make a worker known before its first claim; the same as its first heartbeat (`update_worker`). */
-        post: operations["register_worker"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/resources": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Return the newest version of each set of resources; API keys are null. */
-        get: operations["query_resources"];
-        put?: never;
-        /** Publish a new set of resources under a fresh id, version 1; it becomes the latest of its run. */
-        post: operations["add_resources"];
         delete?: never;
         options?: never;
         head?: never;
@@ -377,7 +204,7 @@ export interface paths {
         /** Return one rollout, with its latest attempt if it has one; None if unknown. */
         get: operations["get_rollout_by_id"];
         put?: never;
-        /** Change the fields that are given. Values replace, they are not merged. */
+        /** Change the given fields. Values are replaced, not merged. */
         post: operations["update_rollout"];
         delete?: never;
         options?: never;
@@ -385,17 +212,51 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/agl/rollouts/{rollout_id}/attempts/latest": {
+    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Return the attempt with the highest number; None if there is none. */
-        get: operations["get_latest_attempt"];
+        get?: never;
         put?: never;
-        post?: never;
+        /** Change the given fields; a new status of the latest attempt also changes the rollout's status. */
+        post: operations["update_attempt"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/delete": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Remove rollouts with their attempts and spans; return the number removed by this call (0 for a repeated one). */
+        post: operations["delete_rollouts"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/workers/{worker_id}/heartbeat": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if unknown. */
+        post: operations["update_worker"];
         delete?: never;
         options?: never;
         head?: never;
@@ -412,7 +273,7 @@ export interface paths {
         /** Return one worker; None if unknown. */
         get: operations["get_worker_by_id"];
         put?: never;
-        /** Record a sign of life of a worker, which renews the leases of its claims. Creates the worker if unknown. */
+        /** Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if unknown. */
         post: operations["update_worker_2"];
         delete?: never;
         options?: never;
@@ -420,34 +281,18 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/agl/resources/latest": {
+    "/v1/agl/resources": {
         parameters: {
             query?: never;
             header?: never;
             path?: never;
             cookie?: never;
         };
-        /** Return what was published last for the run, else for no run; None if there is nothing. */
-        get: operations["get_latest_resources"];
+        /** Return the newest version of each set of resources; API keys are null. */
+        get: operations["query_resources"];
         put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/resources/{resources_id}/versions": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Return the versions of a set of resources, the newest first; API keys are null. None for an unknown one. */
-        get: operations["query_resource_versions"];
-        put?: never;
-        post?: never;
+        /** Publish a new set of resources under a new id as version 1; it becomes the latest of its run. */
+        post: operations["add_resources"];
         delete?: never;
         options?: never;
         head?: never;
@@ -473,7 +318,7 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}": {
+    "/v1/agl/rollouts/search": {
         parameters: {
             query?: never;
             header?: never;
@@ -482,15 +327,15 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Change the fields that are given; a change of the latest attempt's status moves the rollout. */
-        post: operations["update_attempt"];
+        /** Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names. */
+        post: operations["query_rollouts"];
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/agl/workers/{worker_id}/heartbeat": {
+    "/v1/agl/rollouts/{rollout_id}/attempts/search": {
         parameters: {
             query?: never;
             header?: never;
@@ -499,15 +344,15 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Record a sign of life of a worker, which renews the leases of its claims. Creates the worker if unknown. */
-        post: operations["update_worker"];
+        /** Return the attempts of a rollout; an empty list for an unknown one. */
+        post: operations["query_attempts"];
         delete?: never;
         options?: never;
         head?: never;
         patch?: never;
         trace?: never;
     };
-    "/v1/agl/rollouts/delete": {
+    "/v1/agl/spans/search": {
         parameters: {
             query?: never;
             header?: never;
@@ -516,8 +361,111 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remove rollouts with their attempts and spans; returns how many this call removed (a repeated one: none). */
-        post: operations["delete_rollouts"];
+        /** Return spans of a rollout, or of one attempt. Unknown ids give an empty page. */
+        post: operations["query_spans"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/workers/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Return workers; notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins with that. */
+        post: operations["query_workers"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/workers": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return workers; notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins with that. */
+        get: operations["query_workers_2"];
+        put?: never;
+        /** Register a worker before its first claim; same as its first heartbeat (`update_worker`). */
+        post: operations["register_worker"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/attempts/latest": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the attempt with the highest number; None if there is none. */
+        get: operations["get_latest_attempt"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/resources/latest": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the resources published last for the run, else the last ones of no run; None if there are none. */
+        get: operations["get_latest_resources"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/waits/rollouts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Wait until all of the rollouts have ended or time is up; return those that have ended, in the given order. */
+        post: operations["wait_for_rollouts"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/events/search": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Return the rollouts and runs that changed after a cursor, each once in its present state. */
+        post: operations["query_events"];
         delete?: never;
         options?: never;
         head?: never;
@@ -533,7 +481,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Begin a run, or go on with one that is known: it is `running`, and its end, error and stop note are cleared. */
+        /** Begin a run, or continue a known one: its state is `running`, and its end, error and stop note are cleared. */
         post: operations["start_run"];
         delete?: never;
         options?: never;
@@ -551,7 +499,7 @@ export interface paths {
         /** Return one run; None if unknown. */
         get: operations["get_run_by_id"];
         put?: never;
-        /** Change the fields that are given. A state other than `running` ends the run. */
+        /** Change the given fields. A state other than `running` ends the run. */
         post: operations["update_run"];
         delete?: never;
         options?: never;
@@ -600,10 +548,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return records that pass every filter, by step and then as they were stored; none of an unknown run. */
+        /** Return records that pass every filter, by step and then in the order of storing; none of an unknown run. */
         get: operations["query_run_records_2"];
         put?: never;
-        /** Store records, all or none; returns how many were new. It is a sign of life of the run. */
+        /** Store records, all or none; return the number of new ones. The call counts as a heartbeat of the run. */
         post: operations["add_run_records"];
         delete?: never;
         options?: never;
@@ -620,7 +568,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return records that pass every filter, by step and then as they were stored; none of an unknown run. */
+        /** Return records that pass every filter, by step and then in the order of storing; none of an unknown run. */
         post: operations["query_run_records"];
         delete?: never;
         options?: never;
@@ -637,7 +585,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remove the records of every kind after a step, for a run that goes on from there; returns how many. */
+        /** Remove the records of every kind after a step, for a run that continues there; return the number removed. */
         post: operations["rewind_run"];
         delete?: never;
         options?: never;
@@ -654,7 +602,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remove runs with their records; returns how many. Unknown ones are passed over, rollouts stay. */
+        /** Remove runs with their records; return the number removed. Unknown ones are ignored, rollouts stay. */
         post: operations["delete_runs"];
         delete?: never;
         options?: never;
@@ -672,7 +620,7 @@ export interface paths {
         /** Return the text of each token id; None if unknown. */
         get: operations["get_vocabulary"];
         put?: never;
-        /** Store the text of each token id of a tokenizer; False if there is one of this id, which then stays. */
+        /** Store the text of each token id of a tokenizer; return False if the vocabulary exists already and stays. */
         post: operations["add_vocabulary"];
         delete?: never;
         options?: never;
@@ -680,7 +628,25 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/v1/agl/vocabularies/{vocabulary_id}/texts": {
+    "/v1/agl/rollouts/summaries": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return summaries of the rollouts that pass the filter, and their exact number. */
+        get: operations["query_rollout_summaries_2"];
+        put?: never;
+        /** Return summaries of the rollouts that pass the filter, and their exact number. */
+        post: operations["query_rollout_summaries"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/aggregate": {
         parameters: {
             query?: never;
             header?: never;
@@ -689,8 +655,8 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return the text of each token id by a vocabulary of `add_vocabulary`; None if there is no such vocabulary. */
-        post: operations["get_token_texts"];
+        /** Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards. */
+        post: operations["aggregate_rollouts"];
         delete?: never;
         options?: never;
         head?: never;
@@ -706,8 +672,76 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Add a value to a histogram of the program's own, which the store's page of metrics shows (`/v1/prometheus`). */
+        /** Add a value to a histogram of the program, which the store's page of metrics shows (`/v1/prometheus`). */
         post: operations["observe_metric"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/spans/outlines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return spans of a rollout, or of one attempt, without their attributes, by number. */
+        get: operations["query_span_outlines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return one span; None if unknown. If several traces have a span with this id, the lowest number wins. */
+        get: operations["get_span"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/resources/{resources_id}/versions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Return the versions of a set of resources, the newest first; API keys are null. None for an unknown one. */
+        get: operations["query_resource_versions"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/agl/vocabularies/{vocabulary_id}/texts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Return the text of each token id in a vocabulary of `add_vocabulary`; None if there is no such vocabulary. */
+        post: operations["get_token_texts"];
         delete?: never;
         options?: never;
         head?: never;
@@ -723,42 +757,8 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Take in pieces of a finished history: with the ids, times, statuses and numbers that they have. */
+        /** Import pieces of a finished history with their ids, times, statuses and numbers. */
         post: operations["import_history"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/events/search": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return which rollouts and runs changed after a cursor, each once and as it stands; waits for the first one. */
-        post: operations["query_events"];
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-    "/v1/agl/waits/rollouts": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        get?: never;
-        put?: never;
-        /** Return those of the rollouts that are at an end, in the order given, waiting until all are or time is up. */
-        post: operations["wait_for_rollouts"];
         delete?: never;
         options?: never;
         head?: never;
@@ -774,7 +774,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** End an attempt; the same as `update_attempt` with a status. */
+        /** End an attempt; same as `update_attempt` with a status. */
         post: operations["finish_attempt"];
         delete?: never;
         options?: never;
@@ -791,7 +791,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** End a rollout well; `response` goes to the attempt's metadata under the key `response`. */
+        /** End a rollout as succeeded; `response` goes to the attempt's metadata under the key `response`. */
         post: operations["finish_rollout"];
         delete?: never;
         options?: never;
@@ -1080,23 +1080,23 @@ export interface components {
     schemas: {
         /**
          * AggregateGroup
-         * @description Figures of the rollouts of one group. Those of rewards are null where none of them has a reward.
+         * @description Figures of the rollouts of one group. Those of rewards are null if none of them has a reward.
          */
         AggregateGroup: {
             /**
              * Key
-             * @description What they have in common; of resources `id@version`. None: they have none.
+             * @description Common value of the group; for resources `id@version`. None: the rollouts have no value.
              * @default null
              */
             key: number | string | null;
             /**
              * Count
-             * @description How many rollouts.
+             * @description Number of rollouts.
              */
             count: number;
             /**
              * Scored
-             * @description How many of them have a reward.
+             * @description Number of rollouts with a reward.
              */
             scored: number;
             /**
@@ -1155,30 +1155,30 @@ export interface components {
             p90: number | null;
             /**
              * Outcomes
-             * @description How many rollouts have each outcome; those without one are in none.
+             * @description Number of rollouts by outcome; excludes those without one.
              */
             outcomes?: {
                 [key: string]: number;
             };
             /**
              * Buckets
-             * @description How many rewards lie in each bucket (`RolloutAggregate.bucket_edges`).
+             * @description Number of rewards in each bucket (`RolloutAggregate.bucket_edges`).
              */
             buckets?: number[];
             /**
              * Seconds Mean
-             * @description Mean seconds from start to end, of those that have ended; None if none has.
+             * @description Mean seconds from start to end of the ended rollouts; None if none has ended.
              * @default null
              */
             seconds_mean: number | null;
             /**
              * First Time
-             * @description When the first of them started.
+             * @description Earliest start time of the rollouts.
              */
             first_time: number;
             /**
              * Last Time
-             * @description When the last of them started.
+             * @description Latest start time of the rollouts.
              */
             last_time: number;
         };
@@ -1194,7 +1194,7 @@ export interface components {
             rollout_id: string;
             /**
              * Attempt Id
-             * @description Given by the store.
+             * @description Assigned by the store.
              */
             attempt_id: string;
             /**
@@ -1204,18 +1204,18 @@ export interface components {
             sequence_id: number;
             /**
              * Start Time
-             * @description When it was claimed.
+             * @description Time of the claim.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None while it runs.
+             * @description Time of the end; None while it runs.
              * @default null
              */
             end_time: number | null;
             /**
              * Status
-             * @description Where it stands; `failed` and `succeeded` are final.
+             * @description Status of the attempt; `failed` and `succeeded` are final.
              * @default preparing
              * @enum {string}
              */
@@ -1228,13 +1228,13 @@ export interface components {
             worker_id: string | null;
             /**
              * Last Heartbeat Time
-             * @description Its last sign of life, a span or a heartbeat of its worker; None before the first.
+             * @description Time of its last span or of its worker's last heartbeat; None before the first.
              * @default null
              */
             last_heartbeat_time: number | null;
             /**
              * Metadata
-             * @description Whatever the program notes about the attempt.
+             * @description Any data that the program stores with the attempt.
              * @default null
              */
             metadata: {
@@ -1242,7 +1242,7 @@ export interface components {
             } | null;
             /**
              * Outcome
-             * @description None while the attempt runs.
+             * @description Outcome of the attempt; None while it runs.
              * @default null
              */
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
@@ -1259,8 +1259,8 @@ export interface components {
             error: components["schemas"]["AttemptError"] | null;
             /**
              * Reward
-             * @description Its final reward: that of the last span that carries one, which the store keeps up to date. Spans that came after
-             *     the end do not count; None if there is none, or if it is no finite number.
+             * @description Final reward: the reward of the last span that has one, kept up to date by the store. Spans that arrive after
+             *     the end do not count; None if there is none, or if it is not a finite number.
              * @default null
              */
             reward: number | null;
@@ -1285,7 +1285,7 @@ export interface components {
             type: string;
             /**
              * Message
-             * @description Its text.
+             * @description Text of the exception.
              */
             message: string;
             /**
@@ -1302,22 +1302,22 @@ export interface components {
         AttemptedRollout: {
             /**
              * Rollout Id
-             * @description Given by the store.
+             * @description Assigned by the store.
              */
             rollout_id: string;
             /**
              * Input
-             * @description What the agent is asked to do: any JSON value.
+             * @description Input of the agent: any JSON value.
              */
             input: unknown;
             /**
              * Start Time
-             * @description When it was enqueued or started.
+             * @description Time of the enqueue or start.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None before.
+             * @description Time of the end; None before.
              * @default null
              */
             end_time: number | null;
@@ -1329,22 +1329,22 @@ export interface components {
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets, chosen at enqueue; None if none were published then.
+             * @description The resources that the agent gets, chosen at enqueue; None if no resources were published then.
              * @default null
              */
             resources_id: string | null;
             /**
              * Status
-             * @description Where it stands; `succeeded`, `failed` and `cancelled` are ends.
+             * @description Status of the rollout; `succeeded`, `failed` and `cancelled` are final.
              * @default queuing
              * @enum {string}
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
-            /** @description Its limits and retries. */
+            /** @description Limits and retries of the rollout. */
             config?: components["schemas"]["RolloutConfig"];
             /**
              * Metadata
-             * @description Whatever the program notes about the rollout.
+             * @description Any data that the program stores with the rollout.
              * @default null
              */
             metadata: {
@@ -1352,7 +1352,7 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; runners of a run claim its rollouts only. None is a run of its own.
+             * @description The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run.
              * @default null
              */
             run_id: string | null;
@@ -1364,17 +1364,17 @@ export interface components {
             resources_version: number | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal ones in the order in which they became claimable.
+             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description No claim before this moment; a retry with a pause sets it.
+             * @description Earliest time of a claim; a retry with a delay sets it.
              * @default null
              */
             not_before: number | null;
-            /** @description The attempt; its `rollout_id` is that of the rollout. */
+            /** @description The attempt; has the same `rollout_id` as the rollout. */
             attempt: components["schemas"]["Attempt"];
         };
         /**
@@ -1384,23 +1384,23 @@ export interface components {
         BestFigure: {
             /**
              * Name
-             * @description What was measured, such as `held_out_sampled` or `mean_reward`.
+             * @description Name of the figure, such as `held_out_sampled` or `mean_reward`.
              */
             name: string;
             /**
              * Value
-             * @description Its value; a greater one is better.
+             * @description Value of the figure; a greater one is better.
              */
             value: number;
             /**
              * Step
-             * @description The step after which it was measured.
+             * @description Step after which it was measured.
              */
             step: number;
         };
         /**
          * CustomResource
-         * @description Settings of your own: a dictionary, or the fields of a class of your own. Read by key, `resource["top_k"]`.
+         * @description Your own settings: a dictionary, or the fields of your own class. Read by key, `resource["top_k"]`.
          */
         CustomResource: {
             /**
@@ -1410,13 +1410,13 @@ export interface components {
             resource_type: "custom";
             /**
              * Kind
-             * @description Which class of your own; None is a plain dictionary.
+             * @description Name of your own class; None is a plain dictionary.
              * @default null
              */
             kind: string | null;
             /**
              * Values
-             * @description What it says, any JSON values.
+             * @description The settings, any JSON values.
              */
             values: {
                 [key: string]: unknown;
@@ -1424,36 +1424,36 @@ export interface components {
         };
         /**
          * DroppedCounts
-         * @description How many attributes, events and links of a span were dropped where it was made, because of its limits.
+         * @description Numbers of attributes, events and links that were dropped where the span was made, because of its limits.
          */
         DroppedCounts: {
             /**
              * Attributes
-             * @description How many attributes were dropped.
+             * @description Number of dropped attributes.
              * @default 0
              */
             attributes: number;
             /**
              * Events
-             * @description How many events were dropped.
+             * @description Number of dropped events.
              * @default 0
              */
             events: number;
             /**
              * Links
-             * @description How many links were dropped.
+             * @description Number of dropped links.
              * @default 0
              */
             links: number;
         };
         /**
          * EnqueueRolloutRequest
-         * @description One rollout to be enqueued. Unknown fields are refused.
+         * @description One rollout to enqueue. Unknown fields are rejected.
          */
         EnqueueRolloutRequest: {
             /**
              * Input
-             * @description What the agent is asked to do: any JSON value. Left out beside a `task_id`, it is that.
+             * @description Input of the agent: any JSON value. Defaults to `task_id` if that is set.
              */
             input: unknown;
             /**
@@ -1475,7 +1475,7 @@ export interface components {
             config: components["schemas"]["RolloutConfig-Input"] | null;
             /**
              * Metadata
-             * @description Whatever the program notes about the rollout.
+             * @description Any data that the program stores with the rollout.
              * @default null
              */
             metadata: {
@@ -1483,25 +1483,25 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; None is a run of its own.
+             * @description The run it belongs to; None: it belongs to no run.
              * @default null
              */
             run_id: string | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal ones in the order in which they became claimable.
+             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description Wall-clock seconds before which it may not be claimed.
+             * @description Earliest time of a claim, in wall-clock seconds.
              * @default null
              */
             not_before: number | null;
             /**
              * Task Id
-             * @description A name of the task in the program's own words; kept in `metadata["task_id"]`.
+             * @description The program's name of the task; stored in `metadata["task_id"]`.
              * @default null
              */
             task_id: string | null;
@@ -1513,25 +1513,25 @@ export interface components {
         Event: {
             /**
              * Name
-             * @description What happened, such as `exception`.
+             * @description Name of the event, such as `exception`.
              */
             name: string;
             /**
              * Attributes
-             * @description Its details.
+             * @description Details of the event.
              */
             attributes: {
                 [key: string]: string | boolean | number | string[] | boolean[] | number[] | number[];
             };
             /**
              * Timestamp
-             * @description When it happened.
+             * @description Time of the event.
              * @default null
              */
             timestamp: number | null;
             /**
              * Dropped Attributes
-             * @description How many attributes were dropped where the event was made.
+             * @description Number of attributes that were dropped where the event was made.
              * @default 0
              */
             dropped_attributes: number;
@@ -1540,7 +1540,7 @@ export interface components {
         };
         /**
          * EventPage
-         * @description Changes after a cursor, the oldest first, and the cursor to go on from.
+         * @description Changes after a cursor, the oldest first, and the cursor to continue from.
          */
         EventPage: {
             /**
@@ -1555,13 +1555,13 @@ export interface components {
             runs?: components["schemas"]["RunEvent"][];
             /**
              * Cursor
-             * @description To be given back for the changes after these.
+             * @description Cursor to pass for the changes after these.
              */
             cursor: string;
         };
         /**
          * HistoryImport
-         * @description What one call of `import_history` did.
+         * @description The result of one call of `import_history`.
          */
         HistoryImport: {
             /**
@@ -1590,41 +1590,41 @@ export interface components {
             spans: number;
             /**
              * Present
-             * @description Pieces that were there already.
+             * @description Pieces that the store had already.
              * @default 0
              */
             present: number;
             /**
              * Refused
-             * @description Pieces that were not taken; what does not depend on them was.
+             * @description Pieces that were not imported; pieces that do not depend on them were.
              */
             refused?: components["schemas"]["HistoryRefusal"][];
         };
         /**
          * HistoryRefusal
-         * @description A piece of a history that was not taken.
+         * @description A piece of a history that was not imported.
          */
         HistoryRefusal: {
             /**
              * Kind
-             * @description What it is.
+             * @description Kind of the piece.
              * @enum {string}
              */
             kind: "resources" | "rollout" | "attempt" | "span";
             /**
              * Id
-             * @description Of resources: id and version, `rs-1/2`; of a span: rollout, attempt and span, with `/` between them.
+             * @description For resources id and version, `rs-1/2`; for a span rollout, attempt and span, separated by `/`.
              */
             id: string;
             /**
              * Reason
-             * @description Why.
+             * @description Reason of the refusal.
              * @enum {string}
              */
             reason: "not_ended" | "different" | "no_rollout" | "no_attempt" | "wrong_number" | "evicted";
             /**
              * Message
-             * @description What was wrong, what was expected, what to do.
+             * @description Text with the problem, the expected value and the remedy.
              */
             message: string;
         };
@@ -1645,12 +1645,12 @@ export interface components {
             endpoint: string;
             /**
              * Model
-             * @description The name to be sent with each request.
+             * @description The model name sent with each request.
              */
             model: string;
             /**
              * Api Key
-             * @description Comes back only from get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`.
+             * @description Returned only by get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`.
              * @default null
              */
             api_key: string | null;
@@ -1674,7 +1674,7 @@ export interface components {
             name?: string;
             /**
              * Total Rollouts
-             * @description Rollouts that it keeps, whatever their status.
+             * @description Rollouts in the store, of any status.
              */
             total_rollouts?: number;
             /**
@@ -1694,7 +1694,7 @@ export interface components {
             total_resources?: number;
             /**
              * Total Workers
-             * @description Workers that it knows.
+             * @description Workers known to the store.
              */
             total_workers?: number;
             /**
@@ -1704,17 +1704,17 @@ export interface components {
             uptime?: number;
             /**
              * Total Span Bytes
-             * @description Bytes that the spans take.
+             * @description Size of the spans in bytes.
              */
             total_span_bytes?: number;
             /**
              * Eviction Threshold Bytes
-             * @description Bytes of spans that the store in memory never exceeds; it drops those of ended rollouts.
+             * @description Bytes of spans that the memory store never exceeds; it drops spans of ended rollouts.
              */
             eviction_threshold_bytes?: number;
             /**
              * Safe Threshold Bytes
-             * @description Bytes of spans that are left when it has dropped some.
+             * @description Bytes of spans that remain after spans were dropped.
              */
             safe_threshold_bytes?: number;
             /**
@@ -1724,12 +1724,12 @@ export interface components {
             memory_capacity_bytes?: number;
             /**
              * Lease Seconds
-             * @description A worker that is silent for so long loses the rollouts that it has claimed.
+             * @description Seconds without a heartbeat before a worker's claims are released.
              */
             lease_seconds?: number;
             /**
              * Retention
-             * @description What is set of the `RetentionPolicy`; not there if everything is kept.
+             * @description Limits that the `RetentionPolicy` sets; absent if everything is kept.
              */
             retention?: {
                 [key: string]: number;
@@ -1740,11 +1740,11 @@ export interface components {
          * @description A reference to another span.
          */
         Link: {
-            /** @description The span that is linked to. */
+            /** @description The linked span. */
             context: components["schemas"]["SpanContext"];
             /**
              * Attributes
-             * @description What the link means; None if nothing is said.
+             * @description Meaning of the link; None if there is none.
              * @default null
              */
             attributes: {
@@ -1752,13 +1752,13 @@ export interface components {
             } | null;
             /**
              * Dropped Attributes
-             * @description How many attributes were dropped where the link was made.
+             * @description Number of attributes that were dropped where the link was made.
              * @default 0
              */
             dropped_attributes: number;
             /**
              * Flags
-             * @description As `Span.flags`, of the span that is linked to.
+             * @description Same as `Span.flags`, for the linked span.
              * @default null
              */
             flags: number | null;
@@ -1767,12 +1767,12 @@ export interface components {
         };
         /**
          * OtelResource
-         * @description What produced the span: service, SDK, rollout and attempt.
+         * @description Source of the span: service, SDK, rollout and attempt.
          */
         OtelResource: {
             /**
              * Attributes
-             * @description Such as `service.name`.
+             * @description Attributes of the resource, such as `service.name`.
              */
             attributes: {
                 [key: string]: string | boolean | number | string[] | boolean[] | number[] | number[];
@@ -1796,22 +1796,22 @@ export interface components {
             items: components["schemas"]["Attempt"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -1828,22 +1828,22 @@ export interface components {
             items: components["schemas"]["ResourcesUpdate"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -1860,22 +1860,22 @@ export interface components {
             items: components["schemas"]["RunRecord"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -1892,22 +1892,22 @@ export interface components {
             items: components["schemas"]["Run"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -1924,22 +1924,22 @@ export interface components {
             items: components["schemas"]["SpanOutline"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -1956,22 +1956,22 @@ export interface components {
             items: components["schemas"]["Span"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -1988,22 +1988,22 @@ export interface components {
             items: (components["schemas"]["AttemptedRollout"] | components["schemas"]["Rollout"])[];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -2020,29 +2020,29 @@ export interface components {
             items: components["schemas"]["Worker"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PromptTemplate
-         * @description A prompt with named gaps.
+         * @description A prompt with placeholders.
          */
         PromptTemplate: {
             /**
@@ -2052,19 +2052,19 @@ export interface components {
             resource_type: "prompt_template";
             /**
              * Template
-             * @description The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja.
+             * @description The text with its placeholders: `{name}` for f-string, `{{ name }}` for jinja.
              */
             template: string;
             /**
              * Engine
-             * @description How the gaps are filled; `jinja2` is another word for jinja. `format` does not know poml.
+             * @description Template engine; `jinja2` is an alias of jinja. `format` does not support poml.
              * @enum {string}
              */
             engine: "jinja" | "jinja2" | "f-string" | "poml";
         };
         /**
          * ProxyLLM
-         * @description A model behind the gateway; each attempt calls it under a URL of its own.
+         * @description A model behind the gateway; each attempt calls it under its own URL.
          */
         ProxyLLM: {
             /**
@@ -2079,12 +2079,12 @@ export interface components {
             endpoint: string;
             /**
              * Model
-             * @description The name to be sent with each request.
+             * @description The model name sent with each request.
              */
             model: string;
             /**
              * Api Key
-             * @description Comes back only from get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`.
+             * @description Returned only by get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`.
              * @default null
              */
             api_key: string | null;
@@ -2108,12 +2108,12 @@ export interface components {
             resources_id: string;
             /**
              * Create Time
-             * @description When its first version was stored, in seconds since the epoch.
+             * @description Time at which its first version was stored, in Unix seconds.
              */
             create_time: number;
             /**
              * Update Time
-             * @description When this version was stored, in seconds since the epoch.
+             * @description Time at which this version was stored, in Unix seconds.
              */
             update_time: number;
             /**
@@ -2130,7 +2130,7 @@ export interface components {
             };
             /**
              * Run Id
-             * @description The run that published it; None is none.
+             * @description The run that published it; None if no run did.
              * @default null
              */
             run_id: string | null;
@@ -2142,22 +2142,22 @@ export interface components {
         "Rollout-Input": {
             /**
              * Rollout Id
-             * @description Given by the store.
+             * @description Assigned by the store.
              */
             rollout_id: string;
             /**
              * Input
-             * @description What the agent is asked to do: any JSON value.
+             * @description Input of the agent: any JSON value.
              */
             input: unknown;
             /**
              * Start Time
-             * @description When it was enqueued or started.
+             * @description Time of the enqueue or start.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None before.
+             * @description Time of the end; None before.
              * @default null
              */
             end_time: number | null;
@@ -2169,22 +2169,22 @@ export interface components {
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets, chosen at enqueue; None if none were published then.
+             * @description The resources that the agent gets, chosen at enqueue; None if no resources were published then.
              * @default null
              */
             resources_id: string | null;
             /**
              * Status
-             * @description Where it stands; `succeeded`, `failed` and `cancelled` are ends.
+             * @description Status of the rollout; `succeeded`, `failed` and `cancelled` are final.
              * @default queuing
              * @enum {string}
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
-            /** @description Its limits and retries. */
+            /** @description Limits and retries of the rollout. */
             config?: components["schemas"]["RolloutConfig-Input"];
             /**
              * Metadata
-             * @description Whatever the program notes about the rollout.
+             * @description Any data that the program stores with the rollout.
              * @default null
              */
             metadata: {
@@ -2192,7 +2192,7 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; runners of a run claim its rollouts only. None is a run of its own.
+             * @description The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run.
              * @default null
              */
             run_id: string | null;
@@ -2204,13 +2204,13 @@ export interface components {
             resources_version: number | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal ones in the order in which they became claimable.
+             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description No claim before this moment; a retry with a pause sets it.
+             * @description Earliest time of a claim; a retry with a delay sets it.
              * @default null
              */
             not_before: number | null;
@@ -2222,22 +2222,22 @@ export interface components {
         Rollout: {
             /**
              * Rollout Id
-             * @description Given by the store.
+             * @description Assigned by the store.
              */
             rollout_id: string;
             /**
              * Input
-             * @description What the agent is asked to do: any JSON value.
+             * @description Input of the agent: any JSON value.
              */
             input: unknown;
             /**
              * Start Time
-             * @description When it was enqueued or started.
+             * @description Time of the enqueue or start.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None before.
+             * @description Time of the end; None before.
              * @default null
              */
             end_time: number | null;
@@ -2249,22 +2249,22 @@ export interface components {
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets, chosen at enqueue; None if none were published then.
+             * @description The resources that the agent gets, chosen at enqueue; None if no resources were published then.
              * @default null
              */
             resources_id: string | null;
             /**
              * Status
-             * @description Where it stands; `succeeded`, `failed` and `cancelled` are ends.
+             * @description Status of the rollout; `succeeded`, `failed` and `cancelled` are final.
              * @default queuing
              * @enum {string}
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
-            /** @description Its limits and retries. */
+            /** @description Limits and retries of the rollout. */
             config?: components["schemas"]["RolloutConfig"];
             /**
              * Metadata
-             * @description Whatever the program notes about the rollout.
+             * @description Any data that the program stores with the rollout.
              * @default null
              */
             metadata: {
@@ -2272,7 +2272,7 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; runners of a run claim its rollouts only. None is a run of its own.
+             * @description The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run.
              * @default null
              */
             run_id: string | null;
@@ -2284,25 +2284,25 @@ export interface components {
             resources_version: number | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal ones in the order in which they became claimable.
+             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description No claim before this moment; a retry with a pause sets it.
+             * @description Earliest time of a claim; a retry with a delay sets it.
              * @default null
              */
             not_before: number | null;
         };
         /**
          * RolloutAggregate
-         * @description Figures of rollouts in groups: numbers first, then texts, each in their order, then those without a key.
+         * @description Figures of rollouts in groups: numeric keys first, then texts, each sorted, then those without a key.
          */
         RolloutAggregate: {
             /**
              * By
-             * @description What they are grouped by.
+             * @description Key that groups the rollouts.
              * @enum {string}
              */
             by: "step" | "outcome" | "status" | "mode" | "resources" | "worker" | "task" | "none";
@@ -2313,14 +2313,14 @@ export interface components {
             groups: components["schemas"]["AggregateGroup"][];
             /**
              * Bucket Edges
-             * @description Where the buckets begin, and where the last one ends: of equal width from the smallest to the greatest reward of
-             *     all groups; around a reward that is the same in all of them, 1 wide together. Empty without buckets or rewards.
+             * @description Lower edges of the buckets and upper edge of the last: of equal width from the smallest to the greatest reward of
+             *     all groups; if all rewards are equal, around that value with a total width of 1. Empty without buckets.
              */
             bucket_edges?: number[];
         };
         /**
          * RolloutConfig
-         * @description Limits and retries of one rollout. Unknown fields are refused.
+         * @description Limits and retries of one rollout. Unknown fields are rejected.
          */
         "RolloutConfig-Input": {
             /**
@@ -2331,13 +2331,13 @@ export interface components {
             timeout_seconds: number | null;
             /**
              * Unresponsive Seconds
-             * @description Longest silence of one attempt in seconds; None is no limit.
+             * @description Longest time without a heartbeat of one attempt in seconds; None is no limit.
              * @default null
              */
             unresponsive_seconds: number | null;
             /**
              * Max Attempts
-             * @description Attempts in all, the first one included, for the conditions below.
+             * @description Number of attempts, the first one included, for the conditions below.
              * @default 1
              */
             max_attempts: number;
@@ -2348,38 +2348,38 @@ export interface components {
             retry_condition?: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout")[];
             /**
              * Infrastructure Retries
-             * @description Further attempts, beside `max_attempts`, after a worker was lost (its lease ran out).
+             * @description Further attempts, beside `max_attempts`, after a worker was lost (its lease expired).
              * @default 3
              */
             infrastructure_retries: number;
             /**
              * Retry Delay Seconds
-             * @description Pause before the first retry may be claimed.
+             * @description Seconds before the first retry may be claimed.
              * @default 0
              */
             retry_delay_seconds: number;
             /**
              * Retry Backoff
-             * @description By how much the pause grows with each further retry.
+             * @description Factor by which the delay grows with each further retry.
              * @default 2
              */
             retry_backoff: number;
             /**
              * Retry Delay Max Seconds
-             * @description Longest pause before a retry.
+             * @description Longest delay before a retry in seconds.
              * @default 300
              */
             retry_delay_max_seconds: number;
             /**
              * Mode
-             * @description The same as the mode of the request or rollout that it is given with, to which it moves.
+             * @description Mode of the request or rollout; moved there on validation.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
         };
         /**
          * RolloutConfig
-         * @description Limits and retries of one rollout. Unknown fields are refused.
+         * @description Limits and retries of one rollout. Unknown fields are rejected.
          */
         RolloutConfig: {
             /**
@@ -2390,13 +2390,13 @@ export interface components {
             timeout_seconds: number | null;
             /**
              * Unresponsive Seconds
-             * @description Longest silence of one attempt in seconds; None is no limit.
+             * @description Longest time without a heartbeat of one attempt in seconds; None is no limit.
              * @default null
              */
             unresponsive_seconds: number | null;
             /**
              * Max Attempts
-             * @description Attempts in all, the first one included, for the conditions below.
+             * @description Number of attempts, the first one included, for the conditions below.
              * @default 1
              */
             max_attempts: number;
@@ -2407,32 +2407,32 @@ export interface components {
             retry_condition?: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout")[];
             /**
              * Infrastructure Retries
-             * @description Further attempts, beside `max_attempts`, after a worker was lost (its lease ran out).
+             * @description Further attempts, beside `max_attempts`, after a worker was lost (its lease expired).
              * @default 3
              */
             infrastructure_retries: number;
             /**
              * Retry Delay Seconds
-             * @description Pause before the first retry may be claimed.
+             * @description Seconds before the first retry may be claimed.
              * @default 0
              */
             retry_delay_seconds: number;
             /**
              * Retry Backoff
-             * @description By how much the pause grows with each further retry.
+             * @description Factor by which the delay grows with each further retry.
              * @default 2
              */
             retry_backoff: number;
             /**
              * Retry Delay Max Seconds
-             * @description Longest pause before a retry.
+             * @description Longest delay before a retry in seconds.
              * @default 300
              */
             retry_delay_max_seconds: number;
         };
         /**
          * RolloutEvent
-         * @description A rollout changed: where it stands. Several changes in short order may be told as one.
+         * @description Current state of a rollout that changed. Several quick changes may be reported as one event.
          */
         RolloutEvent: {
             /**
@@ -2442,12 +2442,12 @@ export interface components {
             rollout_id: string;
             /**
              * Run Id
-             * @description The run it belongs to; None is a run of its own.
+             * @description The run it belongs to; None: it belongs to no run.
              */
             run_id: string | null;
             /**
              * Status
-             * @description The status that it has by now.
+             * @description Current status of the rollout.
              * @enum {string}
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
@@ -2468,7 +2468,7 @@ export interface components {
             attempt_status: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout") | null;
             /**
              * Outcome
-             * @description How the latest attempt ended; None before.
+             * @description Outcome of the latest attempt; None before its end.
              */
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
             /**
@@ -2483,132 +2483,132 @@ export interface components {
             spans: number;
             /**
              * Start Time
-             * @description When the rollout was enqueued or started.
+             * @description Time at which the rollout was enqueued or started.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None before.
+             * @description Time of its end; None before.
              */
             end_time: number | null;
         };
         /**
          * RolloutFilter
-         * @description Which rollouts are meant: those for which all fields hold that are given. Unknown fields are refused.
+         * @description A filter of rollouts: a rollout matches if every field that is set holds. Unknown fields are rejected.
          */
         RolloutFilter: {
             /**
              * Run Id
-             * @description Of this run; None or an empty text given: of no run. Not given: of any.
+             * @description Run of the rollout; None or an empty text: rollouts of no run. If not set: any run.
              * @default null
              */
             run_id: string | null;
             /**
              * Status In
-             * @description Whose status is one of these.
+             * @description Any of these statuses.
              * @default null
              */
             status_in: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
             /**
              * Mode In
-             * @description Whose mode is one of these.
+             * @description Any of these modes.
              * @default null
              */
             mode_in: ("train" | "val" | "test")[] | null;
             /**
              * Outcome In
-             * @description Whose outcome is one of these.
+             * @description Any of these outcomes.
              * @default null
              */
             outcome_in: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored")[] | null;
             /**
              * Outcome Reason
-             * @description Whose outcome has this reason.
+             * @description Reason of the outcome.
              * @default null
              */
             outcome_reason: string | null;
             /**
              * Step From
-             * @description Of this step or a later one.
+             * @description Smallest step.
              * @default null
              */
             step_from: number | null;
             /**
              * Step To
-             * @description Of this step or an earlier one.
+             * @description Largest step.
              * @default null
              */
             step_to: number | null;
             /**
              * Task
-             * @description Of this task.
+             * @description Task of the rollout.
              * @default null
              */
             task: number | string | null;
             /**
              * Reward From
-             * @description With this reward or a greater one.
+             * @description Smallest reward.
              * @default null
              */
             reward_from: number | null;
             /**
              * Reward To
-             * @description With this reward or a smaller one.
+             * @description Greatest reward.
              * @default null
              */
             reward_to: number | null;
             /**
              * Has Reward
-             * @description With a reward, or (False) without one.
+             * @description True: with a reward; False: without one.
              * @default null
              */
             has_reward: boolean | null;
             /**
              * Worker Id
-             * @description Whose latest attempt is of this worker.
+             * @description Worker of the latest attempt.
              * @default null
              */
             worker_id: string | null;
             /**
              * Resources Id
-             * @description With these resources.
+             * @description Id of the resources.
              * @default null
              */
             resources_id: string | null;
             /**
              * Resources Version
-             * @description With this version of its resources.
+             * @description Version of the resources.
              * @default null
              */
             resources_version: number | null;
             /**
              * Input Contains
-             * @description With this text, whatever its case, in the first 2,000 characters of the input: of a text itself, of anything
-             *     else its JSON.
+             * @description Text in the first 2,000 characters of the input, ignoring case: of a text itself, of any other value its
+             *     JSON.
              * @default null
              */
             input_contains: string | null;
             /**
              * Rollout Id Contains
-             * @description With this text in its id.
+             * @description Text in the id.
              * @default null
              */
             rollout_id_contains: string | null;
             /**
              * Rollout Id In
-             * @description With one of these ids.
+             * @description Any of these ids.
              * @default null
              */
             rollout_id_in: string[] | null;
             /**
              * Started After
-             * @description Enqueued or started at this moment or later.
+             * @description Earliest time of the enqueue or start, inclusive.
              * @default null
              */
             started_after: number | null;
             /**
              * Started Before
-             * @description Enqueued or started before this moment.
+             * @description Latest time of the enqueue or start, exclusive.
              * @default null
              */
             started_before: number | null;
@@ -2620,18 +2620,18 @@ export interface components {
         RolloutSummary: {
             /**
              * Rollout Id
-             * @description Given by the store.
+             * @description Assigned by the store.
              */
             rollout_id: string;
             /**
              * Run Id
-             * @description The run it belongs to; None is a run of its own.
+             * @description The run it belongs to; None: it belongs to no run.
              * @default null
              */
             run_id: string | null;
             /**
              * Status
-             * @description Where it stands.
+             * @description Status of the rollout.
              * @enum {string}
              */
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
@@ -2649,24 +2649,24 @@ export interface components {
             step: number | null;
             /**
              * Task
-             * @description Which task it carries out: `metadata["task"]`.
+             * @description The task it carries out: `metadata["task"]`.
              * @default null
              */
             task: number | string | null;
             /**
              * Sample
-             * @description Which of several rollouts of the task it is: `metadata["sample"]`.
+             * @description Index among the rollouts of the task: `metadata["sample"]`.
              * @default null
              */
             sample: number | null;
             /**
              * Start Time
-             * @description When it was enqueued or started.
+             * @description Time of the enqueue or start.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None before.
+             * @description Time of the end; None before.
              * @default null
              */
             end_time: number | null;
@@ -2678,13 +2678,13 @@ export interface components {
             resources_id: string | null;
             /**
              * Resources Version
-             * @description Their version.
+             * @description The version of those resources.
              * @default null
              */
             resources_version: number | null;
             /**
              * Attempts
-             * @description How many attempts it has.
+             * @description Number of attempts.
              * @default 0
              */
             attempts: number;
@@ -2696,7 +2696,7 @@ export interface components {
             attempt_id: string | null;
             /**
              * Attempt Status
-             * @description Where the latest attempt stands.
+             * @description Status of the latest attempt.
              * @default null
              */
             attempt_status: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout") | null;
@@ -2708,7 +2708,7 @@ export interface components {
             worker_id: string | null;
             /**
              * Outcome
-             * @description How the latest attempt ended; None before.
+             * @description Outcome of the latest attempt; None before its end.
              * @default null
              */
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
@@ -2732,7 +2732,7 @@ export interface components {
             reward: number | null;
             /**
              * Rewards
-             * @description Its dimensions by name.
+             * @description The dimensions of the reward by name.
              * @default null
              */
             rewards: {
@@ -2746,19 +2746,19 @@ export interface components {
             spans: number;
             /**
              * Input Preview
-             * @description The first 200 characters of the input: of a text itself, of anything else its JSON.
+             * @description The first 200 characters of the input: of a text itself, of any other value its JSON.
              * @default
              */
             input_preview: string;
         };
         /**
          * Run
-         * @description A training run, as the store knows it.
+         * @description A training run, as the store has it.
          */
         Run: {
             /**
              * Run Id
-             * @description Given by the program, or made by the Trainer.
+             * @description Set by the program, or generated by the Trainer.
              */
             run_id: string;
             /**
@@ -2769,37 +2769,37 @@ export interface components {
             algorithm: string | null;
             /**
              * State
-             * @description Where it stands.
+             * @description State of the run.
              * @default running
              * @enum {string}
              */
             state: "running" | "succeeded" | "failed" | "stopped" | "interrupted";
             /**
              * Start Time
-             * @description When it was first started.
+             * @description Time of its first start.
              */
             start_time: number;
             /**
              * End Time
-             * @description When it ended; None while it runs.
+             * @description Time of its end; None while it runs.
              * @default null
              */
             end_time: number | null;
             /**
              * Last Heartbeat Time
-             * @description The last sign of life of its algorithm.
+             * @description Time of its algorithm's last heartbeat.
              * @default null
              */
             last_heartbeat_time: number | null;
             /**
              * Starts
-             * @description How often its algorithm was started; more than one: it was resumed.
+             * @description Number of starts of its algorithm; more than one if it was resumed.
              * @default 0
              */
             starts: number;
             /**
              * Config
-             * @description Settings, by who takes them; without secrets.
+             * @description Settings, by the part that they configure; without secrets.
              * @default null
              */
             config: {
@@ -2807,7 +2807,7 @@ export interface components {
             } | null;
             /**
              * Versions
-             * @description Versions of Python and of the packages that matter.
+             * @description Versions of Python and of the main packages.
              * @default null
              */
             versions: {
@@ -2831,19 +2831,19 @@ export interface components {
             error: components["schemas"]["AttemptError"] | null;
             /**
              * Stop Reason
-             * @description Why it is to end; None while it may go on.
+             * @description Reason of the request to stop; None if there is no request.
              * @default null
              */
             stop_reason: string | null;
             /**
              * Stop Time
-             * @description When it was told to end.
+             * @description Time of the request to stop.
              * @default null
              */
             stop_time: number | null;
             /**
              * Metadata
-             * @description Whatever the program notes about the run.
+             * @description Any data that the program stores with the run.
              * @default null
              */
             metadata: {
@@ -2852,7 +2852,7 @@ export interface components {
         };
         /**
          * RunEvent
-         * @description A run changed, or was given records: where it stands. Several changes in short order may be told as one.
+         * @description Current state of a run that changed or got records. Several quick changes may be reported as one event.
          */
         RunEvent: {
             /**
@@ -2862,7 +2862,7 @@ export interface components {
             run_id: string;
             /**
              * State
-             * @description Where it stands by now.
+             * @description Current state of the run.
              * @enum {string}
              */
             state: "running" | "succeeded" | "failed" | "stopped" | "interrupted";
@@ -2873,19 +2873,19 @@ export interface components {
             last_step: number | null;
             /**
              * Records
-             * @description How many records of each kind it has.
+             * @description Number of its records of each kind.
              */
             records: {
                 [key: string]: number;
             };
             /**
              * Last Heartbeat Time
-             * @description The last sign of life of its algorithm.
+             * @description Time of its algorithm's last heartbeat.
              */
             last_heartbeat_time: number | null;
             /**
              * Stop Reason
-             * @description Why it is to end; None while it may go on.
+             * @description Reason of the request to stop; None if there is no request.
              */
             stop_reason: string | null;
         };
@@ -2896,7 +2896,7 @@ export interface components {
         RunRecord: {
             /**
              * Kind
-             * @description What it tells.
+             * @description Kind of the record.
              * @enum {string}
              */
             kind: "step" | "ledger" | "evaluation" | "alarm" | "checkpoint" | "prompt" | "state";
@@ -2907,13 +2907,13 @@ export interface components {
             step: number;
             /**
              * Name
-             * @description Tells records of one kind and step apart; empty where there is one only.
+             * @description Distinguishes records of one kind and step; empty where there is only one.
              * @default
              */
             name: string;
             /**
              * Time
-             * @description When it was stored; given by the store.
+             * @description Time at which it was stored; set by the store.
              * @default null
              */
             time: number | null;
@@ -2937,19 +2937,19 @@ export interface components {
             resource_type: "sampling_parameters";
             /**
              * Temperature
-             * @description How much chance decides; None leaves it to the server.
+             * @description Sampling temperature; None uses the server's default.
              * @default null
              */
             temperature: number | null;
             /**
              * Top P
-             * @description The share of probability that tokens are sampled from; None leaves it to the server.
+             * @description The share of probability that tokens are sampled from; None uses the server's default.
              * @default null
              */
             top_p: number | null;
             /**
              * Max Tokens
-             * @description Largest number of tokens of a reply; None leaves it to the server.
+             * @description Largest number of tokens of a reply; None uses the server's default.
              * @default null
              */
             max_tokens: number | null;
@@ -2958,7 +2958,7 @@ export interface components {
         };
         /**
          * Span
-         * @description One piece of evidence of what an attempt did. Unknown fields are kept.
+         * @description A record of one operation of an attempt. Unknown fields are kept.
          */
         Span: {
             /**
@@ -2973,7 +2973,7 @@ export interface components {
             attempt_id: string;
             /**
              * Sequence Id
-             * @description Order within the rollout; given by the store.
+             * @description Order within the rollout; assigned by the store.
              */
             sequence_id: number;
             /**
@@ -2988,26 +2988,26 @@ export interface components {
             span_id: string;
             /**
              * Parent Id
-             * @description The span within which it was made; None for a root.
+             * @description Id of the parent span; None for a root.
              */
             parent_id: string | null;
             /**
              * Name
-             * @description What the span stands for; `agentlightning.semconv` has the names that mean something here.
+             * @description Name of the span; `agentlightning.semconv` has the names with a meaning.
              */
             name: string;
-            /** @description Whether it went well. */
+            /** @description Status of the span. */
             status: components["schemas"]["TraceStatus"];
             /**
              * Attributes
-             * @description Its data; a nested value is flattened to keys with dots.
+             * @description Attributes of the span; nested values are flattened to keys with dots.
              */
             attributes: {
                 [key: string]: string | boolean | number | string[] | boolean[] | number[] | number[];
             };
             /**
              * Events
-             * @description What happened at moments within it.
+             * @description Events within the span.
              */
             events: components["schemas"]["Event"][];
             /**
@@ -3017,19 +3017,19 @@ export interface components {
             links: components["schemas"]["Link"][];
             /**
              * Start Time
-             * @description When it began; None is not known.
+             * @description Start time; None if unknown.
              */
             start_time: number | null;
             /**
              * End Time
-             * @description When it ended; None is not known.
+             * @description Time of the end; None if unknown.
              */
             end_time: number | null;
-            /** @description Its identity in the trace, as OpenTelemetry has it. */
+            /** @description Identity of the span in its trace, in OpenTelemetry's form. */
             context: components["schemas"]["SpanContext"] | null;
-            /** @description That of its parent; None for a root. */
+            /** @description Identity of the parent span; None for a root. */
             parent: components["schemas"]["SpanContext"] | null;
-            /** @description What produced it. */
+            /** @description Source of the span. */
             resource: components["schemas"]["OtelResource"];
             /**
              * Kind
@@ -3046,13 +3046,13 @@ export interface components {
                 [key: string]: unknown;
             } | null;
             /**
-             * @description None if nothing was dropped.
+             * @description Numbers of dropped parts; None if nothing was dropped.
              * @default null
              */
             dropped: components["schemas"]["DroppedCounts"] | null;
             /**
              * Flags
-             * @description OTLP flags: the low byte is the W3C trace flags; 0x100 says that 0x200 tells whether the parent is remote.
+             * @description OTLP flags: the low byte is the W3C trace flags; 0x100 means that 0x200 shows whether the parent is remote.
              * @default null
              */
             flags: number | null;
@@ -3081,7 +3081,7 @@ export interface components {
             is_remote: boolean;
             /**
              * Trace State
-             * @description W3C trace state: what vendors note beside the ids.
+             * @description W3C trace state: vendors' data beside the ids.
              */
             trace_state: {
                 [key: string]: string;
@@ -3091,91 +3091,91 @@ export interface components {
         };
         /**
          * SpanOutline
-         * @description A span without its attributes, events and links: what a tree over time shows of it.
+         * @description A span without its attributes, events and links, as a tree over time shows it.
          */
         SpanOutline: {
             /**
              * Rollout Id
-             * @description The rollout.
+             * @description Id of the rollout.
              */
             rollout_id: string;
             /**
              * Attempt Id
-             * @description The attempt.
+             * @description Id of the attempt.
              */
             attempt_id: string;
             /**
              * Sequence Id
-             * @description Its number among the spans of the rollout.
+             * @description Number of the span within its rollout.
              */
             sequence_id: number;
             /**
              * Trace Id
-             * @description Its trace.
+             * @description Id of the trace.
              */
             trace_id: string;
             /**
              * Span Id
-             * @description Its id within the trace.
+             * @description Id of the span within its trace.
              */
             span_id: string;
             /**
              * Parent Id
-             * @description The span it is below; None at the top.
+             * @description Id of its parent span; None at the top.
              * @default null
              */
             parent_id: string | null;
             /**
              * Name
-             * @description What it was named.
+             * @description Name of the span.
              */
             name: string;
             /**
              * Kind
-             * @description What it is of.
+             * @description Kind of the span.
              * @enum {string}
              */
             kind: "call" | "reward" | "tool" | "agent" | "message" | "operation" | "other";
             /**
              * Start Time
-             * @description When it began.
+             * @description Start time.
              * @default null
              */
             start_time: number | null;
             /**
              * End Time
-             * @description When it ended; None while it has not.
+             * @description Time of the end; None before.
              * @default null
              */
             end_time: number | null;
             /**
              * Status Code
-             * @description How it ended, as OpenTelemetry says it.
+             * @description Status code of OpenTelemetry.
              * @default UNSET
              * @enum {string}
              */
             status_code: "UNSET" | "OK" | "ERROR";
             /**
              * Status Description
-             * @description Why it failed: the first 200 characters.
+             * @description Reason of the failure: the first 200 characters.
              * @default null
              */
             status_description: string | null;
             /**
              * Call Id
-             * @description Of the gateway's record of a model call: its id.
+             * @description Id of the model call; only on the gateway's record of a call.
              * @default null
              */
             call_id: string | null;
             /**
              * Call State
-             * @description How the call ended: see `semconv.CallState`.
+             * @description Final state of the call: see `semconv.CallState`.
              * @default null
              */
             call_state: string | null;
             /**
              * Model
-             * @description The model that was asked.
+             * @description The model that was called.
              * @default null
              */
             model: string | null;
@@ -3193,19 +3193,19 @@ export interface components {
             tokens_out: number | null;
             /**
              * Weight Version
-             * @description Version of the weights that generated.
+             * @description Version of the weights that generated the completion.
              * @default null
              */
             weight_version: number | null;
             /**
              * Stale
-             * @description It came for an attempt that was over, or no longer the latest.
+             * @description True if it arrived for an attempt that had ended or was no longer the latest.
              * @default false
              */
             stale: boolean;
             /**
              * Attributes
-             * @description How many attributes it has.
+             * @description Number of attributes.
              * @default 0
              */
             attributes: number;
@@ -3222,22 +3222,22 @@ export interface components {
             items: components["schemas"]["RolloutSummary"][];
             /**
              * Limit
-             * @description Largest number of items asked for; -1 is all.
+             * @description Largest number of items requested; -1 is all.
              */
             limit: number;
             /**
              * Offset
-             * @description How many matches come before this page.
+             * @description Number of matches before this page.
              */
             offset: number;
             /**
              * Total
-             * @description Matches before paging; of a page behind a cursor those that there were when the first page was read.
+             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description To be given back for the page after this one; None at the end, and of a list that takes no cursor.
+             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -3254,12 +3254,12 @@ export interface components {
             resource_type: "system_prompt";
             /**
              * Template
-             * @description The text with its gaps: `{name}` for f-string, `{{ name }}` for jinja.
+             * @description The text with its placeholders: `{name}` for f-string, `{{ name }}` for jinja.
              */
             template: string;
             /**
              * Engine
-             * @description How the gaps are filled.
+             * @description Template engine.
              * @default f-string
              * @enum {string}
              */
@@ -3267,7 +3267,7 @@ export interface components {
         };
         /**
          * TokenText
-         * @description A token id and the text it stands for.
+         * @description A token id and its text.
          */
         TokenText: {
             /**
@@ -3277,13 +3277,13 @@ export interface components {
             id: number;
             /**
              * Text
-             * @description Its text; bytes that are no whole character are written as `\xe2`. None if the vocabulary has no such id.
+             * @description Text of the token; bytes that are not a whole character are written as `\xe2`. None if there is no such id.
              * @default null
              */
             text: string | null;
             /**
              * Partial
-             * @description It has bytes that are only a part of a character.
+             * @description True if it has bytes that are only a part of a character.
              * @default false
              */
             partial: boolean;
@@ -3295,13 +3295,13 @@ export interface components {
         TraceStatus: {
             /**
              * Status Code
-             * @description `ERROR` if the operation failed; `UNSET` if nobody has judged it.
+             * @description `ERROR` if the operation failed; `UNSET` if no status was set.
              * @enum {string}
              */
             status_code: "UNSET" | "OK" | "ERROR";
             /**
              * Description
-             * @description What went wrong; None if nothing did.
+             * @description Description of the error; None if there was none.
              * @default null
              */
             description: string | null;
@@ -3310,7 +3310,7 @@ export interface components {
         };
         /**
          * Worker
-         * @description What the store knows of one worker. Advisory: derived from claims and heartbeats.
+         * @description A worker as the store sees it. Advisory: derived from claims and heartbeats.
          */
         Worker: {
             /**
@@ -3320,14 +3320,14 @@ export interface components {
             worker_id: string;
             /**
              * Status
-             * @description `busy` while it has an attempt; `unknown` once it is silent or its attempt lapsed.
+             * @description `busy` while it has an attempt; `unknown` once its heartbeats stop or its attempt's lease expires.
              * @default unknown
              * @enum {string}
              */
             status: "idle" | "busy" | "unknown";
             /**
              * Heartbeat Stats
-             * @description What it said of its machine at its last heartbeat; see `system_snapshot`.
+             * @description Machine statistics of its last heartbeat; see `system_snapshot`.
              * @default null
              */
             heartbeat_stats: {
@@ -3335,25 +3335,25 @@ export interface components {
             } | null;
             /**
              * Last Heartbeat Time
-             * @description When it last sent a heartbeat; None if it never did.
+             * @description Time of its last heartbeat; None if it never sent one.
              * @default null
              */
             last_heartbeat_time: number | null;
             /**
              * Last Dequeue Time
-             * @description When it last asked for a rollout; None if it never did.
+             * @description Time of its last request for a rollout; None if it never sent one.
              * @default null
              */
             last_dequeue_time: number | null;
             /**
              * Last Busy Time
-             * @description When it last became busy; None if it never was.
+             * @description Time at which it last became busy; None if it never was.
              * @default null
              */
             last_busy_time: number | null;
             /**
              * Last Idle Time
-             * @description When it last became idle; None if it never was.
+             * @description Time at which it last became idle; None if it never was.
              * @default null
              */
             last_idle_time: number | null;
@@ -3378,28 +3378,28 @@ export interface components {
         };
         /**
          * AttemptConversation
-         * @description What an agent and its models said in one attempt.
+         * @description The conversation of an agent and its models in one attempt.
          */
         AttemptConversation: {
             /**
              * Calls
-             * @description In the order of arrival.
+             * @description The calls, in the order of arrival.
              */
             calls: components["schemas"]["ConversationCall"][];
             /**
              * Shortened
-             * @description Texts that were longer than the answer may be, and were cut.
+             * @description Number of texts that were cut because they exceeded the limit.
              */
             shortened: number;
             /**
              * Whole
-             * @description All calls are here; if not, the first ones, without what is known at the end only: why each began a row.
+             * @description True if all calls are included; else only the first ones, without the reasons why rows begin.
              */
             whole: boolean;
         };
         /**
          * CallExplanation
-         * @description One model call: who saw it, how it ended, and what became of it.
+         * @description One model call: its recordings, its state, and its use in training.
          */
         CallExplanation: {
             /**
@@ -3414,67 +3414,67 @@ export interface components {
             call_id: string;
             /**
              * Attempt Id
-             * @description The attempt that made it.
+             * @description Id of the attempt that made it.
              */
             attempt_id: string;
             /**
              * Agent
-             * @description Whose call it was, where that is known.
+             * @description Agent that made the call; None if unknown.
              */
             agent: string | null;
             /**
              * Model
-             * @description As the request named it.
+             * @description Name of the model in the request.
              */
             model: string | null;
             /**
              * State
-             * @description `ok`, or what is missing or went wrong.
+             * @description `ok`, or the problem of the call.
              */
             state: string;
             /**
              * Stale
-             * @description It came after its attempt had ended or lapsed.
+             * @description True if it arrived after its attempt had ended or lapsed.
              */
             stale: boolean;
             /**
              * Prompt Tokens
-             * @description How many; None if nobody told.
+             * @description Number of prompt tokens; None if not reported.
              */
             prompt_tokens: number | null;
             /**
              * Completion Tokens
-             * @description How many; None if nobody told.
+             * @description Number of completion tokens; None if not reported.
              */
             completion_tokens: number | null;
             /**
              * Has Tokens
-             * @description Both lists of token ids are known.
+             * @description True if both lists of token ids are recorded.
              */
             has_tokens: boolean;
             /**
              * Seen By
-             * @description `gateway`, `tracer` or `both`.
+             * @description Recorder of the call: `gateway`, `tracer` or `both`.
              */
             seen_by: string;
             /**
              * Matched By
-             * @description How the recordings of the two were matched; None if only one saw it.
+             * @description Method that matched the two recordings; None if there is only one.
              */
             matched_by: string | null;
             /**
              * Row
-             * @description Number of its row among those of its attempt, 1 for the first; None if it is in none.
+             * @description Number of its row within its attempt, 1 for the first; None if it is in no row.
              */
             row: number | null;
             /**
              * Begins
-             * @description Why it began that row; None if it continued one, or is in none.
+             * @description Reason why it began that row; None if it continued one, or is in no row.
              */
             begins: string | null;
             /**
              * Reason
-             * @description Why it is in no row.
+             * @description Reason why it is in no row.
              */
             reason: string | null;
             /**
@@ -3484,20 +3484,20 @@ export interface components {
             what_to_try: string | null;
             /**
              * Error
-             * @description The error that the agent got.
+             * @description The error that the agent received.
              */
             error: string | null;
             /**
              * Weight Version
-             * @description The weights that served it; None if nobody recorded them.
+             * @description Version of the weights that served it; None if not recorded.
              */
             weight_version: number | null;
             /**
              * Span Ids
-             * @description The spans that record it.
+             * @description Ids of the spans that record it.
              */
             span_ids: string[];
-            /** @description What the training loop did with it; None if the run's ledger has no record of the rollout. */
+            /** @description Use of the call in training; None if the run's ledger has no record of the rollout. */
             ledger: components["schemas"]["LedgerEntry"] | null;
         };
         /**
@@ -3507,32 +3507,32 @@ export interface components {
         Comparison: {
             /**
              * Before
-             * @description The first side in words.
+             * @description Description of the first side.
              */
             before: string;
             /**
              * After
-             * @description The second side in words.
+             * @description Description of the second side.
              */
             after: string;
             /**
              * Tasks
-             * @description Tasks with a reward on both sides.
+             * @description Number of tasks with a reward on both sides.
              */
             tasks: number;
             /**
              * Gained
-             * @description Tasks whose reward is higher on the second side.
+             * @description Number of tasks whose reward is higher on the second side.
              */
             gained: number;
             /**
              * Lost
-             * @description Tasks whose reward is lower there.
+             * @description Number of tasks whose reward is lower on the second side.
              */
             lost: number;
             /**
              * Unchanged
-             * @description Tasks whose reward is the same.
+             * @description Number of tasks whose reward is the same.
              */
             unchanged: number;
             /**
@@ -3547,7 +3547,7 @@ export interface components {
             after_mean: number | null;
             /**
              * Difference
-             * @description The second minus the first.
+             * @description Mean of the second side minus mean of the first.
              */
             difference: number | null;
             /**
@@ -3560,7 +3560,7 @@ export interface components {
             ] | null;
             /**
              * P Value
-             * @description Chance of a difference at least so far from 0 if nothing had changed.
+             * @description Probability of a difference at least this far from 0 if nothing had changed.
              */
             p_value: number;
             /**
@@ -3580,13 +3580,13 @@ export interface components {
             pairs: components["schemas"]["TaskPair"][];
             /**
              * Total
-             * @description All tasks that the pages have.
+             * @description Number of tasks over all pages.
              */
             total: number;
         };
         /**
          * ConversationCall
-         * @description A model call in its place in the conversation.
+         * @description A model call at its place in the conversation.
          */
         ConversationCall: {
             /**
@@ -3596,32 +3596,32 @@ export interface components {
             number: number;
             /**
              * Call Id
-             * @description As in the explanation.
+             * @description Same id as in the explanation.
              */
             call_id: string;
             /**
              * State
-             * @description `ok`, or what is missing or went wrong.
+             * @description `ok`, or the problem of the call.
              */
             state: string;
             /**
              * Late
-             * @description It arrived after its attempt had ended.
+             * @description True if it arrived after its attempt had ended.
              */
             late: boolean;
             /**
              * Cut Off
-             * @description The answer ended at the limit of tokens, or the connection ended first.
+             * @description True if the answer ended at the token limit or was cut off by a lost connection.
              */
             cut_off: boolean;
             /**
              * Agent
-             * @description Whose call it was.
+             * @description Agent that made the call; None if unknown.
              */
             agent: string | null;
             /**
              * Model
-             * @description As the request named it.
+             * @description Name of the model in the request.
              */
             model: string | null;
             /**
@@ -3636,58 +3636,58 @@ export interface components {
             end_time: number | null;
             /**
              * Messages New
-             * @description What the prompt has beyond what was shown before it.
+             * @description Messages of the prompt that no earlier call has shown.
              */
             messages_new: components["schemas"]["ShownMessage"][];
             /**
              * Branches From
-             * @description Number of the call up to whose messages the prompt agrees, if it does not go on from the call before it.
+             * @description Number of the call whose messages the prompt shares, if it does not continue the call before it.
              */
             branches_from: number | null;
             /**
              * Reply
-             * @description The answers; none if there was none.
+             * @description The answers; empty if there was none.
              */
             reply: components["schemas"]["ShownMessage"][];
             /**
              * Finish Reason
-             * @description Why the answer ended.
+             * @description Reason for the end of the answer.
              */
             finish_reason: string | null;
             /**
              * Error
-             * @description The error that the agent got.
+             * @description The error that the agent received.
              */
             error: string | null;
             /**
              * Prompt Tokens
-             * @description How many.
+             * @description Number of prompt tokens.
              */
             prompt_tokens: number | null;
             /**
              * Completion Tokens
-             * @description How many.
+             * @description Number of completion tokens.
              */
             completion_tokens: number | null;
             /**
              * Weight Version
-             * @description The weights that served it.
+             * @description Version of the weights that served it.
              */
             weight_version: number | null;
             /**
              * New Row
-             * @description A row of training begins with it.
+             * @description True if a row of training begins with it.
              */
             new_row: boolean;
             /**
              * Why
-             * @description Why that row begins, or why the call is in none.
+             * @description Reason why that row begins, or why the call is in no row.
              */
             why: string | null;
         };
         /**
          * LedgerEntry
-         * @description What the loop did with a call, as the ledger of the run has it.
+         * @description The use of a call in training, as the ledger of the run has it.
          */
         LedgerEntry: {
             /**
@@ -3697,12 +3697,12 @@ export interface components {
             ending: string;
             /**
              * Reason
-             * @description Why it is excluded; None for a trained one.
+             * @description Reason of the exclusion; None for a trained call.
              */
             reason: string | null;
             /**
              * Row
-             * @description Its row in the step; None for an excluded one.
+             * @description Row of the call in the step; None for an excluded call.
              */
             row: number | null;
             /**
@@ -3712,7 +3712,7 @@ export interface components {
             advantage: number | null;
             /**
              * Weight Version
-             * @description The weights that sampled it.
+             * @description Version of the weights that sampled the call.
              */
             weight_version: number | null;
             /**
@@ -3728,116 +3728,116 @@ export interface components {
         Part: {
             /**
              * Type
-             * @description What it is.
+             * @description Kind of the piece.
              * @enum {string}
              */
             type: "text" | "reasoning" | "image" | "json";
             /**
              * Text
-             * @description Of a text, a reasoning, or anything else as JSON; None for an image.
+             * @description The text, the reasoning, or any other value as JSON; None for an image.
              * @default null
              */
             text: string | null;
             /**
              * Sha256
-             * @description Of an image: the digest of its bytes, or of its address.
+             * @description Digest of an image's bytes, or of its address; None for other kinds.
              * @default null
              */
             sha256: string | null;
             /**
              * Bytes
-             * @description Of an image: its size, where its bytes were recorded.
+             * @description Size of an image in bytes, if they were recorded.
              * @default null
              */
             bytes: number | null;
             /**
              * Media Type
-             * @description Of an image, such as `image/png`.
+             * @description Media type of an image, such as `image/png`.
              * @default null
              */
             media_type: string | null;
         };
         /**
          * RolloutExplanation
-         * @description What became of every model call of a rollout.
+         * @description The use of every model call of a rollout.
          */
         RolloutExplanation: {
             /**
              * Rollout Id
-             * @description The rollout.
+             * @description Id of the rollout.
              */
             rollout_id: string;
             /**
              * Attempt Id
-             * @description The attempt that counts: the latest one; None if nobody claimed the rollout.
+             * @description Id of the latest attempt; None if nobody claimed the rollout.
              */
             attempt_id: string | null;
             /**
              * Outcome
-             * @description Of that attempt.
+             * @description Outcome of that attempt.
              */
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
             /**
              * Verdict
-             * @description Why nothing of the rollout is trained; None if its calls may be.
+             * @description Reason why no call of the rollout is trained; None if its calls may be.
              */
             verdict: string | null;
             /**
              * Reward
-             * @description Its final reward.
+             * @description Final reward of that attempt.
              */
             reward: number | null;
-            /** @description The exception that ended it. */
+            /** @description The exception that ended that attempt. */
             error: components["schemas"]["AttemptError"] | null;
             /**
              * Calls
-             * @description Of the attempts that were asked for, in the order of arrival.
+             * @description Calls of the requested attempts, in the order of arrival.
              */
             calls: components["schemas"]["CallExplanation"][];
             /**
              * Rows
-             * @description How many rows its calls make.
+             * @description Number of rows that its calls make.
              */
             rows: number;
             /**
              * Notes
-             * @description What a person may want to know or try, one sentence each.
+             * @description Explanations and advice, one sentence each.
              */
             notes: string[];
         };
         /**
          * ServerFacts
-         * @description What the server is.
+         * @description Facts about the server.
          */
         ServerFacts: {
             /**
              * Version
-             * @description Of this package.
+             * @description Version of this package.
              */
             version: string;
             /**
              * Python
-             * @description Of the interpreter.
+             * @description Version of the interpreter.
              */
             python: string;
             /**
              * Backend
-             * @description What keeps the data: `memory`, `sqlite`, `postgres`, `mongo` or the class of a user's store.
+             * @description Storage of the data: `memory`, `sqlite`, `postgres`, `mongo` or the class of a user's store.
              */
             backend: string;
             /**
              * Persistent
-             * @description Data outlive the server.
+             * @description True if the data outlive the server.
              */
             persistent: boolean;
             /**
              * Started
-             * @description When the server was made, seconds since the epoch.
+             * @description Start time of the server, in Unix seconds.
              */
             started: number;
             /**
              * Now
-             * @description The server's clock, seconds since the epoch.
+             * @description Current time of the server, in Unix seconds.
              */
             now: number;
             /**
@@ -3855,43 +3855,43 @@ export interface components {
         ShownMessage: {
             /**
              * Role
-             * @description Who says it.
+             * @description Role of the sender.
              */
             role: string;
             /**
              * Content
-             * @description What is said, in order.
+             * @description Content of the message, in order.
              */
             content: components["schemas"]["Part"][];
             /**
              * Tool Calls
-             * @description The tools that are asked for.
+             * @description Tool calls of the message.
              */
             tool_calls: components["schemas"]["ToolCall"][];
             /**
              * Tool Call Id
-             * @description Of a result: the tool call that it answers.
+             * @description For a tool result: id of the tool call that it answers.
              */
             tool_call_id: string | null;
             /**
              * Name
-             * @description Of a result: the tool, where it is named.
+             * @description For a tool result: name of the tool, if given.
              */
             name: string | null;
         };
         /**
          * SpanNode
-         * @description A span in the tree of its attempt, with those below it.
+         * @description A span in the tree of its attempt, with its children.
          */
         SpanNode: {
             /**
              * Span Id
-             * @description The span; one that begins with `virtual` stands for a parent that was never recorded.
+             * @description Id of the span; one that begins with `virtual` stands for a parent that was never recorded.
              */
             span_id: string;
             /**
              * Name
-             * @description Its name.
+             * @description Name of the span.
              */
             name: string;
             /**
@@ -3911,22 +3911,22 @@ export interface components {
             status_code: string;
             /**
              * Sequence Id
-             * @description Place in the order of arrival; 0 for a virtual one.
+             * @description Position in the order of arrival; 0 for a virtual one.
              */
             sequence_id: number;
             /**
              * Agent
-             * @description The agent whose span it is.
+             * @description Agent that the span belongs to.
              */
             agent: string | null;
             /**
              * Reward
-             * @description The reward that it records.
+             * @description Reward that the span records.
              */
             reward: number | null;
             /**
              * Children
-             * @description The spans below it.
+             * @description The child spans.
              */
             children: components["schemas"]["SpanNode"][];
         };
@@ -3942,33 +3942,33 @@ export interface components {
             roots: components["schemas"]["SpanNode"][];
             /**
              * Problems
-             * @description What was left out, and why.
+             * @description Problems of the tree, such as excluded spans, with their reasons.
              */
             problems: string[];
         };
         /**
          * TaskPair
-         * @description A task that both sides of a comparison have a reward for.
+         * @description A task with a reward on both sides of a comparison.
          */
         TaskPair: {
             /**
              * Task
-             * @description Digest of the task, or its place.
+             * @description Digest of the task, or its position.
              */
             task: string;
             /**
              * Input Preview
-             * @description The beginning of the task's input; empty where the store has no rollout of it any more.
+             * @description The beginning of the task's input; empty if the store no longer has a rollout of it.
              */
             input_preview: string;
             /**
              * Before Rollout Id
-             * @description A rollout of it on the first side.
+             * @description A rollout of the task on the first side.
              */
             before_rollout_id: string | null;
             /**
              * After Rollout Id
-             * @description A rollout of it on the second side.
+             * @description A rollout of the task on the second side.
              */
             after_rollout_id: string | null;
             /**
@@ -3984,22 +3984,22 @@ export interface components {
         };
         /**
          * ToolCall
-         * @description A tool that the model asked for.
+         * @description A tool call of the model.
          */
         ToolCall: {
             /**
              * Id
-             * @description Given by the model; the result names it.
+             * @description Set by the model; the result refers to it.
              */
             id: string | null;
             /**
              * Name
-             * @description The tool.
+             * @description Name of the tool.
              */
             name: string;
             /**
              * Arguments
-             * @description As the model wrote them, JSON if all went well.
+             * @description Arguments as the model wrote them, usually JSON.
              */
             arguments: string;
         };
@@ -4886,6 +4886,624 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
+    get_rollout_by_id: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                rollout_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AttemptedRollout"] | components["schemas"]["Rollout"] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    update_rollout: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                rollout_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /** Input */
+                    input?: unknown;
+                    /** Mode */
+                    mode?: ("train" | "val" | "test") | null;
+                    /** Resources Id */
+                    resources_id?: string | null;
+                    /** @enum {string} */
+                    status?: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
+                    config?: components["schemas"]["RolloutConfig-Input"];
+                    /** Metadata */
+                    metadata?: {
+                        [key: string]: unknown;
+                    } | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Rollout"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    update_attempt: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                rollout_id: string;
+                attempt_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /** @enum {string} */
+                    status?: "preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout";
+                    /** Worker Id */
+                    worker_id?: string | null;
+                    last_heartbeat_time?: number;
+                    /** Metadata */
+                    metadata?: {
+                        [key: string]: unknown;
+                    } | null;
+                    /** Outcome */
+                    outcome?: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
+                    /** Outcome Reason */
+                    outcome_reason?: string | null;
+                    error?: components["schemas"]["AttemptError"] | null;
+                    /** Reward */
+                    reward?: number | null;
+                    /** Rewards */
+                    rewards?: {
+                        [key: string]: number;
+                    } | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Attempt"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    delete_rollouts: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /** Rollout Ids */
+                    rollout_ids?: string[] | null;
+                    /** Run Id */
+                    run_id?: string | null;
+                    /** Keep Last */
+                    keep_last?: number | null;
+                    /** Max Age */
+                    max_age?: number | null;
+                    /** Max Bytes */
+                    max_bytes?: number | null;
+                    /** Force */
+                    force?: boolean;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        deleted: number;
+                    };
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    update_worker: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    heartbeat_stats?: {
+                        [key: string]: unknown;
+                    };
+                    /** Run Id */
+                    run_id?: string | null;
+                    /** Attempts */
+                    attempts?: string[] | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Worker"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    get_worker_by_id: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Worker"] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    update_worker_2: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                worker_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    heartbeat_stats?: {
+                        [key: string]: unknown;
+                    };
+                    /** Run Id */
+                    run_id?: string | null;
+                    /** Attempts */
+                    attempts?: string[] | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Worker"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    query_resources: {
+        parameters: {
+            query?: {
+                resources_id?: string | null;
+                resources_id_contains?: string | null;
+                sort_by?: string | null;
+                sort_order?: "asc" | "desc";
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PaginatedResult_ResourcesUpdate_"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    add_resources: {
+        parameters: {
+            query?: {
+                run_id?: string | null;
+            };
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            201: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResourcesUpdate"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    get_resources_by_id: {
+        parameters: {
+            query?: {
+                version?: number | null;
+            };
+            header?: never;
+            path: {
+                resources_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResourcesUpdate"] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    update_resources_2: {
+        parameters: {
+            query?: {
+                run_id?: string | null;
+            };
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                resources_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResourcesUpdate"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    update_resources: {
+        parameters: {
+            query?: {
+                run_id?: string | null;
+            };
+            header?: {
+                /** @description A request that is repeated with the same key is answered again, not done again */
+                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
+            };
+            path: {
+                resources_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ResourcesUpdate"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
     query_rollouts: {
         parameters: {
             query?: never;
@@ -4941,182 +5559,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PaginatedResult_Union_AttemptedRollout__Rollout__"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    query_rollout_summaries_2: {
-        parameters: {
-            query?: {
-                run_id?: string | null;
-                status_in?: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
-                mode_in?: ("train" | "val" | "test")[] | null;
-                outcome_in?: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored")[] | null;
-                outcome_reason?: string | null;
-                step_from?: number | null;
-                step_to?: number | null;
-                task?: number | string | null;
-                reward_from?: number | null;
-                reward_to?: number | null;
-                has_reward?: boolean | null;
-                worker_id?: string | null;
-                resources_id?: string | null;
-                resources_version?: number | null;
-                input_contains?: string | null;
-                rollout_id_contains?: string | null;
-                rollout_id_in?: string[] | null;
-                started_after?: number | null;
-                started_before?: number | null;
-                sort_by?: "start_time" | "end_time" | "duration" | "reward" | "step" | "status" | "attempts" | "spans";
-                sort_order?: "asc" | "desc";
-                limit?: number;
-                offset?: number;
-                cursor?: string | null;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SummaryPage"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    query_rollout_summaries: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    filter?: components["schemas"]["RolloutFilter"] | null;
-                    /**
-                     * Sort By
-                     * @enum {string}
-                     */
-                    sort_by?: "start_time" | "end_time" | "duration" | "reward" | "step" | "status" | "attempts" | "spans";
-                    /**
-                     * Sort Order
-                     * @enum {string}
-                     */
-                    sort_order?: "asc" | "desc";
-                    /** Limit */
-                    limit?: number;
-                    /** Offset */
-                    offset?: number;
-                    /** Cursor */
-                    cursor?: string | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["SummaryPage"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    aggregate_rollouts: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    /**
-                     * By
-                     * @enum {string}
-                     */
-                    by?: "step" | "outcome" | "status" | "mode" | "resources" | "worker" | "task" | "none";
-                    filter?: components["schemas"]["RolloutFilter"] | null;
-                    /** Buckets */
-                    buckets?: number;
-                    /** Dimension */
-                    dimension?: string | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["RolloutAggregate"];
                 };
             };
             400: components["responses"]["400"];
@@ -5258,91 +5700,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["PaginatedResult_Span_"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    query_span_outlines: {
-        parameters: {
-            query: {
-                rollout_id: string;
-                attempt_id?: string | "latest" | null;
-                limit?: number;
-                offset?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PaginatedResult_SpanOutline_"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    get_span: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                rollout_id: string;
-                attempt_id: string;
-                span_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Span"] | null;
                 };
             };
             400: components["responses"]["400"];
@@ -5530,201 +5887,6 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
-    query_resources: {
-        parameters: {
-            query?: {
-                resources_id?: string | null;
-                resources_id_contains?: string | null;
-                sort_by?: string | null;
-                sort_order?: "asc" | "desc";
-                limit?: number;
-                offset?: number;
-            };
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PaginatedResult_ResourcesUpdate_"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    add_resources: {
-        parameters: {
-            query?: {
-                run_id?: string | null;
-            };
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            201: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ResourcesUpdate"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    get_rollout_by_id: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                rollout_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["AttemptedRollout"] | components["schemas"]["Rollout"] | null;
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    update_rollout: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path: {
-                rollout_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    /** Input */
-                    input?: unknown;
-                    /** Mode */
-                    mode?: ("train" | "val" | "test") | null;
-                    /** Resources Id */
-                    resources_id?: string | null;
-                    /** @enum {string} */
-                    status?: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
-                    config?: components["schemas"]["RolloutConfig-Input"];
-                    /** Metadata */
-                    metadata?: {
-                        [key: string]: unknown;
-                    } | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Rollout"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
     get_latest_attempt: {
         parameters: {
             query?: never;
@@ -5744,101 +5906,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Attempt"] | null;
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    get_worker_by_id: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                worker_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Worker"] | null;
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    update_worker_2: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path: {
-                worker_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    heartbeat_stats?: {
-                        [key: string]: unknown;
-                    };
-                    /** Run Id */
-                    run_id?: string | null;
-                    /** Attempts */
-                    attempts?: string[] | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Worker"];
                 };
             };
             400: components["responses"]["400"];
@@ -5900,110 +5967,20 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
-    query_resource_versions: {
+    wait_for_rollouts: {
         parameters: {
-            query?: {
-                sort_order?: "asc" | "desc";
-                limit?: number;
-                offset?: number;
-            };
+            query?: never;
             header?: never;
-            path: {
-                resources_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["PaginatedResult_ResourcesUpdate_"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    get_resources_by_id: {
-        parameters: {
-            query?: {
-                version?: number | null;
-            };
-            header?: never;
-            path: {
-                resources_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ResourcesUpdate"] | null;
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    update_resources_2: {
-        parameters: {
-            query?: {
-                run_id?: string | null;
-            };
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path: {
-                resources_id: string;
-            };
+            path?: never;
             cookie?: never;
         };
         requestBody: {
             content: {
                 "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
+                    /** Rollout Ids */
+                    rollout_ids: string[];
+                    /** Timeout */
+                    timeout?: number | null;
                 };
             };
         };
@@ -6015,7 +5992,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ResourcesUpdate"];
+                    "application/json": components["schemas"]["Rollout"][];
                 };
             };
             400: components["responses"]["400"];
@@ -6037,206 +6014,24 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
-    update_resources: {
-        parameters: {
-            query?: {
-                run_id?: string | null;
-            };
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path: {
-                resources_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": {
-                    [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["ResourcesUpdate"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    update_attempt: {
+    query_events: {
         parameters: {
             query?: never;
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path: {
-                rollout_id: string;
-                attempt_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    /** @enum {string} */
-                    status?: "preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout";
-                    /** Worker Id */
-                    worker_id?: string | null;
-                    last_heartbeat_time?: number;
-                    /** Metadata */
-                    metadata?: {
-                        [key: string]: unknown;
-                    } | null;
-                    /** Outcome */
-                    outcome?: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
-                    /** Outcome Reason */
-                    outcome_reason?: string | null;
-                    error?: components["schemas"]["AttemptError"] | null;
-                    /** Reward */
-                    reward?: number | null;
-                    /** Rewards */
-                    rewards?: {
-                        [key: string]: number;
-                    } | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Attempt"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    update_worker: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
-            path: {
-                worker_id: string;
-            };
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    heartbeat_stats?: {
-                        [key: string]: unknown;
-                    };
-                    /** Run Id */
-                    run_id?: string | null;
-                    /** Attempts */
-                    attempts?: string[] | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Worker"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    delete_rollouts: {
-        parameters: {
-            query?: never;
-            header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
-                "Idempotency-Key"?: components["parameters"]["idempotency-key"];
-            };
+            header?: never;
             path?: never;
             cookie?: never;
         };
         requestBody?: {
             content: {
                 "application/json": {
-                    /** Rollout Ids */
-                    rollout_ids?: string[] | null;
+                    /** After */
+                    after?: string | null;
+                    /** Limit */
+                    limit?: number;
+                    /** Timeout */
+                    timeout?: number;
                     /** Run Id */
                     run_id?: string | null;
-                    /** Keep Last */
-                    keep_last?: number | null;
-                    /** Max Age */
-                    max_age?: number | null;
-                    /** Max Bytes */
-                    max_bytes?: number | null;
-                    /** Force */
-                    force?: boolean;
                 };
             };
         };
@@ -6248,9 +6043,7 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": {
-                        deleted: number;
-                    };
+                    "application/json": components["schemas"]["EventPage"];
                 };
             };
             400: components["responses"]["400"];
@@ -6905,20 +6698,96 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
-    get_token_texts: {
+    query_rollout_summaries_2: {
+        parameters: {
+            query?: {
+                run_id?: string | null;
+                status_in?: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
+                mode_in?: ("train" | "val" | "test")[] | null;
+                outcome_in?: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored")[] | null;
+                outcome_reason?: string | null;
+                step_from?: number | null;
+                step_to?: number | null;
+                task?: number | string | null;
+                reward_from?: number | null;
+                reward_to?: number | null;
+                has_reward?: boolean | null;
+                worker_id?: string | null;
+                resources_id?: string | null;
+                resources_version?: number | null;
+                input_contains?: string | null;
+                rollout_id_contains?: string | null;
+                rollout_id_in?: string[] | null;
+                started_after?: number | null;
+                started_before?: number | null;
+                sort_by?: "start_time" | "end_time" | "duration" | "reward" | "step" | "status" | "attempts" | "spans";
+                sort_order?: "asc" | "desc";
+                limit?: number;
+                offset?: number;
+                cursor?: string | null;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SummaryPage"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    query_rollout_summaries: {
         parameters: {
             query?: never;
             header?: never;
-            path: {
-                vocabulary_id: string;
-            };
+            path?: never;
             cookie?: never;
         };
-        requestBody: {
+        requestBody?: {
             content: {
                 "application/json": {
-                    /** Token Ids */
-                    token_ids: number[];
+                    filter?: components["schemas"]["RolloutFilter"] | null;
+                    /**
+                     * Sort By
+                     * @enum {string}
+                     */
+                    sort_by?: "start_time" | "end_time" | "duration" | "reward" | "step" | "status" | "attempts" | "spans";
+                    /**
+                     * Sort Order
+                     * @enum {string}
+                     */
+                    sort_order?: "asc" | "desc";
+                    /** Limit */
+                    limit?: number;
+                    /** Offset */
+                    offset?: number;
+                    /** Cursor */
+                    cursor?: string | null;
                 };
             };
         };
@@ -6930,7 +6799,60 @@ export interface operations {
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["TokenText"][] | null;
+                    "application/json": components["schemas"]["SummaryPage"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    aggregate_rollouts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": {
+                    /**
+                     * By
+                     * @enum {string}
+                     */
+                    by?: "step" | "outcome" | "status" | "mode" | "resources" | "worker" | "task" | "none";
+                    filter?: components["schemas"]["RolloutFilter"] | null;
+                    /** Buckets */
+                    buckets?: number;
+                    /** Dimension */
+                    dimension?: string | null;
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RolloutAggregate"];
                 };
             };
             400: components["responses"]["400"];
@@ -7003,6 +6925,182 @@ export interface operations {
             507: components["responses"]["507"];
         };
     };
+    query_span_outlines: {
+        parameters: {
+            query: {
+                rollout_id: string;
+                attempt_id?: string | "latest" | null;
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PaginatedResult_SpanOutline_"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    get_span: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                rollout_id: string;
+                attempt_id: string;
+                span_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Span"] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    query_resource_versions: {
+        parameters: {
+            query?: {
+                sort_order?: "asc" | "desc";
+                limit?: number;
+                offset?: number;
+            };
+            header?: never;
+            path: {
+                resources_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PaginatedResult_ResourcesUpdate_"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
+    get_token_texts: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                vocabulary_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": {
+                    /** Token Ids */
+                    token_ids: number[];
+                };
+            };
+        };
+        responses: {
+            /** @description Done */
+            200: {
+                headers: {
+                    "x-agl-version": components["headers"]["x-agl-version"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["TokenText"][] | null;
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            409: components["responses"]["409"];
+            410: components["responses"]["410"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            500: components["responses"]["500"];
+            501: components["responses"]["501"];
+            503: components["responses"]["503"];
+            507: components["responses"]["507"];
+        };
+    };
     import_history: {
         parameters: {
             query?: never;
@@ -7033,104 +7131,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["HistoryImport"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    query_events: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": {
-                    /** After */
-                    after?: string | null;
-                    /** Limit */
-                    limit?: number;
-                    /** Timeout */
-                    timeout?: number;
-                    /** Run Id */
-                    run_id?: string | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["EventPage"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            409: components["responses"]["409"];
-            410: components["responses"]["410"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            500: components["responses"]["500"];
-            501: components["responses"]["501"];
-            503: components["responses"]["503"];
-            507: components["responses"]["507"];
-        };
-    };
-    wait_for_rollouts: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody: {
-            content: {
-                "application/json": {
-                    /** Rollout Ids */
-                    rollout_ids: string[];
-                    /** Timeout */
-                    timeout?: number | null;
-                };
-            };
-        };
-        responses: {
-            /** @description Done */
-            200: {
-                headers: {
-                    "x-agl-version": components["headers"]["x-agl-version"];
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Rollout"][];
                 };
             };
             400: components["responses"]["400"];
