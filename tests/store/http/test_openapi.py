@@ -81,7 +81,7 @@ def test_every_answer_to_a_drawn_request_is_one_that_the_description_promises(
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=operation.as_strategy(generation_mode=mode), known=st.booleans())
+        @given(case=operation.as_strategy(generation_mode=mode), name_is_known=st.booleans())
         def run(case: Any, name_is_known: bool) -> None:
             if name_is_known:
                 for values in (case.path_parameters, case.query, case.body):
