@@ -207,7 +207,7 @@ class LightningStore:
         """Return the counters."""
         return {"name": type(self).__name__}
 
-    # --- work comes in ----------------------------------------------------------------------------------------------
+    # --- adding work ------------------------------------------------------------------------------------------------
 
     @Operation("POST /rollouts", status=201, retry="token", whole=True)
     async def start_rollout(
@@ -288,7 +288,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    # --- evidence comes in ------------------------------------------------------------------------------------------
+    # --- adding spans -----------------------------------------------------------------------------------------------
 
     @Operation("POST /spans", body="span", status=201, many="add_many_spans")
     async def add_span(self, span: Span) -> Span | None:

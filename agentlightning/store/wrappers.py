@@ -162,7 +162,7 @@ def _preferred(store: LightningStore) -> dict[str, str | None]:
     store's class overrides it, and None if the form itself is called."""
     own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
     here = getattr(store, "__dict__", {})
-    counted = here.keys() >= set(_ALL)  # each stands on the store itself, set there by a tracker
+    counted = here.keys() >= set(_ALL)  # each is an attribute of the store itself, set by a tracker
     homes = [{} if counted else here, *map(vars, own)]
     contract = len(homes)
 
@@ -256,7 +256,7 @@ class CompletedStore(StoreWrapper):
         if name in self._accepts[operation]:
             return True
         if (operation, name) == ("update_worker", "attempts"):
-            return False  # such a store renews all claims of the worker, as the contract says for who names none
+            return False  # such a store renews all claims of the worker, as for a worker that names none
         if name != "run_id":
             raise BadRequestError(f"{type(self.store).__name__}.{operation} takes no {name!r}; leave it out")
         if not self._warned_of_runs:
@@ -313,7 +313,7 @@ class CompletedStore(StoreWrapper):
             request = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
             try:
                 claims = await asyncio.shield(request)
-            except asyncio.CancelledError:  # the claim that nobody wants is let finish, and goes back to the queue
+            except asyncio.CancelledError:  # the claim is awaited, and its rollouts go back to the queue
                 for claim in await request:
                     await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
                 raise
