@@ -83,7 +83,7 @@ _ALL, _OF_RUNS, _DEFAULTED = names_of(), names_of("run"), names_of("default")
 
 
 class StoreWrapper(LightningStore):
-    """A store in front of another one, whose operations it changes."""
+    """A wrapper of another store that changes its operations."""
 
     def __init__(self, store: LightningStore) -> None:
         self.store = store
@@ -455,7 +455,7 @@ def is_readable(span: Span) -> bool:
 
 
 def readable_span(span: Span) -> ReadableSpan:
-    """Return the span as an ended one of OpenTelemetry's; what only a stored span has (extra fields) is left out.
+    """Return the span as an ended OpenTelemetry span, without the extra fields of a stored span.
 
     Raises:
         ValueError: an id is not hexadecimal; see `is_readable`.

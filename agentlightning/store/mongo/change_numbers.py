@@ -59,7 +59,7 @@ class Horizon:
             self._foreign.append((first, last, now))
 
     def unsure(self, now: float) -> bool:
-        """Return True while others may still be writing what the counter has counted."""
+        """Return True while others may still be writing changes that the counter has counted."""
         self._foreign = [span for span in self._foreign if now - span[2] < FOREIGN_SECONDS]
         return bool(self._foreign)
 
@@ -146,7 +146,7 @@ class ChangeNumbers:
             return self._horizon.top
 
     def unsure(self) -> bool:
-        """Return True while others may still be writing what the counter has counted."""
+        """Return True while others may still be writing changes that the counter has counted."""
         with self._lock:
             return self._horizon.unsure(time.monotonic())
 

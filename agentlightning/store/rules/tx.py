@@ -46,7 +46,7 @@ class OwnSpan(Protocol):
     sequence_id: int
 
     def read(self) -> Span:
-        """Return the span, with values of its own."""
+        """Return the span, with copies of the values."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Workers: their heartbeats, what they hold, and the leases of their claims."""
+"""Workers: their heartbeats, their claims, and the leases of the claims."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ class SqlTx:
     # --- the end of the script ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send what the script wrote."""
+        """Send the writes of the script."""
         if self._savepoint:
             self._link.send("RELEASE SAVEPOINT script")
         self._send()
