@@ -1,6 +1,6 @@
 """LightningStore: the contract of every store. Implementations document only what differs.
 
-Every operation is a coroutine, safe to repeat where it says so, and raises the classes of `agentlightning.errors`:
+Every operation is a coroutine, safe to repeat if documented so, and raises the classes of `agentlightning.errors`:
 `NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
 `BadRequestError` for a wrong value. Getters return None for an unknown id. Times are wall-clock seconds. A method is
 declared here once, with `@Operation` (`operations.py`); server, client and wrappers are made from the declaration.
@@ -207,7 +207,7 @@ class LightningStore:
         """Return the counters."""
         return {"name": type(self).__name__}
 
-    # --- work comes in ----------------------------------------------------------------------------------------------
+    # --- adding work ------------------------------------------------------------------------------------------------
 
     @Operation("POST /rollouts", status=201, retry="token", whole=True)
     async def start_rollout(
@@ -288,7 +288,7 @@ class LightningStore:
         """
         raise NotImplementedError
 
-    # --- evidence comes in ------------------------------------------------------------------------------------------
+    # --- adding spans -----------------------------------------------------------------------------------------------
 
     @Operation("POST /spans", body="span", status=201, many="add_many_spans")
     async def add_span(self, span: Span) -> Span | None:

@@ -104,7 +104,7 @@ _called: ContextVar[str | None] = ContextVar("agentlightning_store_operation", d
 def observe_operations(store: object, tracker: MetricsBackend) -> StoreMeter:
     """Have every operation of this store counted and timed; return the counter of ends.
 
-    The time of an operation includes what it waits for (a long poll, a queue of writers).
+    The time of an operation includes its waiting time (a long poll, a queue of writers).
     """
     OPERATIONS.register(tracker)
     OPERATION_SECONDS.register(tracker)

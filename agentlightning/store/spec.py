@@ -179,7 +179,7 @@ class _Kind:
             if "partition" in settings:
                 settings["partition_id"] = settings.pop("partition")
             store = cls(mongo_uri=address, **settings)
-            store.connect()  # whoever serves or reads an address learns at once that nobody is there
+            store.connect()  # so that serving or reading an address fails at once if there is no server
             return store
         unused = ", ".join(settings.keys() - {"deadline", "token", "request_timeout", "retry_delays"})
         if self.module == "http.client" and unused:

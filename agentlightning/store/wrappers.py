@@ -83,7 +83,7 @@ _ALL, _OF_RUNS, _DEFAULTED = names_of(), names_of("run"), names_of("default")
 
 
 class StoreWrapper(LightningStore):
-    """A store in front of another one, whose operations it changes."""
+    """A wrapper of another store that changes its operations."""
 
     def __init__(self, store: LightningStore) -> None:
         self.store = store
@@ -162,7 +162,7 @@ def _preferred(store: LightningStore) -> dict[str, str | None]:
     store's class overrides it, and None if the form itself is called."""
     own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
     here = getattr(store, "__dict__", {})
-    counted = here.keys() >= set(_ALL)  # each stands on the store itself, set there by a tracker
+    counted = here.keys() >= set(_ALL)  # each is an attribute of the store itself, set by a tracker
     homes = [{} if counted else here, *map(vars, own)]
     contract = len(homes)
 
@@ -256,7 +256,7 @@ class CompletedStore(StoreWrapper):
         if name in self._accepts[operation]:
             return True
         if (operation, name) == ("update_worker", "attempts"):
-            return False  # such a store renews all claims of the worker, as the contract says for who names none
+            return False  # such a store renews all claims of the worker, as for a worker that names none
         if name != "run_id":
             raise BadRequestError(f"{type(self.store).__name__}.{operation} takes no {name!r}; leave it out")
         if not self._warned_of_runs:
@@ -313,7 +313,7 @@ class CompletedStore(StoreWrapper):
             request = asyncio.ensure_future(self._claim(way, limit, worker_id, run_id))
             try:
                 claims = await asyncio.shield(request)
-            except asyncio.CancelledError:  # the claim that nobody wants is let finish, and goes back to the queue
+            except asyncio.CancelledError:  # the claim is awaited, and its rollouts go back to the queue
                 for claim in await request:
                     await self._call_store("update_rollout", claim.rollout_id, status="requeuing")
                 raise
@@ -455,7 +455,7 @@ def is_readable(span: Span) -> bool:
 
 
 def readable_span(span: Span) -> ReadableSpan:
-    """Return the span as an ended one of OpenTelemetry's; what only a stored span has (extra fields) is left out.
+    """Return the span as an ended OpenTelemetry span, without the extra fields of a stored span.
 
     Raises:
         ValueError: an id is not hexadecimal; see `is_readable`.

@@ -140,6 +140,6 @@ def retry_after_seconds(value: str | None) -> float | None:
     except ValueError:
         try:
             seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, IndexError, OverflowError, OSError):  # what odd fields of a date raise
+        except (ValueError, TypeError, IndexError, OverflowError, OSError):  # raised for odd fields of a date
             return None
     return min(LONGEST_RETRY_AFTER, max(0.0, seconds)) if math.isfinite(seconds) else None

@@ -55,7 +55,7 @@ def full_qualified_name(cls: type[Any]) -> str:
 
 
 def get_tracer_provider(inspect: bool = True) -> trace_api.TracerProvider:
-    """Return the global tracer provider; `inspect` logs what is attached to it at DEBUG (see `AGL_EMITTER_DEBUG`).
+    """Return the global tracer provider; `inspect` logs its processors at DEBUG (see `AGL_EMITTER_DEBUG`).
 
     Raises:
         RuntimeError: there is none.

@@ -193,7 +193,7 @@ class PythonServerLauncher:
                 server.request_stop()
                 seconds = self.args.shutdown_timeout + self.args.thread_join_timeout
                 await asyncio.wait([_on_this_loop(serving)], timeout=seconds)
-                if error := _failure(serving):  # logged, since nobody asked for it
+                if error := _failure(serving):  # logged, since nobody waits for it
                     logger.error("the server had ended with an error", exc_info=error)
                 if thread is not None and serving.done():
                     thread.join()  # it has nothing left to do
@@ -222,7 +222,7 @@ class PythonServerLauncher:
             async with self._serve_context():
                 with short_pauses():
                     await server.serve(sockets=[listening])
-        except Exception as error:  # boundary: whoever waits for the server gets what ended it
+        except Exception as error:  # boundary: waiters for the server get the error that ended it
             return error
         return None
 

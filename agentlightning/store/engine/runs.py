@@ -166,7 +166,7 @@ class RunEngine(LightningStore):
 
     @override
     async def import_history(self, *, resources=(), rollouts=(), attempts=(), spans=()) -> HistoryImport:
-        # in a thread, so that a server goes on answering while thousands of values are checked and copied
+        # in a thread, so that a server keeps answering while thousands of values are checked and copied
         updates, pieces = await asyncio.to_thread(_own, resources, rollouts, attempts, spans)
         of_resources = HistoryImport()
         if updates:

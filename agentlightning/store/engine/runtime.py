@@ -107,7 +107,7 @@ class StoreRuntime:
 
     async def read(self, script: Callable[[Tx], R]) -> R:
         """Run a script that changes nothing."""
-        if self.backend.persistent:  # what was there before this process may have a limit in time already
+        if self.backend.persistent:  # data from before this process may have a time limit already
             self.watch()
         result, notes = await self.backend.run(script, write=False)
         while notes.damaged:
@@ -186,7 +186,9 @@ class StoreRuntime:
                         before = result = await run(script_of(before))
                         still = missing(result)
                     except BaseException:  # a cancelled caller gives up, too
-                        waiter.woken = True  # what the look before this one was woken for is for another to do
+                        waiter.woken = (
+                            True  # the work for which the look before this one was woken goes to another waiter
+                        )
                         raise
                     if not still or (end is not None and time.monotonic() >= end):
                         return result

@@ -155,7 +155,7 @@ class EngineStore(RunEngine, ReadingEngine):
             **retention,
         }
 
-    # --- work comes in ---------------------------------------------------------------------------------------------
+    # --- adding work -----------------------------------------------------------------------------------------------
 
     @override
     async def start_rollout(
@@ -263,7 +263,7 @@ class EngineStore(RunEngine, ReadingEngine):
             self._runtime.watch()
         return public_attempted(rollout, attempt)
 
-    # --- evidence comes in -----------------------------------------------------------------------------------------
+    # --- adding spans ----------------------------------------------------------------------------------------------
 
     @override
     async def add_span(self, span) -> Span | None:

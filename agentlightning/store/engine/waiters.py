@@ -304,7 +304,7 @@ class Follower:
                 pause = _SHORTEST_PAUSE if changed else min(pause * 1.1, _LONGEST_PAUSE)
                 if changed:
                     cursor = self._tell(cursor)
-            except Exception:  # what hinders the look (a server that restarts) passes; the waiters look by themselves
+            except Exception:  # the cause (a server that restarts) passes; the waiters check by themselves
                 logger.exception("following the changes of the store failed; trying again")
                 self._waiters.wake_all()
                 stop.wait(1.0)

@@ -116,7 +116,7 @@ class _OpenClaims:
                 entry = self._open.setdefault(asker, ([], []))
                 entry[0].extend(questions)
                 entry[1].extend(claims)
-            if len(self._open) > _MOST_ASKERS:  # of workers that have not come back
+            if len(self._open) > _MOST_ASKERS:  # of workers that have not asked again
                 del self._open[next(iter(self._open))]
 
 
@@ -289,7 +289,7 @@ class LightningStoreClient(LightningStore):
             else:  # each chunk is a call of its own: a copy of one that found nothing finds nothing
                 token = f"{callers}#{chunk}" if callers and chunk else callers
                 result = await self._request(row, {**arguments, "timeout": wait}, wait, token)
-            if isinstance(result, EventPage):  # go on from where the last page ended, or what came between is lost
+            if isinstance(result, EventPage):  # continue at the end of the last page, or changes in between are lost
                 arguments, complete = {**arguments, "after": result.cursor}, bool(result.events or result.runs)
             elif waits:
                 complete = time.monotonic() - began < wait
@@ -456,7 +456,7 @@ def _encoded(value: Any, name: str) -> bytes:
             return _WRITTEN[value.__class__](value)
         if value.__class__ in (list, tuple) and value and _WRITTEN.keys() >= set(map(type, value)):
             return b"[%s]" % b",".join([_WRITTEN[item.__class__](item) for item in value])
-    except PydanticSerializationError:  # what `to_json` converts, or says the place of
+    except PydanticSerializationError:  # a value that `to_json` converts, or whose place it reports
         pass
     return json.dumps(to_json(value, name), separators=(",", ":")).encode()
 

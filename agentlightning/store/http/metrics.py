@@ -94,7 +94,7 @@ class HttpMetrics:
 
         try:
             await self._app(scope, note_leaving, note_status)
-        except Exception:  # whatever it is, the server answers 500 for it
+        except Exception:  # the server answers 500 for any error
             status = "500" if status == _UNDETERMINED else status
             raise
         finally:
@@ -143,7 +143,7 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
         for status in WORKER_STATUSES:
             figures.append((WORKERS, status, (await store.query_workers(status_in=[status], limit=1)).total))
         figures += await _figures_of_runs(store)
-    except Exception:  # the boundary: who watches the store must see that it is down, and the rest
+    except Exception:  # the boundary: a scraper must see that the store is down, and the other metrics
         logger.exception("the store could not tell its sizes")
     encode, content_type = choose_encoder(accept)
     return Response(encode(_Page(sizes, figures)), headers={"content-type": content_type})

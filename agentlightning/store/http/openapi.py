@@ -158,7 +158,7 @@ def _entry(operation: WireOperation, method: str, path: str, schemas: _Schemas, 
     return entry
 
 
-# --- what no operation yields: errors, headers, the token, and paths beside the operations ---------------------------
+# --- parts without an operation: errors, headers, the token, and other paths ------------------------------------------
 
 
 def responses(status: int, description: str, content: Schema) -> Schema:

@@ -173,7 +173,7 @@ class WireOperation:
             arguments["filter"] = filter_of(arguments["filter"])
         if self.name == "update_attempt":
             check_rewards(arguments)
-        if self.name == "add_run_records":  # whose numbers may be none that JSON has
+        if self.name == "add_run_records":  # its numbers may be ones that JSON lacks
             records = cast("Iterable[RunRecord]", arguments["records"])
             with valid("records"):
                 arguments["records"] = [dict(RunRecord.model_validate(record)) for record in records]
@@ -185,7 +185,7 @@ class WireOperation:
         for name in self.in_path:
             value = arguments.pop(name)
             text = check_run_id(value) or NO_NAME if name == "run_id" else str(value)
-            # one that is a word of the table is escaped, so that it is not taken for it (`utils/http/dispatch.py`)
+            # a value equal to a word of the table is escaped, to differ from it (`utils/http/dispatch.py`)
             segment = f"%{ord(text[0]):02X}{text[1:]}" if text in _WORDS else quote(text, safe="")
             path = path.replace("{" + name + "}", segment)
         return path

@@ -87,7 +87,7 @@ def row_of(span: Span) -> tuple[_Row, int, int] | None:
     """
     try:
         return _row_of(span)
-    except (_OtherValue, KeyError, TypeError, AttributeError):  # a field is missing, or holds what is no text
+    except (_OtherValue, KeyError, TypeError, AttributeError):  # a field is missing, or is not a text
         return None
 
 

@@ -191,7 +191,7 @@ class _Process:
 
     @property
     def partition(self) -> Partition:
-        """The collections, with their indexes, after the clean-up of what a dead process left."""
+        """The collections, with their indexes, after the clean-up of a dead process's data."""
         if not self._prepared:
             with self._preparing:
                 if not self._prepared:

@@ -59,7 +59,7 @@ class Horizon:
             self._foreign.append((first, last, now))
 
     def unsure(self, now: float) -> bool:
-        """Return True while others may still be writing what the counter has counted."""
+        """Return True while others may still be writing changes that the counter has counted."""
         self._foreign = [span for span in self._foreign if now - span[2] < FOREIGN_SECONDS]
         return bool(self._foreign)
 
@@ -111,7 +111,7 @@ class ChangeNumbers:
         flush_numbers, sure = FlushNumbers(self), True
         try:
             yield flush_numbers
-        except ConnectionFailure:  # what was sent last may still be carried out
+        except ConnectionFailure:  # the last request may still be carried out
             sure = False
             raise
         finally:  # however the flush ended, readers must not wait for its numbers
@@ -122,7 +122,7 @@ class ChangeNumbers:
 
     def allocate(self, changes: int, numbers: int) -> Block:
         """Allocate so many numbers of each sort."""
-        with self._lock:  # one at a time, so that a gap in what this process allocates is certainly of others
+        with self._lock:  # one at a time, so that a gap between the numbers of this process belongs to others
             counted: Document | None = self._counters.find_one_and_update(
                 {"_id": self._id},
                 {"$inc": {"change": changes, "number": numbers}},
@@ -146,7 +146,7 @@ class ChangeNumbers:
             return self._horizon.top
 
     def unsure(self) -> bool:
-        """Return True while others may still be writing what the counter has counted."""
+        """Return True while others may still be writing changes that the counter has counted."""
         with self._lock:
             return self._horizon.unsure(time.monotonic())
 

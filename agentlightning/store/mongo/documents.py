@@ -128,7 +128,7 @@ class Partition:
         return (self.counters.find_one({"_id": self.id("counters")}) or {}).get("spans", SPANS)
 
     def finish_deletions(self, marks: Sequence[Document]) -> None:
-        """Remove the spans of deleted rollouts, then the marks that stand in their places; may be done twice."""
+        """Remove the spans of deleted rollouts, then the marks in their places; may be done twice."""
         if marks:
             spans = {
                 "partition": self.name,

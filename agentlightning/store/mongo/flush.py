@@ -233,7 +233,7 @@ class _Flush:
                 if rollout_id in self._changes:
                     tags = [self._changes[rollout_id].tag]
                     self._partition.spans.delete_many(_spans_of(self._partition, rollout_id, tags))
-            for put in self._claims:  # what was written with these versions
+            for put in self._claims:  # the rows written with these versions
                 row = {"_id": self._partition.id(put.kind, put.key), "version": put.version}
                 self._partition.rows.delete_one(row)
             if self._locked:

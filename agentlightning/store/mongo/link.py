@@ -101,7 +101,7 @@ class Place:
 
     def failed(self, error: PyMongoError) -> AgentLightningError:
         """Return the callers' error for an error of the driver."""
-        reason = str(error)  # made of what tells why: without documents, which may hold keys, and without the password
+        reason = str(error)  # only the cause: without documents, which may hold keys, and without the password
         if isinstance(error, BulkWriteError):
             failures = [*error.details.get("writeErrors", ()), *error.details.get("writeConcernErrors", ())]
             reason = "; ".join(sorted({str(failure.get("errmsg")) for failure in failures}))

@@ -37,7 +37,7 @@ class Queries:
     def find(self, plan: Plan) -> Found:
         plan_query, parts = filter_of(plan, self.partition), parts_of(plan)
         if plan.limit == -1 and plan.sort_by is not None and plan.after is None:
-            # in the order of what never changes, so that a rollout that changes meanwhile is there, and once
+            # in an order that never changes, so that a rollout that changes meanwhile appears exactly once
             documents = list(
                 self.partition.rollouts.find(plan_query, {**_BODY, "number": 1}, sort=[("number", ASCENDING)])
             )

@@ -224,7 +224,7 @@ def merged(base: str | bytes, changed: str, there: str) -> str:
     try:
         before, after, result = (json.loads(body) for body in (base, changed, there))
         worker, was = dict(result["worker"]), dict(before["worker"])
-    except (ValueError, TypeError, KeyError):  # damaged: it is made anew
+    except (ValueError, TypeError, KeyError):  # damaged: it is written again
         return changed
     worker.update({name: value for name, value in after["worker"].items() if was.get(name) != value})
     beside = {name: value for name, value in after.items() if name != "worker" and before.get(name) != value}

@@ -82,7 +82,7 @@ def find(partition: Partition, plan: RecordPlan) -> FoundRecords:
     if plan.name is not None:
         query["name"] = plan.name
     total = plan.total if plan.after is not None else None
-    if total is None:  # the row may not have counted what a process that died has stored
+    if total is None:  # the row may not count records that a dead process has stored
         total = count(partition.run_records, query)
     skip, most = plan.offset, max(0, total - plan.offset) if plan.limit == -1 else plan.limit
     if plan.after is not None:

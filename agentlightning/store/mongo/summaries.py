@@ -45,7 +45,7 @@ def upgrade(database: Database[Document]) -> None:
         place = document["partition"], document["rollout_id"]
         try:
             record = read_record(document["body"], place[1])
-        except (KeyError, DamagedRecordError):  # told when it is asked for
+        except (KeyError, DamagedRecordError):  # reported when it is read
             continue
         changes = {}
         if place[1] in rewarding:

@@ -121,7 +121,7 @@ class _Process:
         if jobs.qsize() >= _MAX_WAITING:
             raise BusyError(f"{_MAX_WAITING} calls wait for the store {self._place!r} already; try again later")
         job = Job(script)
-        job.future.set_running_or_notify_cancel()  # whoever gives up on it, it is run
+        job.future.set_running_or_notify_cancel()  # it is run even if its caller gives up
         jobs.put(job)
         if not (self._writers if write else self._readers):
             with self._starting:

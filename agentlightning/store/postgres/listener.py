@@ -78,7 +78,7 @@ class Listener:
                 with self._place.connect() as db:
                     db.execute(f'LISTEN "{self._channel}"'.encode())
                     failing = False
-                    self._news.set()  # what was announced before is not heard
+                    self._news.set()  # earlier announcements were missed
                     while time.monotonic() - self._last_call <= _IDLE_SECONDS:
                         if stop in _readable(stop, db, timeout=_IDLE_SECONDS):
                             break

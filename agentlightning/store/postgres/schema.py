@@ -182,7 +182,7 @@ def prepare(db: Database, place: str, partition: str) -> None:
                     step(db)
             db.execute("DELETE FROM agl_schema")
             db.execute("INSERT INTO agl_schema VALUES (%s)", (SCHEMA_VERSION,))
-    # A dump that was loaded into another server brings transaction numbers that are still to come there.
+    # A dump loaded into another server may have transaction numbers that are still in the future there.
     for table in ("agl_rollouts", "agl_rows"):
         db.execute(
             f"UPDATE {table} SET change = pg_current_xact_id()"

@@ -84,7 +84,7 @@ class PostgresTx(SqlTx):
         self.held_back = len(settled) < len(rows)
         if settled:
             change, number = settled[-1][1:3]
-        elif not rows:  # a cursor that lies in the future, as one of another database may, would never see anything
+        elif not rows:  # a cursor in the future, as one of another database may be, would never see a change
             query = "SELECT ?::xid8 > pg_snapshot_xmax(pg_current_snapshot())"
             if self._link.fetch(query, (change,))[0][0]:
                 raise _no_cursor(after)

@@ -28,7 +28,7 @@ def delete(
     or its removal.
     """
     before = recall_row(tx, call, "delete_rollouts")
-    if before is not None:  # what is there still was left when the first copy was cut off
+    if before is not None:  # remaining rollouts were left when the first copy was cut off
         active = "force"
     records: list[Record] = []
     removed = 0

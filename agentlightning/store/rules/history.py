@@ -32,7 +32,7 @@ _BEHIND_ALL_SPANS = 2**53
 
 
 class History(NamedTuple):
-    """Rollouts that have ended and what belongs to them, with values of their own."""
+    """Rollouts that have ended and everything that belongs to them, as copies."""
 
     rollouts: Sequence[Rollout]
     attempts: Sequence[Attempt]

@@ -141,7 +141,7 @@ class RecordPlan:
     def window(self, total: int) -> tuple[int, int, bool]:
         """Return the numbers of matches to skip and to take, and whether to take them from the end: from the nearer
         end, so that the last page takes no longer than the first."""
-        if self.after is not None:  # one more than asked for, which shows that there is another page
+        if self.after is not None:  # one more than requested, which shows that there is another page
             return 0, _ALL if self.limit == -1 else self.limit + 1, self.descending
         remaining = max(0, total - self.offset)
         count = remaining if self.limit == -1 else min(self.limit, remaining)

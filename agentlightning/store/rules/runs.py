@@ -118,7 +118,7 @@ def add_run_records(tx: Tx, now: float, run_id: str, records: Sequence[NewRunRec
     counts, last = dict(row.records), row.run.last_step
     for record in new:
         counts[record.kind] = counts.get(record.kind, 0) + 1
-    for record in records:  # a known one may be what a process that died just after it has not counted
+    for record in records:  # a known one may come from a process that died before counting it
         if record.kind == "step":
             last = record.step if last is None else max(last, record.step)
     row.records, row.run = counts, evolve(row.run, last_step=last, last_heartbeat_time=now)
@@ -164,7 +164,7 @@ def _new_run(tx: Tx, now: float, run_id: str, call: Call | None, operation: str)
     """
     if recall_row(tx, call, operation) is not None:
         raise GoneError(f"Run {run_id!r} was made by this call before, and was deleted since")
-    tx.drop_run_records(run_id, -1)  # what a deletion that was cut off has left
+    tx.drop_run_records(run_id, -1)  # left by an interrupted deletion
     return RunRow(Run(run_id=run_id, start_time=now))
 
 

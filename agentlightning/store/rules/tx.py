@@ -46,7 +46,7 @@ class OwnSpan(Protocol):
     sequence_id: int
 
     def read(self) -> Span:
-        """Return the span, with values of its own."""
+        """Return the span, with copies of the values."""
         ...
 
 
@@ -388,7 +388,7 @@ class Tx(Protocol):
         `choose`, the spans that it chooses, in its order."""
         ...
 
-    # What is done to records of runs is not undone if the script raises later, so it comes after every check.
+    # Changes of records of runs are not undone if the script raises later, so they come after every check.
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
         """Store records of a run; return for each whether it was new. A record with the kind, step and name of an

@@ -1,4 +1,4 @@
-"""Workers: their heartbeats, what they hold, and the leases of their claims."""
+"""Workers: their heartbeats, their claims, and the leases of the claims."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def heartbeat(
     since = {attempt_id: time for _, attempt_id, time in row.unnamed}
     row.unnamed = []
     if attempts is not None:
-        before = row.worker.last_heartbeat_time  # that one may have named what this one does not
+        before = row.worker.last_heartbeat_time  # that one may have named claims that this one does not
         first = now if before is None else before
         held = tx.held(worker_id, len(attempts) + _HELD_AT_ONCE)
         row.unnamed = [(rollout, i, since.get(i, first)) for rollout, i in held if i not in attempts]

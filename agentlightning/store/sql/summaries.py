@@ -106,7 +106,7 @@ def add_all(link: Link, rollouts: Iterable[tuple[str, bytes]]) -> None:
     for rollout_id, body in rollouts:
         try:
             record = record_type().validate_json(body)
-        except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
+        except ValidationError:  # reported when it is read; it must not block the upgrade of the others
             continue
         if (rollout_id,) in rewarding:
             rows = link.fetch(spans, (rollout_id, *MARKS))

@@ -85,7 +85,7 @@ class SqlTx:
         rollout_id = record.rollout.rollout_id
         if self._writes.records.get(rollout_id, record) is None:
             self._send_early()  # it was deleted, and its spans with it
-        self._writes.records.pop(rollout_id, None)  # the one saved last comes last among the changes
+        self._writes.records.pop(rollout_id, None)  # the last saved record is the last of the changes
         self._writes.records[rollout_id] = record.copy()
 
     def delete(self, rollout_id: str) -> bool:
@@ -128,7 +128,7 @@ class SqlTx:
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
         written = self._writes.records
         if any(record is not None and record.holder == worker_id for record in written.values()):
-            self._send_early()  # so that the table tells which of them are the newest
+            self._send_early()  # so that the table shows which of them are the newest
             written = {}
         rows = self._link.fetch(HELD, (worker_id, limit + len(written)))
         return [(rollout_id, attempt_id) for rollout_id, attempt_id in rows if rollout_id not in written][:limit]
@@ -293,7 +293,7 @@ class SqlTx:
     # --- the end of the script ---------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Send what the script wrote."""
+        """Send the writes of the script."""
         if self._savepoint:
             self._link.send("RELEASE SAVEPOINT script")
         self._send()

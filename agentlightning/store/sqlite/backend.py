@@ -116,7 +116,7 @@ class SQLiteBackend:
         return self._here
 
     def _open(self) -> sqlite3.Connection:
-        with contextlib.suppress(OSError):  # what cannot be made is told of when it is opened
+        with contextlib.suppress(OSError):  # a failure is reported when the file is opened
             make_private(self._path)
             for beside in ("-wal", "-shm", "-journal"):  # SQLite gives them the mode of the database as it makes them
                 tighten(self._path + beside)

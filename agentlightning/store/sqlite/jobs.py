@@ -60,7 +60,7 @@ def run_batch(link: SQLiteLink, path: str, batch: list[Job]) -> None:
             tx.finish()
         except sqlite3.Error:
             raise
-        except Exception as error:  # a value that the file does not take: it goes with what was sent before it
+        except Exception as error:  # a value that the file does not accept: it is undone with the writes before it
             link.send("ROLLBACK")
             job.error = error
             for other in batch if len(batch) > 1 else ():

@@ -90,7 +90,7 @@ def _count_spans_and_changes(db: sqlite3.Connection) -> None:
     for number, body in db.execute("SELECT number, body FROM rollouts").fetchall():
         try:
             record = record_type().validate_json(body)
-        except ValidationError:  # told when it is asked for; it must not keep the rest from being upgraded
+        except ValidationError:  # reported when it is read; it must not block the upgrade of the others
             continue
         record.span_count, record.span_bytes = spans.get(record.rollout.rollout_id, (0, 0))
         end = math.inf if record.rollout.end_time is None else record.rollout.end_time

@@ -1,4 +1,4 @@
-"""The primitives of a script over one SQLite connection: what differs from PostgreSQL."""
+"""The primitives of a script over one SQLite connection: the differences from PostgreSQL."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class LoopThread:
         except asyncio.CancelledError:
             self._future.cancel()
             self._future.set_running_or_notify_cancel()
-        except BaseException as error:  # boundary: whoever awaits the result gets it
+        except BaseException as error:  # boundary: the waiter for the result gets it
             self._future.set_exception(error)
         else:
             self._future.set_result(result)

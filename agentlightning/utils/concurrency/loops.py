@@ -131,7 +131,10 @@ def _complete(loop: asyncio.AbstractEventLoop, task: asyncio.Task[T], interrupts
     while True:
         try:
             return loop.run_until_complete(task)
-        except (KeyboardInterrupt, SystemExit) as error:  # left one of the tasks; the main one goes on to clean up
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ) as error:  # it left one of the tasks; the main task continues to clean up
             if task.done():
                 raise
             if isinstance(error, KeyboardInterrupt):
@@ -198,7 +201,7 @@ def fulfil(
         return
     try:
         result = function(*args, **kwargs)
-    except BaseException as error:  # boundary: whoever awaits the future gets it
+    except BaseException as error:  # boundary: the waiter of the future gets it
         future.set_exception(error)
     else:
         future.set_result(result)

@@ -74,8 +74,7 @@ class MainCall(asyncio.Future[Done]):
 
 
 class MainThread:
-    """An executor of calls on the main thread, one at a time. The main thread creates and serves it; the loop beside it
-    calls it."""
+    """An executor of calls on the main thread, one at a time. The main thread serves it, the loop beside it calls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop

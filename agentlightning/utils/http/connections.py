@@ -137,7 +137,7 @@ class HttpConnections:
         timer = loop.call_at(until, connection.expire)
         try:
             answer = await connection.ask(loop, head, body or b"")
-        except BaseException:  # a cancelled caller, too: what comes is the answer to nobody
+        except BaseException:  # a cancelled caller, too: the answer has no receiver
             connection.forget()
             connection.drop()
             raise
@@ -227,7 +227,7 @@ class _Connection(asyncio.Protocol):
         waiting, self._waiting = self._waiting, None
         self._headers, self._body = {}, []
         if waiting is not None and not waiting.cancel() and not waiting.cancelled():
-            waiting.exception()  # nobody may have asked for it
+            waiting.exception()  # nobody may be waiting for it
 
     def drop(self) -> None:
         """Close the connection at once."""

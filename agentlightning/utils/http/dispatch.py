@@ -177,7 +177,7 @@ class PathTable(Generic[E]):
         raw: bytes = scope.get("raw_path") or b""
         parts: list[str] | None = None
         words: list[str] | None = None
-        if b"%" in raw:  # what is escaped is a value, even if it spells a word of a path
+        if b"%" in raw:  # an escaped segment is a value, even if it is equal to a word of a path
             written = raw.split(b"?", 1)[0].split(b"/")
             parts = [_text(part) for part in written]
             words = ["" if b"%" in part else part.decode("latin-1") for part in written]

@@ -39,7 +39,7 @@ def _connections() -> int:
     """Return the number of connections that the limit of open files allows, at most 4096."""
     try:
         import resource
-    except ImportError:  # Windows, whose sockets are no open files
+    except ImportError:  # Windows, where sockets are not open files
         return 4096
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 4096 if files == resource.RLIM_INFINITY else max(32, min(4096, files * 3 // 4))
@@ -140,7 +140,7 @@ class BoundedHttp(HttpToolsProtocol):
             if self._head_bytes > bound:
                 self._refuse(self._head_refusal())
         elif self._in_body:
-            # what was no body in a piece that lay within a body; of a body with a length there is nothing
+            # bytes that are not body in a piece within a body; a body with a length has none
             size = len(data) - self._piece_body if was_in_body else max(0, len(data) - self._piece_body - bound)
             self._body_bytes += self._piece_body
             self._framing_bytes += size
@@ -282,7 +282,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     @override
     def resume_writing(self) -> None:
-        self._unread = None  # what was full has drained, whatever is written next
+        self._unread = None  # the full buffer has drained, whatever is written next
         super().resume_writing()
 
     def _name(self) -> str:

@@ -226,7 +226,7 @@ def _link(link: SpanMessage.Link) -> Link:
 
 
 def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) -> SpanContext:
-    # the members of a W3C `tracestate`; what is no `key=value` is left out
+    # the members of a W3C `tracestate`; members other than `key=value` are skipped
     members = (member.strip().partition("=") for member in trace_state.split(","))
     state = {key: value for key, equals, value in members if key and equals} if trace_state else {}
     fields = {"trace_id": trace_id, "span_id": span_id, "is_remote": is_remote, "trace_state": state}

@@ -81,7 +81,7 @@ async def answer_export(
             return _reply(request, form, error.http_status, Status(message=str(error)))
         logger.warning("OTLP %s: the store failed, the sender is asked to try again: %s", signal, error)
         return _reply(request, form, 503, Status(message=str(error)), retry_after=_TRY_LATER_SECONDS)
-    except Exception:  # the boundary: the sender keeps what it has and tries again
+    except Exception:  # the boundary: the sender keeps its data and retries
         logger.exception("OTLP %s: the request failed, the sender is asked to try again", signal)
         status = Status(message="The server failed; try again")
         return _reply(request, form, 503, status, retry_after=_TRY_LATER_SECONDS)
