@@ -43,7 +43,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
 class PPOSettings(CriticSettings, GRPOSettings):
     """Every setting of `PPO`, with its meaning and default.
 
-    A setting that TRL 1.16's `PPOConfig` also has bears the same name; settings shared with GRPO are named as in
+    A setting that TRL 1.16's `PPOConfig` also has keeps its name; settings shared with GRPO are named as in
     `GRPOSettings`. VERL 0.9.1's name follows in brackets.
     """
 

@@ -1,6 +1,6 @@
 """The settings of a GRPO run: checked at construction, recorded with the run. Needs no torch.
 
-A setting that TRL 1.16's `GRPOConfig` also has bears the same name; VERL 0.9.1's name follows in brackets.
+A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
 """
 
 from __future__ import annotations
@@ -312,7 +312,7 @@ class CriticSettings:
 class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
-    A setting that TRL 1.16's `GRPOConfig` also has bears the same name; VERL 0.9.1's name follows in brackets.
+    A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
     """
 
     # properties of the algorithm; an annotation would make them fields
