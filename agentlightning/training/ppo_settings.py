@@ -60,8 +60,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
     num_ppo_epochs: Count = 4
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     cliprange: Annotated[float, Bounds(above=0, below=1)] = 0.2
-    """Clip range: the ratio of new to old probability counts from 1 - `cliprange` to 1 + `cliprange`.
-    [`actor.clip_ratio`]"""
+    """Clip range: the ratio of new to old probability counts up to this distance from 1. [`actor.clip_ratio`]"""
     kl_coef: NotNegative = 0.0
     """Weight of the KL divergence from the model as loaded: in the loss, or with `use_kl_in_reward` in the reward of
     each token. [`algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`]"""
