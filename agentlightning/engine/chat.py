@@ -63,7 +63,7 @@ class ToolCall:
 class Reply:
     """A reply of the model."""
 
-    content: str | None  # None if there is no text beside the calls
+    content: str | None  # None if there is no text besides the calls
     tool_calls: tuple[ToolCall, ...] = ()
 
 

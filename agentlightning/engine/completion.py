@@ -196,7 +196,7 @@ class Completion:
     stop_reason: str | int | None = None  # the stop text or stop token that ended it
     stopped_text: str | None = None  # the text of the reply that `stop` ended
     error: str | None = None  # reason why it cannot continue
-    left: bool = False  # nobody waits for it; may be set from any thread
+    left: bool = False  # its client has left; may be set from any thread
     rng: random.Random = field(init=False, repr=False)  # source of one number per sampled token
 
     def __post_init__(self) -> None:

@@ -56,7 +56,7 @@ class DecodeLoop:
         own thread."""
         self._policy = policy
         self._max_batch, self._max_waiting = max_batch, max_waiting
-        # a small model takes as long per token with two threads as with one, and two burn cores that the agents need
+        # a small model is as slow per token with two threads as with one, and two use cores that the agents need
         self._threads = 1 if policy.is_small else torch.get_num_threads()
         self._new_decoder = partial(Decoder, policy.model, policy.eos_ids, decode, separate=separate)
         self._room = max_batch  # number of completions that fit into the memory, as far as known

@@ -47,7 +47,7 @@ class PairedComparison:
     p_value: float
     """Probability of a mean difference at least as far from 0 as this one if nothing had changed."""
     verdict: Verdict
-    """Whether the second is `better` or `worse`."""
+    """Verdict on the second: `better`, `worse` or `no evidence`."""
     method: str = "exact sign test"
     """The test of the p-value."""
 

@@ -22,8 +22,7 @@ from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, Ev
 from agentlightning.types.runs import RunRecord
 
 MOST_BYTES = 6 * 1024 * 1024
-"""Largest size of a record; the store's limit is 8 MiB. Excess parts are dropped, samples first, and named in
-`left_out`."""
+"""Largest size of a record (limit: 8 MiB). Excess parts are dropped, samples first, and named in `left_out`."""
 _LARGEST = 1e100
 
 

@@ -287,7 +287,7 @@ def early_fall(steps: Steps, *, window: int = 4, share: float = 0.5, deviations:
     "template as the engine had them; with several iterations or mini-batches a smaller learning_rate"
 )
 def engine_mismatch(steps: Steps, *, limit: float = 0.2) -> Measurement | None:
-    """The learner gives a token another probability than the engine that sampled it, with the same weights.
+    """Learner and engine compute different probabilities of a token with the same weights.
 
     `limit`: largest `|ratio - 1|` of any token of these weights before the first optimizer step; 0.2 is usual for
     bfloat16, float32 stays below 0.001.
@@ -428,7 +428,7 @@ def nothing_trained(steps: Steps) -> Measurement | None:
 def policy_shift(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
     """An update changes the policy much. `limit`: largest estimated KL divergence per token of the policy before the
     update from the one after it, in nats; first updates of a small model reach 0.2."""
-    # where the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
+    # if the trainer does not measure it after the last step: the mean over its steps, of fresh tokens if known
     distances = (_updated(steps[-1], name) for name in ("update_kl", "fresh_kl", "approx_kl"))
     kl = next((value for value in distances if value is not None), None)
     clipped = _updated(steps[-1], "clip_fraction") or 0.0

@@ -173,7 +173,7 @@ class Collector:
         """Return the groups that the step takes, and those that are too old for it, in the planned order."""
         context, settings = self._context, self._context.settings
         recorded = context.resume.recorded.get(step, {}).get("flight") or {}
-        # a step that an earlier start has taken takes and drops the same groups
+        # a step that an earlier start completed takes and drops the same groups
         recorded_keys = {GroupKey(*key) for name in ("taken", "dropped") for key in recorded.get(name, ())}
         selected, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
         while len(selected) < self._plan.size:

@@ -50,14 +50,14 @@ ExclusionReason = Literal[
     "no_tokens",
     "no_logprobs",
     "bad_logprobs",
-    "image_input",  # its prompt shows images, and rows hold tokens of text alone
+    "image_input",  # its prompt has images, and rows hold only text tokens
     "upstream_error",
     "refused",
     "client_left",
     "stale",
     "not_selected",  # by the adapter: a call of a grader, another agent or another policy, or an ambiguous one
     "helper",  # no turn of the agent's work, such as a title or a summary
-    "unknown_agent",  # agents ran side by side; a role in the URL (`LLMProxy.as_resource(role=)`) tells them apart
+    "unknown_agent",  # agents ran concurrently; a role in the URL (`LLMProxy.as_resource(role=)`) distinguishes them
     # caused by its attempt
     "superseded_attempt",
     "infrastructure_fault",

@@ -105,8 +105,7 @@ def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
 
 
 def pack(values: Sequence[float] | array[Any], dtype: Dtype) -> Packed:
-    """Return the values (a list or a numpy array) in packed form. `f32` rounds to single precision and keeps NaN and
-    infinity.
+    """Return the values (a list or a numpy array) in packed form. `f32` rounds, and keeps NaN and infinity.
 
     Raises:
         OverflowError: a whole number does not fit the type.

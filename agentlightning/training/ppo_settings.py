@@ -43,7 +43,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
 class PPOSettings(CriticSettings, GRPOSettings):
     """Every setting of `PPO`, with its meaning and default.
 
-    A setting that TRL 1.16's `PPOConfig` also has bears the same name; settings shared with GRPO are named as in
+    A setting that TRL 1.16's `PPOConfig` also has keeps its name; settings shared with GRPO are named as in
     `GRPOSettings`. VERL 0.9.1's name follows in brackets.
     """
 
@@ -60,8 +60,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
     num_ppo_epochs: Count = 4
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     cliprange: Annotated[float, Bounds(above=0, below=1)] = 0.2
-    """Clip range: the ratio of new to old probability counts from 1 - `cliprange` to 1 + `cliprange`.
-    [`actor.clip_ratio`]"""
+    """Clip range: the ratio of new to old probability counts up to this distance from 1. [`actor.clip_ratio`]"""
     kl_coef: NotNegative = 0.0
     """Weight of the KL divergence from the model as loaded: in the loss, or with `use_kl_in_reward` in the reward of
     each token. [`algorithm.kl_ctrl.kl_coef`, `actor.kl_loss_coef`]"""

@@ -48,8 +48,7 @@ class StepFigures:
     rollouts_excluded: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of untrained rollouts by reason, such as `refused_call`, `no_call` or `infrastructure_fault`."""
     calls_constrained: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of trained calls sampled from another distribution than the model's, by the request setting that caused
-    it."""
+    """Number of trained calls sampled from another distribution than the model's, by the setting of the request."""
     drift_rate: float = 0.0
     """Share of the run's turns so far that began a new row because of template or tokenizer."""
     groups: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -201,7 +201,7 @@ class TrainingRun:
                     first = error
                 else:
                     logger.error("The run had failed already when its end failed, too: %r", error)
-            except BaseException as error:  # a cancellation or Ctrl+C goes on when all is done
+            except BaseException as error:  # a cancellation or Ctrl+C is raised again when all is done
                 first = error
         if first is not None and first is not cause:
             raise first
@@ -333,7 +333,7 @@ class TrainingRun:
         if rows.samples or updater.updates_without_rows:
             update = await self._update_when_drained(step, rows)
         else:
-            # weights that give no probabilities fail every call: without rows, that is a skipped step as well
+            # weights without finite probabilities fail every call: without rows, that is also a skipped step
             broken = not rows.rewards and not await asyncio.to_thread(updater.gives_probabilities)
             update = StepUpdate({"steps": 0, "skipped_steps": int(broken)})
         for name, text in update.alarms:

@@ -1,6 +1,6 @@
 """The settings of a GRPO run: checked at construction, recorded with the run. Needs no torch.
 
-A setting that TRL 1.16's `GRPOConfig` also has bears the same name; VERL 0.9.1's name follows in brackets.
+A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
 """
 
 from __future__ import annotations
@@ -106,18 +106,16 @@ class LossSettings:
     """The loss of an optimizer step; the formulas are in `losses/objective.py`."""
 
     loss_type: LossType = "dapo"
-    """Formula of the policy loss. `grpo`, `dapo` and `dr_grpo` use the clipped loss of PPO and differ only in
-    `aggregation`. `cispo` clips the ratio but keeps the gradient of every token (its bound is `epsilon_high` itself,
-    such as 5.0). `gspo` clips one ratio per sequence; its paper uses an `epsilon` near 3e-4.
-    [`actor.policy_loss.loss_mode`]"""
+    """`grpo`, `dapo` and `dr_grpo` use the clipped loss of PPO and differ only in `aggregation`. `cispo` clips the
+    ratio but keeps the gradient of every token (its bound is `epsilon_high` itself, such as 5.0). `gspo` clips one
+    ratio per sequence; its papers use an `epsilon` of about 3e-4. [`actor.policy_loss.loss_mode`]"""
     aggregation: Aggregation | None = None
     """Unit that has equal weight in the loss of a step: each `token`, each `sequence` (row) or each `rollout` (all its
     rows together). With `constant` each token weighs 1 / (rollouts * `loss_scale_factor`). None is the choice of the
     `loss_type`'s paper: `rollout` for grpo and gspo, `token` for dapo and cispo, `constant` for dr_grpo.
     [`actor.loss_agg_mode`]"""
     loss_scale_factor: Count | None = None
-    """Constant length of `aggregation="constant"`, in tokens; None is `max_completion_length`.
-    [`actor.loss_scale_factor`]"""
+    """Length of `constant` aggregation, in tokens; None is `max_completion_length`. [`actor.loss_scale_factor`]"""
     epsilon: Annotated[float, Bounds(above=0, below=1)] = 0.2
     """Lower clip range: the ratio of new to old probability counts down to 1 - `epsilon`. [`actor.clip_ratio_low`]"""
     epsilon_high: Positive | None = 0.28
@@ -130,18 +128,16 @@ class LossSettings:
     """Weight of the KL divergence from the reference, which is the model as loaded. [`actor.kl_loss_coef`, or
     `algorithm.kl_ctrl.kl_coef` in the reward]"""
     kl_estimator: KLEstimator = "k3"
-    """Estimator of the KL divergence: `k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p.
-    [`actor.kl_loss_type`]"""
+    """KL estimator: `k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p. [`actor.kl_loss_type`]"""
     use_bias_correction_kl: bool = True
     """Multiply the penalty of a token by its ratio (with `k2`, by its ratio without gradient), so that its gradient is
     that of the divergence."""
     use_kl_in_reward: bool = False
     """Subtract the penalty from the rollout's reward, not add it to the loss. [`algorithm.use_kl_in_reward`]"""
     importance_sampling_correction: bool = False
-    """Correct the difference between engine and learner. False: ratios use the probabilities that the engine recorded.
-    True: ratios use the learner's own probabilities before the first optimizer step, and a separate weight corrects the
-    difference, see `importance_sampling_mode`. TRL puts `vllm_` before this and the next three names.
-    [`algorithm.rollout_correction.bypass_mode`, negated]"""
+    """False: ratios are to the probabilities that the engine recorded. True: ratios are to the learner's own before the
+    first optimizer step, and a separate weight corrects the difference of both, see `importance_sampling_mode`. TRL
+    puts `vllm_` before this and the next three names. [`algorithm.rollout_correction.bypass_mode`, negated]"""
     importance_sampling_mode: CorrectionMode = "sequence_mask"
     """One weight per token, or one per sequence (the product of the weights of its tokens). A weight outside its bounds
     is set to the bound (`truncate`), or its token or sequence is removed from the loss (`mask`; with both bounds, the
@@ -300,11 +296,9 @@ class CriticSettings:
     """Clip range of the value loss: a change of a value beyond this, from its value before the step, gains nothing.
     [`critic.cliprange_value`, 0.5]"""
     value_learning_rate: Positive = 1e-3
-    """Learning rate of AdamW for the value head, in the first step; it follows the schedule of `learning_rate`.
-    [`critic.optim.lr`]"""
+    """Learning rate of the value head in the first step; it falls like `learning_rate`. [`critic.optim.lr`]"""
     whiten_advantages: bool = True
-    """Subtract the mean of all token advantages of a step and divide by their standard deviation. TRL and VERL always
-    do."""
+    """Subtract the mean of a step's token advantages and divide by their deviation. TRL and VERL always do so."""
 
 
 @explain_fields
@@ -312,7 +306,7 @@ class CriticSettings:
 class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     """Every setting of `GRPO`, with its meaning and default.
 
-    A setting that TRL 1.16's `GRPOConfig` also has bears the same name; VERL 0.9.1's name follows in brackets.
+    A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
     """
 
     # properties of the algorithm; an annotation would make them fields
@@ -367,8 +361,7 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     """Compute the model in bfloat16. The weights that learn have a float32 copy, and probabilities are float32.
     [`actor.fsdp_config.dtype`]"""
     eval_steps: CountOrZero = 0
-    """Steps between evaluations on the validation set; 0 evaluates only before and after the training.
-    [`trainer.test_freq`]"""
+    """Steps between evaluations on the validation set; 0 evaluates only before and after. [`trainer.test_freq`]"""
     solved_above: float | None = None
     """Reward above which a validation task counts as solved. The share of solved tasks is shown beside the mean reward.
     None shows a share only if all rewards are 0 or 1. [no counterpart]"""
@@ -418,8 +411,7 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets each
     by its name. Policies with `lora` on the same model share its weights. None is one policy. [no counterpart]"""
     progress: Style = "auto"
-    """Display of steps: `live` is a table that updates in place, `plain` one line per step; `auto` chooses by
-    terminal."""
+    """Display of steps: `live` is a table updated in place, `plain` one line each; `auto` depends on the terminal."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "policies", read_policies(self.policies))

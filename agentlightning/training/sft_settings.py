@@ -65,8 +65,7 @@ class SFTSettings(GRPOSettings):
     best_per_task: Count | None = None
     """Number of best rollouts chosen per task; None is no limit. Equal inputs are one task."""
     top_share: Annotated[float, Bounds(above=0, at_most=1)] | None = None
-    """Share of the remaining rollouts that is chosen, the best ones, at least one; None is all. With `new` it applies
-    to each step."""
+    """Share of the remaining rollouts (with `new`: per step) that is chosen, the best, at least one; None is all."""
 
     @override
     def __post_init__(self) -> None:

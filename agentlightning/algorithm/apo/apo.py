@@ -88,10 +88,9 @@ class APO(PromptSearch, Generic[T]):
     run_initial_validation: bool = True
     """Whether the seed is evaluated on the whole validation set first."""
     gradient_prompt_files: Sequence[str | Path] | None = None
-    """Files with prompts of the critic, one drawn per critique; see `prompt_search/critic.py`. None uses the built-in
-    ones."""
+    """Prompt files of the critic, one drawn per critique; see `prompt_search/critic.py`. None uses built-in ones."""
     apply_edit_prompt_files: Sequence[str | Path] | None = None
-    """Files with prompts of the editor, one drawn per edit. None uses the built-in ones."""
+    """Prompt files of the editor, one drawn per edit. None uses built-in ones."""
     halving: bool = True
     """Whether the worse half of the candidates is dropped before the whole batch is run."""
     final_candidates: int = 2

@@ -184,7 +184,7 @@ class TinkerService:
         tokens = sum(sum(sample.mask) for sample in samples)
         scaled = [advantage * share / tokens for advantage in advantages]
         data = [datum_of(sample, advantage) for sample, advantage in zip(samples, scaled, strict=True)]
-        # both requests are sent before one is waited for, so that the service takes them in one go
+        # send both requests before waiting for one, so that the service processes them together
         computed = self._training.forward_backward(data, "importance_sampling")
         update = self._training.optim_step(tinker.AdamParams(learning_rate=learning_rate, grad_clip_norm=clip))
         output = _answer(computed, "forward_backward")

@@ -96,8 +96,7 @@ class Checkpointing:
 
 
 def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
-    """Return a function that opens the reference of the KL penalty, the model as loaded. Call it before the first
-    update.
+    """Return a function that opens the reference of the KL penalty: the model as loaded. Call before the first update.
 
     With adapters it is the live model with its adapters switched off, which must not be used otherwise meanwhile. If
     all weights learn, it is a frozen copy, which takes the memory of the weights once more.

@@ -132,7 +132,7 @@ class Policy(ServedModel):
             steps_before = self._optimizer.steps_taken
             try:
                 return self._optimizer.update(samples, advantages, checked, learning_rate)
-            finally:  # also where a later mini-batch fails: the weights of the version before are gone
+            finally:  # also if a later mini-batch fails: the weights of the previous version no longer exist
                 self.weight_version += self._optimizer.steps_taken > steps_before
 
     def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:

@@ -102,7 +102,7 @@ class Optimizer:
         groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": learning_rate}]
         if self._head is not None:
             groups.append({"params": list(self._head.parameters()), "initial": value_learning_rate})
-        # fused: it needs no memory beside its state, so that a step that has begun cannot fail half-way for want of it
+        # fused: it needs no memory besides its state, so that a started step cannot fail half-way for lack of memory
         fused = model.device.type in ("cpu", "cuda")
         # the second of the betas is below the usual 0.999 because a run may have only some dozen steps
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
