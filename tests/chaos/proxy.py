@@ -1,7 +1,7 @@
 """A proxy that does to HTTP requests what networks and dying processes do: it loses, cuts, delays and doubles them.
 
 It stands between clients and a store server on loopback, in the event loop that starts it. What befalls a request is
-drawn from a seeded generator, or planned for the requests of some numbers (`plan_nth`).
+drawn from a seeded generator, or planned for the next request to a path (`plan`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import random
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 from urllib.parse import unquote_to_bytes
 
@@ -42,6 +42,7 @@ CHANCES: Mapping[Fate, float] = {
     "echoed": 4,
 }
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Between = Callable[[], Awaitable[object]]
 
 
 class FaultyProxy:
@@ -55,6 +56,7 @@ class FaultyProxy:
         self._random = random.Random(seed)
         self._fates, self._weights = list(chances), list(chances.values())
         self._longest_delay = longest_delay
+        self._plans: dict[bytes, tuple[Fate, Between | None]] = {}
         self._nth: list[tuple[re.Pattern[str], list[int], Fate]] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._idle: list[_Stream] = []
@@ -79,12 +81,17 @@ class FaultyProxy:
         assert self._server is not None
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
+    def plan(self, path: str, fate: Fate, between: Between | None = None) -> None:
+        """Give the next request to a path this fate; `between` is awaited before the client is answered."""
+        self._plans[path.encode()] = (fate, between)
+
     def plan_nth(self, path: str, fate: Fate, *numbers: int) -> None:
         """Give the requests of these numbers (1 is the next) this fate, counting those whose path matches."""
         self._nth.append((re.compile(path), list(numbers), fate))
 
     def plan_nothing(self) -> None:
         """Forget the plans."""
+        self._plans.clear()
         self._nth.clear()
 
     async def settle(self) -> None:
@@ -112,28 +119,30 @@ class FaultyProxy:
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Take one request; False if nothing more is answered on this connection."""
         request = await read_message(reader)
-        fate = self._fate_of(request)
+        fate, between = self._fate_of(request)
         self.seen[fate] += 1
         if fate in ("silence", "deaf"):
             await self._fall_silent(fate, request, reader)
             return False
-        answer = await self._meet(fate, request)
+        answer = await self._meet(fate, request, between)
         if answer is None:
             return False
         writer.write(answer[: len(answer) // 2] if fate == "torn answer" else answer)
         await writer.drain()
         return fate != "torn answer"
 
-    def _fate_of(self, request: bytes) -> Fate:
+    def _fate_of(self, request: bytes) -> tuple[Fate, Between | None]:
         path = unquote_to_bytes(request.split(b" ", 2)[1])
+        if path in self._plans:
+            return self._plans.pop(path)
         for pattern, numbers, fate in self._nth:
             if pattern.fullmatch(path.decode()):
                 numbers[:] = [number - 1 for number in numbers]
                 if 0 in numbers:
-                    return fate
-        return self._random.choices(self._fates, self._weights)[0]
+                    return fate, None
+        return self._random.choices(self._fates, self._weights)[0], None
 
-    async def _meet(self, fate: Fate, request: bytes) -> bytes | None:
+    async def _meet(self, fate: Fate, request: bytes, between: Between | None) -> bytes | None:
         """Apply its fate to a request; return the answer for the client, None to cut its connection."""
         if fate == "lost request":
             return None
@@ -149,6 +158,8 @@ class FaultyProxy:
         if fate == "doubled":
             self._send_a_copy(request, 0.0)
         answer = await self._forward(request)
+        if between is not None:
+            await between()
         if fate == "lost answer":
             return None
         if fate == "slow":

@@ -216,6 +216,7 @@ def test_an_address_is_loopback_unless_said_otherwise(settings: dict[str, Any], 
     server = launcher(port=4747, **settings)
     assert (server.endpoint, server.access_endpoint) == (bound, address)
     assert "0.0.0.0" not in launcher(host="0.0.0.0", port=4747).access_endpoint
+    assert "0.0.0.0" not in launcher(host="0.0.0.0", port=4747).access_endpoint
 
 
 async def test_a_failing_serve_context_is_the_cause_of_the_failed_start(caplog: pytest.LogCaptureFixture) -> None:
