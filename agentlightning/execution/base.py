@@ -2,16 +2,14 @@
 
 A bundle is one coroutine function that holds everything it needs but the store. A strategy decides where the
 bundles run (threads, processes, machines) and how they end. This module also has what all strategies share: the number
-of open rollouts, the exit codes of processes, and the checks of settings: a `TypeError` for a wrong type, a
-`ValueError` for a value out of range."""
+of open rollouts and the exit codes of processes."""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from agentlightning.errors import (
     AgentLightningError,
@@ -152,39 +150,3 @@ def error_with(code: int | None) -> type[UnauthorizedError | StoreUnreachableErr
         ExitCode.UNAUTHORIZED.value: UnauthorizedError,
         ExitCode.STORE_UNREACHABLE.value: StoreUnreachableError,
     }.get(code or 0)
-
-
-T = TypeVar("T", bound=str)
-
-
-def check_count(name: str, value: int, *, minimum: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number of at least {minimum}; got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}; got {value}")
-    return value
-
-
-def check_seconds(name: str, value: float) -> float:
-    """Return `value` if it is a number of seconds: finite and not negative."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number of seconds; got {value!r}")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of seconds, 0 or more; got {value}")
-    return float(value)
-
-
-def check_port(name: str, value: int) -> int:
-    """Return `value` if it is a TCP port, or 0 for a free one."""
-    if check_count(name, value, minimum=0) > 65535:
-        raise ValueError(f"{name} must be at most 65535; got {value}")
-    return value
-
-
-def check_choice(name: str, value: str, choices: Sequence[T]) -> T:
-    """Return `value` if it is one of the choices, spelt exactly."""
-    for choice in choices:
-        if value == choice:
-            return choice
-    raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")

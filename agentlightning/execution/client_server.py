@@ -22,10 +22,6 @@ from agentlightning.execution.base import (
     ExecutionStrategy,
     OpenWork,
     RunnerBundle,
-    check_choice,
-    check_count,
-    check_port,
-    check_seconds,
 )
 from agentlightning.execution.children import ChildTask
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
@@ -50,6 +46,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import run
 from agentlightning.utils.http.auth import is_loopback
+from agentlightning.utils.setting_checks import check_choice, check_count, check_port, check_seconds
 
 if TYPE_CHECKING:
     from agentlightning.store.client_server import LightningStoreServer

@@ -17,9 +17,6 @@ from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
     RunnerBundle,
-    check_choice,
-    check_count,
-    check_seconds,
 )
 from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.roles import (
@@ -34,6 +31,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loop_thread import LoopThread
 from agentlightning.utils.concurrency.loops import run, within
+from agentlightning.utils.setting_checks import check_choice, check_count, check_seconds
 
 logger = logging.getLogger(__name__)
 

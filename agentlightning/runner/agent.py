@@ -11,7 +11,8 @@ import socket
 import threading
 import types
 from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any, TypeVar, cast, get_args
 
 from typing_extensions import override
 
@@ -19,11 +20,11 @@ from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.process_secrets import server_token
 from agentlightning.runner.agent_process import ProcessExecutor, pickled_parts
-from agentlightning.runner.attempt import AttemptRunner, ResourceCache
-from agentlightning.runner.base import Hooks, Runner, StopEvent, worker_label
+from agentlightning.runner.attempt import AttemptRunner
+from agentlightning.runner.base import Hooks, Runner, StopEvent, log_prefix, worker_label
 from agentlightning.runner.claims import Claims, Stopping, all_or_first_failure, cancel_all
-from agentlightning.runner.executors import AgentExecutor, Isolation, ThreadExecutor, check_isolation
-from agentlightning.runner.heartbeat import AttemptHeartbeats, Heartbeat, HeartbeatMode, HeldAttempts, check_mode
+from agentlightning.runner.executors import AgentExecutor, Isolation, ThreadExecutor
+from agentlightning.runner.heartbeat import HeartbeatMode, Heartbeats
 from agentlightning.runner.outcome import Ending, PolicyFaults, check_policy_faults
 from agentlightning.runner.results import RewardFn, check_dimensions, check_reward_fn
 from agentlightning.store.base import LightningStore
@@ -34,6 +35,7 @@ from agentlightning.types import AttemptedRollout, Hook, NamedResources, Rollout
 from agentlightning.utils.backoff import OUTAGE_SECONDS
 from agentlightning.utils.concurrency.main_thread import has_loop_to_itself, has_main_thread_to_itself
 from agentlightning.utils.server_launcher import SERVER_THREAD
+from agentlightning.utils.setting_checks import check_choice, check_count
 
 logger = logging.getLogger(__name__)
 
@@ -89,29 +91,31 @@ class LitAgentRunner(Runner[T]):
                 f"tracer must be a Tracer, such as OtelTracer(); got {type(tracer).__name__}. Agent and store are "
                 "given to the context: LitAgentRunner(tracer=OtelTracer()).run_context(agent=agent, store=store)"
             )
-        _check_at_least("concurrency", concurrency, 1)
-        if max_rollouts is not None:
-            _check_at_least("max_rollouts", max_rollouts, 0)
+        if isolation == "process" and not hasattr(os, "killpg"):
+            raise RuntimeError(
+                "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"
+            )
         self._tracer = tracer
-        self._max_rollouts = max_rollouts
+        self._max_rollouts = None if max_rollouts is None else check_count("max_rollouts", max_rollouts, minimum=0)
         self._poll_interval = poll_interval
         self._heartbeat_interval = heartbeat_interval
         self._interval_jitter = interval_jitter
-        self._heartbeat_mode: HeartbeatMode = check_mode(heartbeat_launch_mode)
+        if heartbeat_launch_mode not in ("thread", "asyncio"):
+            raise ValueError(
+                f"Unsupported heartbeat launch mode: {heartbeat_launch_mode!r}; expected 'thread' or 'asyncio'"
+            )
+        self._heartbeat_mode: HeartbeatMode = heartbeat_launch_mode
         self._heartbeat_include_gpu = heartbeat_include_gpu
-        self._concurrency = concurrency
+        self._concurrency = check_count("concurrency", concurrency)
         self._reward_fn = check_reward_fn(reward_fn)
         self._reward_dimensions = check_dimensions(reward_dimensions)
         self._policy_faults = check_policy_faults(policy_faults)
-        self._isolation: Isolation = check_isolation(isolation)
+        self._isolation: Isolation = check_choice("isolation", isolation, get_args(Isolation))
         self.store_unreachable_timeout = store_unreachable_timeout
         self._agent: LitAgent[T] | None = None
         self._hooks = Hooks(None)
         self._store: LightningStore | None = None
-        self._attempt_runner: AttemptRunner | None = None
-        self._executor: AgentExecutor | None = None
-        self._attempt_heartbeats: AttemptHeartbeats | None = None
-        self._held = HeldAttempts()
+        self._attempts: AttemptRunner | None = None
         self._parts = b""
         self._begun = self._finished = 0
 
@@ -138,49 +142,47 @@ class LitAgentRunner(Runner[T]):
         self.worker_id = worker_id
         self._store = store
         whole = complete(store)
-        self._held = HeldAttempts()
         self._tracer.store_unreachable_timeout = self.store_unreachable_timeout
         self._tracer.init_worker(worker_id, whole)
-        processes = self._isolation == "process"
-        self._executor = (
-            ProcessExecutor(self._parts, whole, worker_id)
-            if processes
-            else ThreadExecutor(self.get_agent(), self._concurrency)
+        heartbeats = Heartbeats(
+            whole,
+            self.get_worker_label(),
+            interval=self._heartbeat_interval,
+            jitter=self._interval_jitter,
+            mode=self._heartbeat_mode,
+            include_gpu=self._heartbeat_include_gpu,
         )
-        self._attempt_heartbeats = AttemptHeartbeats(whole, self.get_worker_label(), self._heartbeat_mode)
-        self._attempt_runner = AttemptRunner(
+        self._attempts = AttemptRunner(
             runner=self,
             agent=self.get_agent(),
             store=whole,
             tracer=self._tracer,
             hooks=self._hooks,
-            executor=self._executor,
-            resource_cache=ResourceCache(whole, self.store_unreachable_timeout),
-            attempt_heartbeats=self._attempt_heartbeats,
-            log_prefix=self._log_prefix,
+            executor=self._new_executor(whole, worker_id),
+            heartbeats=heartbeats,
             store_unreachable_timeout=self.store_unreachable_timeout,
             policy_faults=self._policy_faults,
             reward_fn=self._reward_fn,
             reward_dimensions=self._reward_dimensions,
         )
 
+    def _new_executor(self, store: LightningStore, worker_id: int) -> AgentExecutor:
+        if self._isolation == "process":
+            return ProcessExecutor(self._parts, store, worker_id)
+        return ThreadExecutor(self.get_agent(), self._concurrency)
+
     @override
     def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
-        executor, self._executor = self._executor, None
-        attempt_heartbeats, self._attempt_heartbeats = self._attempt_heartbeats, None
-        self.worker_id = None
-        self._attempt_runner = None
+        attempts, self._attempts, self.worker_id = self._attempts, None, None
         try:
-            if executor is not None:
-                executor.close()
-            if attempt_heartbeats is not None:
-                attempt_heartbeats.close()
+            if attempts is not None:
+                attempts.close()
         finally:
             self._tracer.teardown_worker(worker_id)
 
     @override
     def teardown(self, *args: object, **kwargs: object) -> None:
-        self._agent = self._store = self.worker_id = self._attempt_runner = None
+        self._agent = self._store = self.worker_id = self._attempts = None
         self._hooks = Hooks(None)
         self._tracer.teardown()
 
@@ -226,7 +228,7 @@ class LitAgentRunner(Runner[T]):
 
     def get_worker_id(self) -> str:
         """Return the display name of this worker: `Worker-0`. Its name in the store is `get_worker_label`."""
-        return "Worker-Unknown" if self.worker_id is None else f"Worker-{self.worker_id}"
+        return log_prefix(self.worker_id).strip("[]")
 
     def get_worker_label(self) -> str:
         """Return the unique name of this worker in the store; the monitor of its process uses the same name.
@@ -262,24 +264,24 @@ class LitAgentRunner(Runner[T]):
             StoreUnreachableError: the store was unreachable for longer than `store_unreachable_timeout`.
             AgentProcessDied: with `isolation="process"`, no process can load the agent.
         """
-        store, label = complete(self.get_store()), self.get_worker_label()
+        store, label, attempts = complete(self.get_store()), self.get_worker_label(), self._ready()
         self._begun = self._finished = 0
         if event is None and exit_when_idle is None and _nothing_else_enqueues(store):
             exit_when_idle = 0.0
-        claims = Claims(store, label, self._held, self._poll_interval, self.store_unreachable_timeout)
+        held = attempts.heartbeats.held
+        claims = Claims(store, label, held, self._poll_interval, self.store_unreachable_timeout)
         logger.info("%s serves the queue as %s", self._log_prefix(), label)
-        heartbeat = self._new_heartbeat(store)
-        await heartbeat.announce()
-        heartbeat.start()
-        self._note_whether_alone()
-        stopping = Stopping(event)
-        lanes = [asyncio.create_task(self._lane(claims, stopping, exit_when_idle)) for _ in range(self._concurrency)]
         try:
-            await all_or_first_failure(lanes)
+            async with attempts.heartbeats.of_worker():
+                self._note_whether_alone(attempts)
+                stopping = Stopping(event)
+                lane = partial(self._lane, attempts, claims, stopping, exit_when_idle)
+                try:
+                    await all_or_first_failure([asyncio.create_task(lane()) for _ in range(self._concurrency)])
+                finally:
+                    await stopping.close()
+                    await claims.close()
         finally:
-            await stopping.close()
-            await claims.close()
-            await heartbeat.stop()
             logger.info("%s finished after %d rollouts", self._log_prefix(), self._finished)
 
     @override
@@ -291,29 +293,21 @@ class LitAgentRunner(Runner[T]):
         mode: RolloutMode | None = None,
         event: StopEvent | None = None,
     ) -> Rollout:
-        store = self.get_store()
+        store, attempts = self.get_store(), self._ready()
         resources_id = (await store.add_resources(resources)).resources_id if resources is not None else None
-        heartbeat = self._new_heartbeat(complete(store))
-        await heartbeat.announce()
-        heartbeat.start()
-        self._note_whether_alone(event)
-        try:
+        async with attempts.heartbeats.of_worker():
+            self._note_whether_alone(attempts, event)
             rollout = await store.start_rollout(
                 input=input, mode=mode, resources_id=resources_id, worker_id=self.get_worker_label()
             )
-            self._held.add(rollout)
-            try:
-                running, stopping = asyncio.create_task(self._run_claimed(rollout)), Stopping(event)
+            with attempts.heartbeats.holding(rollout):
+                running, stopping = asyncio.create_task(attempts.run_by(self.execute, rollout)), Stopping(event)
                 try:
                     await asyncio.wait({running, stopping.noticed}, return_when=asyncio.FIRST_COMPLETED)
                     cause = running.result().cause if running.done() else None
                 finally:  # cancelled when the event is set
                     await cancel_all([running])
                     await stopping.close()
-            finally:
-                self._held.discard(rollout)
-        finally:
-            await heartbeat.stop()
         if cause is not None:
             raise cause
         finished = await store.get_rollout_by_id(rollout.rollout_id)
@@ -321,23 +315,11 @@ class LitAgentRunner(Runner[T]):
             raise RuntimeError(f"Failed to fetch completed rollout by id after step: {rollout.rollout_id}")
         return finished
 
-    def _note_whether_alone(self, event: StopEvent | None = None) -> None:
+    def _note_whether_alone(self, attempts: AttemptRunner, event: StopEvent | None = None) -> None:
         """Let a synchronous agent block the loop on the main thread if nothing else needs it: no task or server beside
         the caller's, no heartbeat, and no event that could end the attempt."""
-        if self._executor is not None:
-            needed = self._heartbeat_mode == "asyncio" or event is not None
-            self._executor.threads.may_hold_loop = not needed and has_main_thread_to_itself()
-
-    def _new_heartbeat(self, store: LightningStore) -> Heartbeat:
-        return Heartbeat(
-            store,
-            self.get_worker_label(),
-            self._held,
-            interval=self._heartbeat_interval,
-            jitter=self._interval_jitter,
-            mode=self._heartbeat_mode,
-            include_gpu=self._heartbeat_include_gpu,
-        )
+        needed = self._heartbeat_mode == "asyncio" or event is not None
+        attempts.executor.threads.may_hold_loop = not needed and has_main_thread_to_itself()
 
     @override
     async def execute(self, task: AttemptedRollout) -> Ending:
@@ -346,19 +328,18 @@ class LitAgentRunner(Runner[T]):
 
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
         """Run one claimed rollout. Override it to add steps before or after. The result contains failures."""
-        if self._attempt_runner is None:
-            raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
-        return await self._attempt_runner.run(rollout)
+        return await self._ready().run(rollout)
 
-    async def _run_claimed(self, rollout: AttemptedRollout) -> Ending:
-        if self._attempt_runner is None:
+    def _ready(self) -> AttemptRunner:
+        if self._attempts is None:
             raise ValueError("The runner is not initialised. Call init() and init_worker() first.")
-        return await self._attempt_runner.run_by(self.execute, rollout)
+        return self._attempts
 
-    async def _lane(self, claims: Claims, stopping: Stopping, exit_when_idle: float | None) -> None:
+    async def _lane(
+        self, attempts: AttemptRunner, claims: Claims, stopping: Stopping, exit_when_idle: float | None
+    ) -> None:
         """Claim and run, one rollout at a time."""
-        executor = self._executor
-        assert executor is not None
+        executor = attempts.executor
         while not stopping.is_set() and (self._max_rollouts is None or self._begun < self._max_rollouts):
             self._begun += 1
             if executor.prepares and not await stopping.until_set(executor.prepare()):
@@ -368,17 +349,15 @@ class LitAgentRunner(Runner[T]):
                 executor.spare()
                 self._begun -= 1
                 return
-            try:
-                await self._run_claimed(rollout)
-            finally:
-                self._held.discard(rollout)
+            with attempts.heartbeats.holding(rollout):
+                await attempts.run_by(self.execute, rollout)
             self._finished += 1
             if self._finished == 1 or self._finished % 100 == 0:
                 logger.info("%s %d rollouts done", self._log_prefix(), self._finished)
 
     def _log_prefix(self, rollout_id: str | None = None) -> str:
         """Return `[Worker-0] [ro-...]`, or `[Worker-0]` without a rollout."""
-        return f"[{self.get_worker_id()}]" + (f" [{rollout_id}]" if rollout_id else "")
+        return log_prefix(self.worker_id, rollout_id)
 
 
 def _nothing_else_enqueues(store: LightningStore) -> bool:
@@ -392,11 +371,6 @@ def _may_enqueue(thread: threading.Thread) -> bool:
     """Return whether a thread may enqueue work: servers, and all threads except ours, an exporter's, and those of a
     loop's executor, which work for its tasks."""
     return thread.name == SERVER_THREAD or not thread.name.startswith(("agl-", "agent", "asyncio_", "Otel"))
-
-
-def _check_at_least(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer of at least {least}; got {value!r}")
 
 
 def overrides_only_execute(cls: type[Runner[Any]]) -> bool:

@@ -19,9 +19,9 @@ from agentlightning.errors import BusyError
 from agentlightning.litagent.decorator import is_coroutine_function
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.logging import log_context
-from agentlightning.runner.base import Hooks, Runner
+from agentlightning.runner.base import Hooks, Runner, log_prefix
 from agentlightning.runner.executors import AgentExecutor, invoke
-from agentlightning.runner.heartbeat import AttemptHeartbeats
+from agentlightning.runner.heartbeat import Heartbeats
 from agentlightning.runner.outcome import (
     SCORED,
     UNSCORED,
@@ -122,7 +122,7 @@ class _Outage:
 
 @dataclass
 class AttemptRunner:
-    """Runs attempts; holds the settings that all attempts of a worker share."""
+    """Runs the attempts of one worker; owns what they share, until `close`."""
 
     runner: Runner[Any]
     agent: LitAgent[Any]
@@ -130,9 +130,7 @@ class AttemptRunner:
     tracer: Tracer
     hooks: Hooks
     executor: AgentExecutor
-    resource_cache: ResourceCache
-    attempt_heartbeats: AttemptHeartbeats
-    log_prefix: Callable[[str | None], str]
+    heartbeats: Heartbeats
     store_unreachable_timeout: float
     policy_faults: PolicyFaults = field(default_factory=dict[type[Exception], float])
     reward_fn: RewardFn | None = None
@@ -141,6 +139,14 @@ class AttemptRunner:
     _warned_bool: bool = False
     _endings: dict[str, Ending] = field(default_factory=dict[str, Ending])
     """Endings of the attempts that `run_by` still runs, by attempt id."""
+
+    def __post_init__(self) -> None:
+        self._resources = ResourceCache(self.store, self.store_unreachable_timeout)
+
+    def close(self) -> None:
+        """End the threads and processes of the worker. May be called twice."""
+        self.executor.close()
+        self.heartbeats.close()
 
     async def run_by(
         self, execute: Callable[[AttemptedRollout], Awaitable[object]], rollout: AttemptedRollout
@@ -163,7 +169,7 @@ class AttemptRunner:
             if id in self._endings:
                 raise
             ending = Ending("failed", "infrastructure_fault", "exception", describe(error), cause=readable(error))
-            prefix = self.log_prefix(rollout.rollout_id)
+            prefix = self._prefix(rollout)
             await report(self.store, rollout, ending, prefix, seconds=self.store_unreachable_timeout)
             self._log(rollout, ending, [], time.monotonic() - began)
             return ending
@@ -183,7 +189,7 @@ class AttemptRunner:
             spans: list[Span] = []
             outage = _Outage(self.store_unreachable_timeout)
             try:
-                resources = await self.resource_cache.resources_of(rollout, required=self.agent.needs_resources)
+                resources = await self._resources.resources_of(rollout, required=self.agent.needs_resources)
                 await self.hooks.call("on_rollout_start", **about)
                 ending = await self._traced(rollout, resources, spans, outage)
             except BaseException as error:  # the boundary: every exception becomes the attempt's outcome
@@ -192,7 +198,7 @@ class AttemptRunner:
             if ending.cause is not None:
                 await self.hooks.call("on_rollout_error", **about, error=ending.cause)
             await self.hooks.call("on_rollout_end", **about, spans=spans)
-            await report(self.store, rollout, ending, self.log_prefix(rollout.rollout_id), seconds=outage.left())
+            await report(self.store, rollout, ending, self._prefix(rollout), seconds=outage.left())
             self._log(rollout, ending, spans, time.monotonic() - began)
             if ending.stops_runner:
                 assert ending.cause is not None
@@ -200,8 +206,11 @@ class AttemptRunner:
             self._endings[rollout.attempt.attempt_id] = ending
             return ending
 
+    def _prefix(self, rollout: AttemptedRollout) -> str:
+        return log_prefix(self.runner.worker_id, rollout.rollout_id)
+
     def _log(self, rollout: AttemptedRollout, ending: Ending, spans: list[Span], seconds: float) -> None:
-        prefix = self.log_prefix(rollout.rollout_id)
+        prefix = self._prefix(rollout)
         log_failure(ending, prefix)
         if ending.outcome == "unscored" and not self._warned_unscored:
             self._warned_unscored = True
@@ -227,7 +236,7 @@ class AttemptRunner:
             async with self.tracer.trace_context(name=rollout_id, rollout_id=rollout_id, attempt_id=attempt_id):
                 try:
                     await self.hooks.call("on_trace_start", **about)
-                    async with self.attempt_heartbeats.during(rollout):
+                    async with self.heartbeats.of_attempt(rollout):
                         output = await self.executor.call(rollout, resources)
                     await self.hooks.call("on_trace_end", **about)
                     ending, results = await self._judge(output, rollout, outage)
@@ -245,7 +254,7 @@ class AttemptRunner:
             spans.extend(self._trace())
             if not ending.excluded:
                 return ending_of(error, {})
-            logger.error("%s %s", self.log_prefix(rollout_id), error)
+            logger.error("%s %s", self._prefix(rollout), error)
         return ending
 
     async def _judge(self, output: object, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
@@ -262,7 +271,7 @@ class AttemptRunner:
         if isinstance(output, bool) and not self._warned_bool:
             self._warned_bool = True
             text = "%s Reward is not a number: %r counts as %g. Return a float. Said once per worker."
-            logger.warning(text, self.log_prefix(rollout.rollout_id), output, output)
+            logger.warning(text, self._prefix(rollout), output, output)
         results = spans_of(output, rollout, dimensions)
         if (earned := find_final_reward([*self._trace(), *results])) is not None:
             return _scored(earned), results

@@ -28,6 +28,12 @@ def worker_label(host: str, pid: int, index: int) -> str:
     return f"{host}-{pid}-{index}"
 
 
+def log_prefix(worker_id: int | None, rollout_id: str | None = None) -> str:
+    """Return the beginning of a line of the log: `[Worker-0] [ro-...]`, or `[Worker-0]` without a rollout."""
+    worker = "Worker-Unknown" if worker_id is None else f"Worker-{worker_id}"
+    return f"[{worker}] [{rollout_id}]" if rollout_id else f"[{worker}]"
+
+
 class StopEvent(Protocol):
     """The event that asks a runner to stop; `threading.Event` is one."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from agentlightning.errors import BusyError, StoreUnreachableError
 from agentlightning.runner.base import StopEvent
-from agentlightning.runner.heartbeat import HeldAttempts
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.backoff import Outage, backoff_delays
@@ -45,7 +44,7 @@ class Claims:
         self,
         store: LightningStore,
         worker_id: str,
-        held: HeldAttempts,
+        held: set[str],
         poll_interval: float,
         store_unreachable_timeout: float,
     ) -> None:
@@ -101,11 +100,11 @@ class Claims:
             except Exception as error:  # heartbeats no longer name it: its lease runs out
                 logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
             finally:
-                self._held.discard(rollout)
+                self._held.discard(rollout.attempt.attempt_id)
 
     def _take(self, answer: list[AttemptedRollout] | AttemptedRollout | None) -> None:
         for rollout in [answer] if isinstance(answer, AttemptedRollout) else answer or ():
-            self._held.add(rollout)
+            self._held.add(rollout.attempt.attempt_id)
             self._claimed.append(rollout)
 
     async def _ask(self, wait: float, stopping: Stopping, began: float) -> float:

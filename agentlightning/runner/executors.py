@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.outcome import AgentCancelled, TimeLimitExceeded
@@ -86,21 +85,8 @@ async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
 
 
 Isolation = Literal["thread", "process"]
-
 FREE_SECONDS = 5.0
 """Seconds that a runner waits for an interrupted agent to release the main thread."""
-
-
-def check_isolation(isolation: str) -> Isolation:
-    """Return the isolation if it is valid."""
-    if isolation == "process" and not hasattr(os, "killpg"):
-        raise RuntimeError(
-            "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"
-        )
-    for choice in get_args(Isolation):
-        if isolation == choice:
-            return choice
-    raise ValueError(f"isolation must be one of {', '.join(get_args(Isolation))}; got {isolation!r}")
 
 
 class AgentExecutor(Protocol):

@@ -11,8 +11,9 @@ import concurrent.futures
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
-from typing import Literal, get_args
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from functools import partial
+from typing import Literal
 
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.store_thread import StoreThread
@@ -25,29 +26,23 @@ logger = logging.getLogger(__name__)
 
 HeartbeatMode = Literal["thread", "asyncio"]
 SHORTEST_WAIT = 0.01
+SHORTEST_INTERVAL = 0.05
+SHORTEST_TRY = 1.0
 
 
-def check_mode(mode: str) -> HeartbeatMode:
-    """Return the mode if it is valid."""
-    for choice in get_args(HeartbeatMode):
-        if mode == choice:
-            return choice
-    raise ValueError(f"Unsupported heartbeat launch mode: {mode!r}; expected 'thread' or 'asyncio'")
-
-
-class Heartbeat:
-    """Sends heartbeats from `start` to `stop`, at once and then every `interval` seconds, plus or minus `jitter`; only
-    every second one while the worker is idle, because its requests for work also show that it is alive.
+class Heartbeats:
+    """Sends the heartbeats of a worker during `of_worker`: at once and then every `interval` seconds, plus or minus
+    `jitter`; only every second one while the worker is idle, because its requests for work also show that it is alive.
+    An interval of 0 or less means no such heartbeats. During `of_attempt` it sends those of one attempt.
 
     Mode `thread` uses an event loop in its own thread, so an agent that blocks the runner's loop keeps its lease; mode
-    `asyncio` uses the runner's loop. An interval of 0 or less means no heartbeats.
+    `asyncio` uses the runner's loop.
     """
 
     def __init__(
         self,
         store: LightningStore,
         worker_id: str,
-        held: HeldAttempts,
         *,
         interval: float,
         jitter: float,
@@ -56,53 +51,78 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._worker_id = worker_id
-        self._held = held
+        self.held = set[str]()
+        """Ids of the attempts that the worker holds, which its heartbeats name. The runner's loop changes it, and no
+        thread can interrupt one operation on a set."""
         self._interval = interval
         self._jitter = jitter
-        self._mode = mode
         self._include_gpu = include_gpu
-        self._store_thread: StoreThread | None = None
-        self._beating: asyncio.Task[None] | concurrent.futures.Future[None] | None = None
+        self._store_thread = StoreThread(store, f"{worker_id}-heartbeat") if mode == "thread" else None
 
-    def start(self) -> None:
-        """Begin; needs a running event loop."""
-        if self._interval <= 0:
-            return
-        if self._mode == "asyncio":
-            self._beating = asyncio.create_task(self._beat(self._store), name=f"{self._worker_id}-heartbeat")
-            return
-        self._store_thread = StoreThread(self._store, f"{self._worker_id}-heartbeat")
-        self._beating = self._store_thread.call(self._beat)
+    @contextlib.asynccontextmanager
+    async def of_worker(self) -> AsyncGenerator[None]:
+        """Send heartbeats of the worker during the block, and end the thread with it.
 
-    async def announce(self) -> None:
-        """Send one heartbeat before the first claim: the claim of a worker without a heartbeat has no lease.
-
-        Do not wait for an unreachable store; the next claim reports it. A store without workers gets no further ones.
+        The first one precedes the first claim: the claim of a worker without a heartbeat has no lease. An unreachable
+        store is not waited for; the next claim reports it. A store without workers gets no further ones.
         """
-        if self._interval > 0:
+        beats = self._interval > 0
+        if beats:
             try:
-                await within(self._interval, self._store.update_worker(self._worker_id, attempts=self._held.ids()))
+                await within(self._interval, self._store.update_worker(self._worker_id, attempts=list(self.held)))
             except NotImplementedError:
                 logger.warning("[%s] the store takes no heartbeats: a lost worker is not noticed", self._worker_id)
-                self._interval = 0.0
+                beats = False
             except Exception as error:  # as above: the next claim reports it
                 logger.warning("[%s] heartbeat: not announced: %s: %s", self._worker_id, type(error).__name__, error)
+        beating = self._begin(self._beat) if beats else None
+        try:
+            yield
+        finally:
+            if beating is not None:
+                beating.cancel()
+            if isinstance(beating, asyncio.Task):
+                await asyncio.wait({beating})
+            await asyncio.to_thread(self.close)
 
-    async def stop(self) -> None:
-        """Stop the heartbeats and their thread or task."""
-        beating, store_thread = self._beating, self._store_thread
-        self._beating = self._store_thread = None
-        if beating is not None:
-            beating.cancel()
-        if isinstance(beating, asyncio.Task):
-            await asyncio.wait({beating})
-        if store_thread is not None:
-            await asyncio.to_thread(store_thread.close)
+    @contextlib.contextmanager
+    def holding(self, rollout: AttemptedRollout) -> Generator[None]:
+        """Name an attempt in the heartbeats during the block; after it the end was reported, or its lease runs out."""
+        self.held.add(rollout.attempt.attempt_id)
+        try:
+            yield
+        finally:
+            self.held.discard(rollout.attempt.attempt_id)
+
+    @contextlib.asynccontextmanager
+    async def of_attempt(self, rollout: AttemptedRollout) -> AsyncGenerator[None]:
+        """Send heartbeats of this attempt during the block."""
+        silence = rollout.config.unresponsive_seconds
+        if silence is None:
+            yield
+            return
+        renewing = self._begin(partial(_renew, rollout, max(silence / 3, SHORTEST_INTERVAL)))
+        try:
+            yield
+        finally:
+            renewing.cancel()
+
+    def close(self) -> None:
+        """End the thread, if there is one. May be called twice; a later heartbeat starts another one."""
+        if self._store_thread is not None:
+            self._store_thread.close()
+
+    def _begin(
+        self, work: Callable[[LightningStore], Coroutine[object, None, None]]
+    ) -> asyncio.Task[None] | concurrent.futures.Future[None]:
+        if self._store_thread is not None:
+            return self._store_thread.call(work)
+        return asyncio.create_task(work(self._store), name=f"{self._worker_id}-heartbeat")
 
     async def _beat(self, store: LightningStore) -> None:
         rested = True
         while True:
-            rested = not rested and not self._held.ids()
+            rested = not rested and not self.held
             if not rested:
                 await self._beat_once(store)
             await asyncio.sleep(max(SHORTEST_WAIT, self._interval + SYSTEM_RANDOM.uniform(-self._jitter, self._jitter)))
@@ -110,75 +130,20 @@ class Heartbeat:
     async def _beat_once(self, store: LightningStore) -> None:
         stats: dict[str, object] = {}
         try:
-            if self._mode == "thread":
+            if self._store_thread is not None:
                 stats = system_snapshot(self._include_gpu)
             else:
                 stats = await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
         except Exception as error:  # the figures are optional; the heartbeat itself counts
             logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
         try:
-            beat = store.update_worker(self._worker_id, stats, attempts=self._held.ids())
+            beat = store.update_worker(self._worker_id, stats, attempts=list(self.held))
             await within(self._interval, beat)
         except Exception as error:  # the next one may get through; otherwise the lease runs out
             logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
 
 
-class HeldAttempts:
-    """The attempts of one worker. The runner's loop writes it, the heartbeat thread reads it: each method is one
-    operation on a set, which no other thread can interrupt."""
-
-    def __init__(self) -> None:
-        self._attempts: set[str] = set()
-
-    def add(self, rollout: AttemptedRollout) -> None:
-        """Name this attempt in heartbeats from now on."""
-        self._attempts.add(rollout.attempt.attempt_id)
-
-    def discard(self, rollout: AttemptedRollout) -> None:
-        """Stop naming it: its end was reported, or could not be, so that its lease runs out."""
-        self._attempts.discard(rollout.attempt.attempt_id)
-
-    def ids(self) -> list[str]:
-        """Return the ids of the attempts."""
-        return list(self._attempts)
-
-
-SHORTEST_INTERVAL = 0.05
-SHORTEST_TRY = 1.0
-
-
-class AttemptHeartbeats:
-    """Sends heartbeats of attempts while their agents run; like the worker's, from its own thread or on the runner's
-    loop. The thread starts with the first attempt that needs it; `close` ends it."""
-
-    def __init__(self, store: LightningStore, name: str, mode: HeartbeatMode) -> None:
-        self._store = store
-        self._store_thread = StoreThread(store, f"{name}-attempts") if mode == "thread" else None
-
-    @contextlib.asynccontextmanager
-    async def during(self, rollout: AttemptedRollout) -> AsyncGenerator[None]:
-        """Send heartbeats of this attempt during the block."""
-        silence = rollout.config.unresponsive_seconds
-        if silence is None:
-            yield
-            return
-        interval = max(silence / 3, SHORTEST_INTERVAL)
-        if self._store_thread is not None:
-            renewing = self._store_thread.call(lambda store: _renew(store, rollout, interval))
-        else:
-            renewing = asyncio.create_task(_renew(self._store, rollout, interval))
-        try:
-            yield
-        finally:
-            renewing.cancel()
-
-    def close(self) -> None:
-        """End the thread, if there is one. May be called twice."""
-        if self._store_thread is not None:
-            self._store_thread.close()
-
-
-async def _renew(store: LightningStore, rollout: AttemptedRollout, interval: float) -> None:
+async def _renew(rollout: AttemptedRollout, interval: float, store: LightningStore) -> None:
     while True:
         await asyncio.sleep(interval)
         try:

@@ -16,13 +16,13 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
 from types import FunctionType
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, TypeVar, cast
 
 from pydantic import ValidationError
 from typing_extensions import override
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.execution.base import ExecutionStrategy, check_choice
+from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.runner.base import check_hook
 from agentlightning.trainer.init_utils import nearest
 from agentlightning.training.progress import Style
@@ -170,11 +170,6 @@ def check_run_id(run_id: object) -> str | None:
     if run_id == "":
         raise ValueError("run_id must not be empty; leave it out for a run without a name")
     return run_id
-
-
-def check_progress(progress: Any) -> Style:
-    """Return the progress style if it is valid."""
-    return check_choice("progress", progress, get_args(Style))
 
 
 def check_algorithm_uses(

@@ -17,7 +17,7 @@ from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.env_var import LightningEnvVar, resolve_int_env_var, resolve_str_env_var
 from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address
-from agentlightning.execution.base import ExecutionStrategy, check_port
+from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.store.spec import is_store_spec, public_form, store_from_spec
@@ -30,6 +30,7 @@ from agentlightning.trainer.registry import (
     TrackerRegistry,
 )
 from agentlightning.types import Hook, NamedResources
+from agentlightning.utils.setting_checks import check_port
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy

@@ -6,12 +6,12 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast, get_args
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.env_var import LightningEnvVar
-from agentlightning.execution.base import ExecutionStrategy, check_count, check_port
+from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.logging import log_context
@@ -25,7 +25,6 @@ from agentlightning.trainer.arguments import (
     check_algorithm_uses,
     check_children_can_import,
     check_nothing_needs_an_algorithm,
-    check_progress,
     check_resources,
     check_rollout_config,
     check_run_id,
@@ -44,6 +43,7 @@ from agentlightning.training.progress import Style
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 from agentlightning.utils.concurrency.main_thread import outside_of_running_loop
 from agentlightning.utils.id import generate_id
+from agentlightning.utils.setting_checks import check_choice, check_count, check_port
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.evaluator import SequentialStop
@@ -170,7 +170,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         self.policy_faults = None if policy_faults is None else check_policy_faults(policy_faults)
         self.rollout_config = check_rollout_config(rollout_config)
         self.run_id = check_run_id(run_id)
-        self.progress: Style = check_progress(progress)
+        self.progress: Style = check_choice("progress", progress, get_args(Style))
 
         self.tracer = self._make_tracer(tracer)
         self.adapter = self._make_adapter(adapter)

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from agentlightning.errors import BadRequestError, closest_name
+
+T = TypeVar("T", bound=str)
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,58 @@ def check_number(name: str, value: Any, kind: type[int] | type[float], bounds: B
         raise BadRequestError(f"{' '.join([name, 'must be', article, *requirements])}; got {value!r}")
 
 
-def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Check that the value is one of the choices.
+def check_choice(name: str, value: object, choices: Sequence[T]) -> T:
+    """Return the value if it is one of the choices, spelt exactly.
 
     Raises:
         BadRequestError: it is not; names the choices and the nearest one.
     """
-    if value not in choices:
-        near = closest_name(value, choices) if isinstance(value, str) else None
-        hint = f". Did you mean {near!r}?" if near else ""
-        raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")
+    for choice in choices:
+        if value == choice:
+            return choice
+    near = closest_name(value, choices) if isinstance(value, str) else None
+    hint = f". Did you mean {near!r}?" if near else ""
+    raise BadRequestError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}{hint}")
+
+
+def check_count(name: str, value: int, *, minimum: int = 1) -> int:
+    """Return the value if it is a whole number of at least `minimum`.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number of at least {minimum}; got {value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}; got {value}")
+    return value
+
+
+def check_amount(name: str, value: float, unit: str = "") -> float:
+    """Return the value if it is a number, finite and not negative; `unit` is what it counts, such as ` of seconds`.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is not finite, or negative.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number{unit}; got {value!r}")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number{unit}, 0 or more; got {value}")
+    return value
+
+
+def check_seconds(name: str, value: float) -> float:
+    """Return the value as a float if it is a number of seconds: finite and not negative; errors as `check_amount`."""
+    return float(check_amount(name, value, " of seconds"))
+
+
+def check_port(name: str, value: int) -> int:
+    """Return the value if it is a TCP port, or 0 for a free one; errors as `check_count`."""
+    if check_count(name, value, minimum=0) > 65535:
+        raise ValueError(f"{name} must be at most 65535; got {value}")
+    return value
 
 
 def refuse_pairs(pairs: Mapping[str, bool]) -> None:

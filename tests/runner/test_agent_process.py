@@ -204,7 +204,7 @@ def test_an_agent_that_cannot_travel_is_refused_with_the_ways_out(store: InMemor
     runner = LitAgentRunner[Any](agl.OtelTracer(), isolation="process")
     with pytest.raises(TypeError, match=r"isolation='process' sends the agent to a process .* cannot be pickled"):
         runner.init(rollout(lambda task: 1.0))
-    with pytest.raises(ValueError, match="isolation must be one of thread, process; got 'fork'"):
+    with pytest.raises(ValueError, match="isolation must be one of 'thread', 'process'; got 'fork'"):
         LitAgentRunner[Any](agl.OtelTracer(), isolation="fork")
 
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner, heartbeat
-from agentlightning.runner.heartbeat import Heartbeat, HeldAttempts
+from agentlightning.runner.heartbeat import Heartbeats
 from agentlightning.store.base import UNSET, LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
@@ -92,24 +92,23 @@ async def test_a_heartbeat_that_fails_does_not_end_the_others(caplog: pytest.Log
 
 
 async def test_a_worker_without_work_beats_every_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, held, beats = Counting(), HeldAttempts(), list[int]()
+    store, beats = Counting(), list[int]()
     claimed = await store.start_rollout("x")
     nine = asyncio.Event()
 
     def jitter(low: float, high: float) -> float:  # asked for once between two times at which a beat is due
         beats.append(len(store.beats))
         if len(beats) == 6:
-            held.add(claimed)
+            beating.held.add(claimed.attempt.attempt_id)
         if len(beats) == 9:
             nine.set()
         return 0.0
 
     monkeypatch.setattr(heartbeat, "SYSTEM_RANDOM", SimpleNamespace(uniform=jitter))
-    beating = Heartbeat(store, "w", held, interval=0.05, jitter=0.0, mode="asyncio", include_gpu=False)
-    beating.start()
-    await asyncio.wait_for(nine.wait(), 60)
-    await beating.stop()
-    assert beats[:9] == [1, 1, 2, 2, 3, 3, 4, 5, 6]
+    beating = Heartbeats(store, "w", interval=0.05, jitter=0.0, mode="asyncio", include_gpu=False)
+    async with beating.of_worker():
+        await asyncio.wait_for(nine.wait(), 60)
+    assert beats[:9] == [2, 2, 3, 3, 4, 4, 5, 6, 7], "the first one announces the worker"
 
 
 async def test_no_interval_means_no_heartbeats() -> None:
@@ -169,7 +168,7 @@ async def test_every_lane_s_attempt_is_named_and_none_after_its_end() -> None:
     made = [(await store.enqueue_rollout(input=1.0)).rollout_id for _ in range(50)]
     with runner_of(max_rollouts=50, concurrency=50, **BEATS).run_context(agent=sleeps, store=store) as runner:
         await runner.iter()
-        assert runner._held.ids() == []
+        assert runner._ready().heartbeats.held == set()
     attempts = [attempt for i in made for attempt in await store.query_attempts(i)]
     assert {attempt.attempt_id for attempt in attempts} == store.named
     assert [attempt.outcome for attempt in attempts] == ["scored"] * 50

@@ -443,9 +443,13 @@ def test_a_runner_pickles_before_it_is_initialised() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"concurrency": 0}, ValueError, "concurrency must be an integer of at least 1; got 0"),
-        ({"max_rollouts": -1}, ValueError, "max_rollouts must be an integer of at least 0; got -1"),
-        ({"heartbeat_launch_mode": "fork"}, ValueError, "Unsupported heartbeat launch mode: 'fork'"),
+        ({"concurrency": 0}, ValueError, "concurrency must be at least 1; got 0"),
+        ({"max_rollouts": -1}, ValueError, "max_rollouts must be at least 0; got -1"),
+        (
+            {"heartbeat_launch_mode": "fork"},
+            ValueError,
+            "Unsupported heartbeat launch mode: 'fork'",
+        ),
         ({"reward_fn": 3}, TypeError, "reward_fn must be callable, such as .*; got 3"),
         ({"policy_faults": {"ValueError": 0.0}}, TypeError, "policy_faults maps exception classes to rewards"),
         ({"policy_faults": {ValueError: float("nan")}}, ValueError, "the reward for ValueError must be finite"),

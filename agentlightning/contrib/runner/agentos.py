@@ -33,15 +33,15 @@ from agentlightning.contrib.agentos.attempt import (
 from agentlightning.contrib.agentos.watch import Kernels, RecorderWatch
 from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import PolicyFault
+from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.agent import LitAgentRunner
-from agentlightning.runner.executors import AgentExecutor
+from agentlightning.runner.executors import AgentExecutor, ThreadExecutor
 from agentlightning.runner.outcome import Ending, check_policy_faults
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.tracer.scope import current_scope
 from agentlightning.types import AttemptedRollout, NamedResources
-from agentlightning.utils.concurrency.threads import Threads
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,10 @@ class AgentOSRunner(LitAgentRunner[T]):
             )
         super().init_worker(worker_id, store, **kwargs)
         self._kernels.subscribe()
-        assert self._attempt_runner is not None
-        self._attempt_runner.executor = _WatchedExecutor(self._attempt_runner.executor, emit_entries=self._emit_entries)
+
+    @override
+    def _new_executor(self, store: LightningStore, worker_id: int) -> AgentExecutor:
+        return _WatchedExecutor(self.get_agent(), self._concurrency, self._emit_entries)
 
     @override
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
@@ -136,31 +138,20 @@ class AgentOSRunner(LitAgentRunner[T]):
             return await super()._execute_rollout(rollout)
 
 
-class _WatchedExecutor:
-    """Calls the agent by another executor, and sets its outcome by the actions that its kernel refused."""
+class _WatchedExecutor(ThreadExecutor):
+    """Calls the agent, and sets its outcome by the actions that its kernel refused."""
 
-    prepares = False
-
-    def __init__(self, inner: AgentExecutor, *, emit_entries: bool) -> None:
-        self._inner = inner
+    def __init__(self, agent: LitAgent[Any], concurrency: int, emit_entries: bool) -> None:
+        super().__init__(agent, concurrency)
         self._emit_entries = emit_entries
 
-    async def prepare(self) -> None:
-        """Do nothing."""
-
-    def spare(self) -> None:
-        """Do nothing."""
-
-    @property
-    def threads(self) -> Threads:
-        return self._inner.threads
-
+    @override
     async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
         watch, start = attempt_watch(), time.time()
         if watch is None:  # a subclass that runs the rollout elsewhere
-            return await self._inner.call(rollout, resources)
+            return await super().call(rollout, resources)
         try:
-            output = await self._inner.call(rollout, resources)
+            output = await super().call(rollout, resources)
         except Exception as error:
             fault = fault_of(error, watch)
             if fault is None or (isinstance(error, PolicyFault) and error.args == fault.args):
@@ -172,9 +163,6 @@ class _WatchedExecutor:
         if watch.is_over:
             raise watch.fault()
         return output
-
-    def close(self) -> None:
-        """Do nothing; the runner closes the other executor."""
 
 
 def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:

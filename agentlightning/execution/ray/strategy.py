@@ -28,10 +28,6 @@ from agentlightning.execution.base import (
     AlgorithmBundle,
     ExecutionStrategy,
     RunnerBundle,
-    check_choice,
-    check_count,
-    check_port,
-    check_seconds,
 )
 from agentlightning.execution.children import ChildTask
 from agentlightning.execution.ray.team import AskingEvent, RayActors
@@ -46,6 +42,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import run
 from agentlightning.utils.http.auth import server_token
+from agentlightning.utils.setting_checks import check_amount, check_choice, check_count, check_port, check_seconds
 
 if TYPE_CHECKING:
     from agentlightning.store.client_server import LightningStoreServer
@@ -109,12 +106,12 @@ class RayExecutionStrategy(ExecutionStrategy):
     ) -> None:
         self.n_runners = check_count("n_runners", n_runners)
         self.address = address
-        self.num_cpus = _check_amount("num_cpus", num_cpus)
-        self.num_gpus = _check_amount("num_gpus", num_gpus)
+        self.num_cpus = check_amount("num_cpus", num_cpus)
+        self.num_gpus = check_amount("num_gpus", num_gpus)
         for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
             if resources and name in resources:
                 raise ValueError(f"resources holds custom resources; {name!r} is the setting {setting}")
-        amounts = {name: _check_amount(f"resources[{name!r}]", amount) for name, amount in (resources or {}).items()}
+        amounts = {name: check_amount(f"resources[{name!r}]", amount) for name, amount in (resources or {}).items()}
         self.resources = amounts
         self.runtime_env = dict(runtime_env or {})
         if _TOKEN in self.runtime_env.get("env_vars", {}):
@@ -189,14 +186,6 @@ class ActorTeam(ProcessTeam):
     def _died(self) -> Exception:
         causes = "\n".join(exit_.explain() for exit_ in self._failed)
         return RunnerDiedError(f"Ray actors failed{self._restarted()}: {causes}")
-
-
-def _check_amount(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number; got {value!r}")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number, 0 or more; got {value}")
-    return value
 
 
 LOCAL = "local"
