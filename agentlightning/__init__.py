@@ -3,7 +3,7 @@
 Names are imported on first use, so that the import is fast and a runner never loads a training stack.
 """
 
-from agentlightning.lazy import attach_stub, explain_imports
+from agentlightning.base.lazy import attach_stub, explain_imports
 
 _REMOVED: dict[str, str] = {
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",

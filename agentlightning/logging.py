@@ -21,8 +21,8 @@ from typing import Any
 
 from typing_extensions import override
 
-from agentlightning.private_files import make_private, private_folder
-from agentlightning.terminal import json_text, one_line, shortened, some_lines
+from agentlightning.base.private_files import make_private, private_folder
+from agentlightning.base.terminal import json_text, one_line, shortened, some_lines
 
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
 """Format of plain lines."""

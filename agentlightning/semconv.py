@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final, Literal
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 
 AGL_ANNOTATION = "agentlightning.annotation"
 """Name of a span with data about the rollout: a reward, tags, anything of the user's."""

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-from agentlightning import process_secrets
+from agentlightning.base import process_secrets
 from agentlightning.utils.server_launcher import freeze_for_good
 from tests.model_fixtures import byte_engine, engine, model_folder, policy, untrained_model
 from tests.stubs.mongo_server import mongo_uri

@@ -17,8 +17,8 @@ from agentlightning.adapter.calls.matching import MatchedBy, SeenBy
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import SampleReading
 from agentlightning.adapter.rows.seams import RowCause, describe
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import NoTrainableCallError
-from agentlightning.field_help import explain_fields
 from agentlightning.semconv import LightningCallAttributes
 
 HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by", "row", "why")

@@ -32,7 +32,7 @@ from agentlightning.adapter.spans.tokens import FAILED_STATES, call_name, is_sta
 from agentlightning.adapter.tree.reward_matching import Recorded, RewardMatchPolicy
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules
 from agentlightning.adapter.tree.tree import TraceTree, known_metadata, put_reward
-from agentlightning.field_help import Value, explain_fields
+from agentlightning.base.field_help import Value, explain_fields
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span, Triplet
 

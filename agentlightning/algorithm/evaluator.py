@@ -17,13 +17,13 @@ from agentlightning.adapter.explain import ExplainedCall
 from agentlightning.adapter.spans.rewards import final_dimensions
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import running_llm_proxy
+from agentlightning.base.field_help import explain_fields
 from agentlightning.emitter.reward import PRIMARY, find_final_reward
 from agentlightning.evaluation.paired import SequentialTest, Stopping, Verdict
 from agentlightning.evaluation.records import record_of
 from agentlightning.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult, digest_of
 from agentlightning.evaluation.statistics import check_share
 from agentlightning.evaluation.tasks import repeats_of, tasks_of
-from agentlightning.field_help import explain_fields
 from agentlightning.training.rollouts import Evidence, collect, evidence
 from agentlightning.training.tasks import items_of, with_timeout
 from agentlightning.types import Dataset, EnqueueRolloutRequest

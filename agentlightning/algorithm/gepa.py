@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from typing_extensions import override
 
 from agentlightning.algorithm.prompt_algorithm import PromptSearch
+from agentlightning.base.field_help import explain_fields
 from agentlightning.chat.chat import Chat, ChatError
 from agentlightning.errors import BadRequestError, MissingExtraError
-from agentlightning.field_help import explain_fields
 from agentlightning.prompt_search.history import PromptResult
 from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.prompt_search.search import SearchState

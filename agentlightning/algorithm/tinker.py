@@ -12,8 +12,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.base.process_secrets import secret
 from agentlightning.errors import BadRequestError
-from agentlightning.process_secrets import secret
 from agentlightning.training.external import installed_version
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.settings import GRPOSettings, signature_of

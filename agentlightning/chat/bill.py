@@ -10,8 +10,8 @@ from typing import Any
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError, ServiceError
-from agentlightning.field_help import explain_fields
 
 
 class LimitReached(ServiceError):

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.base.field_help import explain_fields
+from agentlightning.base.process_secrets import secret
 from agentlightning.chat.bill import Bill, BillLine, Limits
 from agentlightning.chat.budget import CHARACTERS_PER_TOKEN, Budget, Price, characters_of
 from agentlightning.chat.sources import Answer, CallFault, HttpSource, Source, source_of
 from agentlightning.errors import BadRequestError, ServiceError
-from agentlightning.field_help import explain_fields
-from agentlightning.process_secrets import secret
 from agentlightning.utils.backoff import backoff_delay
 from agentlightning.utils.concurrency.loops import within
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
+from agentlightning.base.terminal import cut
 from agentlightning.errors import BadRequestError
-from agentlightning.terminal import cut
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.utils.backoff import retry_after_seconds
 from agentlightning.utils.masking import masked_text

@@ -2,7 +2,7 @@
 
 import sys
 
-from agentlightning.process_secrets import protect_early
+from agentlightning.base.process_secrets import protect_early
 
 if sys.argv[1:2] != ["vllm"] and "agentlightning.cli.vllm" not in sys.orig_argv:  # see there
     protect_early()

@@ -19,9 +19,9 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 from typing_extensions import override
 
+from agentlightning.base.process_secrets import server_token
 from agentlightning.cli.output import say, show_traceback
 from agentlightning.exit_codes import ExitCode
-from agentlightning.process_secrets import server_token
 from agentlightning.utils.version import VERSION
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from agentlightning.terminal import cut, json_text, one_line, some_lines
+from agentlightning.base.terminal import cut, json_text, one_line, some_lines
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore

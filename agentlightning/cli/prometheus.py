@@ -8,10 +8,10 @@ import sys
 
 import typer
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.cli.main import main_of
 from agentlightning.cli.output import LOG_JSON, log_to_stderr
 from agentlightning.errors import BadRequestError
-from agentlightning.private_files import private_folder
 
 
 def prometheus(

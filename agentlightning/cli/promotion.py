@@ -190,9 +190,9 @@ def _write_report(
     *,
     judged: bool,
 ) -> None:
+    from agentlightning.base.private_files import open_private
     from agentlightning.errors import BadRequestError
     from agentlightning.evaluation.report import Side, changed_tasks, report, transcripts
-    from agentlightning.private_files import open_private
 
     won, lost = changed_tasks(promotion.pairs)
     ids = [each.before.rollout_id for each in (*won, *lost)], [each.after.rollout_id for each in (*won, *lost)]

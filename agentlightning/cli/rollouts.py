@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentlightning.base.private_files import open_private
+from agentlightning.base.terminal import json_text
 from agentlightning.cli.output import (
     JSON,
     STORE,
@@ -25,9 +27,7 @@ from agentlightning.cli.output import (
     show_table,
     with_store,
 )
-from agentlightning.private_files import open_private
 from agentlightning.store.cursors import pages_of
-from agentlightning.terminal import json_text
 
 if TYPE_CHECKING:
     from agentlightning.adapter.messages import Message

@@ -11,8 +11,8 @@ import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
+from agentlightning.base.process_secrets import TOKEN, hold, read_secret
 from agentlightning.cli.output import JSON, LOG_JSON, STORE, log_to_stderr, say, show_json, with_store
-from agentlightning.process_secrets import TOKEN, hold, read_secret
 
 START = "start"
 

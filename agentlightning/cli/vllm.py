@@ -9,8 +9,8 @@ from typing import Any
 
 import typer
 
+from agentlightning.base.process_secrets import TOKEN, discard
 from agentlightning.cli.main import main_of
-from agentlightning.process_secrets import TOKEN, discard
 
 _FIRST_WITH_TOKEN_IDS = (0, 10, 2)
 """The first vLLM that supports `return_token_ids` in a request, which the gateway sends."""

@@ -1,5 +1,5 @@
 """Integrations with other projects, which need not be installed to import them."""
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agentlightning.base.field_help import Value
 from agentlightning.dashboard.pages import PATHS, Pages
 from agentlightning.dashboard.questions import MOST_PAIRS, QUESTIONS, described
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import Value
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.mounts import Mount
 from agentlightning.store.http.operations import PREFIX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 from agentlightning.types import AttemptError, Outcome
 
 

@@ -22,10 +22,10 @@ from typing import Any, Literal, TypeVar, cast, get_args
 
 from opentelemetry import trace as trace_api
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.emitter.annotation import emit_annotation
 from agentlightning.emitter.reward_values import as_number, checked_reward
 from agentlightning.errors import RewardError
-from agentlightning.field_help import explain_fields
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.types import Attributes, SpanCoreFields, SpanLike
 from agentlightning.utils.attributes import check_attributes_sanity, flatten_attributes

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.engine.torch_setup import SMALL_MODEL_PARAMETERS, leave_out_cudnn_attention, no_progress_bar
 from agentlightning.errors import BadRequestError
-from agentlightning.private_files import private_folder
 
 
 class ServedModel:

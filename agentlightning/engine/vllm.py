@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.engine.served import ServedModel
 from agentlightning.engine.torch_setup import no_progress_bar
 from agentlightning.engine.vllm_server import VLLMControl, VLLMProcess, VLLMSettings
 from agentlightning.errors import EngineError
-from agentlightning.private_files import private_folder
 
 logger = logging.getLogger(__name__)
 

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode, urlsplit
 
+from agentlightning.base.private_files import private_folder
+from agentlightning.base.process_secrets import TOKEN
 from agentlightning.errors import BadRequestError, EngineError
 from agentlightning.litagent.command.process_group import ProcessGroup
-from agentlightning.private_files import private_folder
-from agentlightning.process_secrets import TOKEN
 from agentlightning.utils.setting_checks import Bounds
 
 logger = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, cast
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.paired import PairedComparison
 from agentlightning.evaluation.records import RecordedEvaluation, result_of, same_tasks
 from agentlightning.evaluation.result import shared_tasks
 from agentlightning.evaluation.tasks import tasks_of as tasks_of
-from agentlightning.field_help import explain_fields
 from agentlightning.types.runs import Run, RunRecord
 
 _Points = list[tuple[int, float | None, float | None]]

@@ -11,13 +11,13 @@ from typing import Any
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import cut, one_line
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.evaluation.records import why_not_comparable
 from agentlightning.evaluation.result import EvaluatedTask, EvaluationResult, sequential_range, shared_tasks
 from agentlightning.evaluation.statistics import Interval, check_share, holm
-from agentlightning.field_help import explain_fields
-from agentlightning.terminal import cut, one_line
 
 _Pair = tuple[EvaluatedTask, EvaluatedTask]
 _Compare = Callable[[Sequence[_Pair]], PairedComparison]

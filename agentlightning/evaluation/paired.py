@@ -18,8 +18,8 @@ from typing import Literal
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.evaluation.statistics import Interval, check_share, mcnemar_exact, t_interval
-from agentlightning.field_help import explain_fields
 
 Verdict = Literal["better", "no evidence", "worse"]
 FLIPS = 10_000

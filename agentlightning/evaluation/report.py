@@ -14,12 +14,12 @@ from importlib import resources
 from typing import Any
 
 from agentlightning.adapter.messages import Message, TraceToMessages
+from agentlightning.base.terminal import some_lines
 from agentlightning.evaluation.compare import curve
 from agentlightning.evaluation.gate import PartResult, Promotion
 from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask
 from agentlightning.evaluation.statistics import Interval
 from agentlightning.store.base import LightningStore
-from agentlightning.terminal import some_lines
 from agentlightning.types.runs import Run, RunRecord
 from agentlightning.utils.masking import masked_text
 

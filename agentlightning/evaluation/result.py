@@ -16,12 +16,12 @@ from typing import Any
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import one_line
 from agentlightning.errors import closest_name
 from agentlightning.evaluation.paired import PairedComparison, Stopping, compare_rewards
 from agentlightning.evaluation.statistics import Interval, IntervalMethod, check_share, interval_of
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.field_help import explain_fields
-from agentlightning.terminal import one_line
 from agentlightning.utils.rewards import as_reward
 
 SCORED = ("scored", "policy_fault")

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from agentlightning.base.terminal import cut
 from agentlightning.store.rules.values import to_json
-from agentlightning.terminal import cut
 from agentlightning.utils.masking import masked_text
 
 SliceBy: TypeAlias = "str | Callable[[Any], object]"

@@ -1,5 +1,5 @@
 """Strategies: where algorithm and runners run, and how a run ends. Each is loaded on first use."""
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

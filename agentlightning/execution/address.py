@@ -10,8 +10,8 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, NamedTuple
 
+from agentlightning.base.process_secrets import server_token
 from agentlightning.execution.events import ExecutionEvent
-from agentlightning.process_secrets import server_token
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.http.auth import check_bind
 from agentlightning.utils.http.sockets import listen

@@ -29,11 +29,11 @@ from multiprocessing.context import ForkContext, ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol, cast
 
+from agentlightning.base.process_secrets import Handed
 from agentlightning.errors import StoreUnreachableError, UnauthorizedError
 from agentlightning.execution.base import exit_code_of
 from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.subreaper import go_below_subreaper
-from agentlightning.process_secrets import Handed
 from agentlightning.runner.base import worker_label
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import run

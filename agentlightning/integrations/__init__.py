@@ -5,6 +5,6 @@ One module per framework, named after its package, which is imported by the call
 no cache in the client, the dialect that keeps thoughts. The guides are in docs/how-to/frameworks.
 """
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

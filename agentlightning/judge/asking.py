@@ -14,12 +14,12 @@ from typing import Any, TypeVar, cast
 
 from opentelemetry import context as otel_context
 
+from agentlightning.base.terminal import cut
 from agentlightning.chat.bill import Bill
 from agentlightning.chat.chat import Chat
 from agentlightning.emitter.annotation import emit_annotation
 from agentlightning.errors import ServiceError
 from agentlightning.store.rules.values import to_json
-from agentlightning.terminal import cut
 from agentlightning.tracer.base import get_active_tracer
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import explain_fields
 from agentlightning.judge.asking import NOTE, all_of, ask_judge, marked, number_of
 from agentlightning.judge.judge import RUBRIC, JudgeSettings, Keep, chat_of
 

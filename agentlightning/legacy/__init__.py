@@ -5,6 +5,6 @@ same work, durably and with traces. `agentlightning.client`, `agentlightning.ser
 are the old import paths.
 """
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

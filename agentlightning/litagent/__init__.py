@@ -1,6 +1,6 @@
 """Agents: the class that users subclass, the decorators that turn a function into an agent, and programs as agents.
 Each is loaded on first use."""
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import AgentLightningError
-from agentlightning.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
 from agentlightning.types import NamedResources, Rollout, RolloutMode, RolloutRawResult

@@ -3,6 +3,6 @@
 Each name is imported on first use, since the imports load a web stack.
 """
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

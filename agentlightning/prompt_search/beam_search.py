@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from agentlightning.base.terminal import cut
 from agentlightning.chat.bill import LimitReached
 from agentlightning.chat.chat import ChatError
 from agentlightning.judge.asking import all_of
@@ -29,7 +30,6 @@ from agentlightning.prompt_search.critic import Branch, Critic, current_branch
 from agentlightning.prompt_search.history import WITHOUT_TEXT, PromptVersion
 from agentlightning.prompt_search.results import NoCandidateError, RolloutResult
 from agentlightning.prompt_search.search import SearchState
-from agentlightning.terminal import cut
 from agentlightning.training.tasks import batch_iter_over_dataset
 from agentlightning.types import PromptTemplate
 

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
+from agentlightning.base.private_files import open_private, private_folder
+from agentlightning.base.terminal import one_line
 from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import explain_fields
-from agentlightning.private_files import open_private, private_folder
 from agentlightning.prompt_search.evaluator import digest_of
 from agentlightning.prompt_search.results import Score
-from agentlightning.terminal import one_line
 from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate, SystemPrompt
 

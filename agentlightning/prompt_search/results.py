@@ -13,12 +13,12 @@ from typing import Any, Literal, cast
 from typing_extensions import TypedDict
 
 from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.base.terminal import cut
 from agentlightning.errors import NoScoredRolloutError
 from agentlightning.evaluation.result import SCORED
 from agentlightning.evaluation.statistics import mcnemar_exact, t_interval, wilson_bounds
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
-from agentlightning.terminal import cut
 from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Rollout
 

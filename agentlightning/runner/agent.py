@@ -16,9 +16,9 @@ from typing import Any, TypeVar, cast, get_args
 
 from typing_extensions import override
 
+from agentlightning.base.process_secrets import server_token
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.process_secrets import server_token
 from agentlightning.runner.agent_process import ProcessExecutor, pickled_parts
 from agentlightning.runner.attempt import AttemptRunner
 from agentlightning.runner.base import Hooks, Runner, StopEvent, log_prefix, worker_label

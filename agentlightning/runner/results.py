@@ -12,11 +12,11 @@ from typing import Any, cast
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from agentlightning.base.terminal import cut
 from agentlightning.emitter.reward import reward_attributes, rewards_attributes, target_attributes
 from agentlightning.emitter.reward_values import USABLE_REWARD, are_dimensions, as_number, as_reward, primary_dimension
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
 from agentlightning.semconv import AGL_ANNOTATION, LightningCallAttributes
-from agentlightning.terminal import cut
 from agentlightning.tracer.scope import UNNUMBERED
 from agentlightning.types import AttemptedRollout, Attributes, Span, SpanCoreFields, Triplet
 from agentlightning.utils.id import generate_id

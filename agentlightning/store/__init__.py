@@ -1,6 +1,6 @@
 """Stores for tasks, attempts, spans and resources. Each class is loaded on first use."""
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 _REMOVED: dict[str, str] = {
     "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, Protocol, TypeVar, cast
 from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import explain_fields
 from agentlightning.types import EnqueueRolloutRequest
 
 

@@ -18,8 +18,8 @@ from urllib.parse import unquote_plus
 
 from pydantic import ValidationError
 
+from agentlightning.base.process_secrets import hide
 from agentlightning.errors import BadRequestError, closest_name
-from agentlightning.process_secrets import hide
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RetentionPolicy
 from agentlightning.utils.texts import without_password

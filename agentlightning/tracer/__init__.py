@@ -1,5 +1,5 @@
 """Tracers: they record the code inside a trace context as spans. Each is loaded on first use."""
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

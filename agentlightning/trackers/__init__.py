@@ -4,6 +4,6 @@
 tracker. Packages: `pip install 'agl-framework[tensorboard]'`, `[wandb]`, `[mlflow]`, `[swanlab]`.
 """
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

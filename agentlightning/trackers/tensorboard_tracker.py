@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agentlightning.private_files import private_folder
+from agentlightning.base.private_files import private_folder
 from agentlightning.trackers.tracker import RunEnding, TrackedRun, load, numbers_of, require, safe_name, text_of
 from agentlightning.types.runs import RunRecord
 

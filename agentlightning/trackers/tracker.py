@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import MissingExtraError
-from agentlightning.field_help import explain_fields
 from agentlightning.types.runs import BestFigure, RunRecord, RunState
 
 

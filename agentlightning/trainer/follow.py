@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
 from agentlightning.adapter.spans.rewards import final_reward
+from agentlightning.base.terminal import one_line
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import FINISHED, LightningStore
-from agentlightning.terminal import one_line
 from agentlightning.training.progress import Style
 from agentlightning.types import AttemptedRollout, EventPage, Rollout, RolloutEvent
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, cast, get_args
 
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.algorithm.base import Algorithm, ResultT
+from agentlightning.base.process_secrets import server_token
 from agentlightning.env_var import LightningEnvVar
 from agentlightning.execution.base import ExecutionStrategy
 from agentlightning.litagent.decorator import FunctionalLitAgent, as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.logging import log_context
-from agentlightning.process_secrets import server_token
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer

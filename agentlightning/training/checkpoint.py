@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.errors import BadRequestError
-from agentlightning.private_files import private_folder
 
 if TYPE_CHECKING:
     from agentlightning.training.records import RunLog

@@ -38,8 +38,8 @@ from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.spans.rewards import final_dimensions, final_reward
 from agentlightning.adapter.spans.tokens import FAILED_STATES, has_failed, is_gateway_call, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import LedgerError
-from agentlightning.field_help import explain_fields
 from agentlightning.types import Attempt, Outcome, Rollout, Span
 
 _NAMED_AT_MOST = 8

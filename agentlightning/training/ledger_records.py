@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, cast
 
 from agentlightning.adapter.calls.calls import CallRef, model_calls
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 from agentlightning.store.base import LightningStore
 from agentlightning.store.cursors import pages_of
 from agentlightning.types import Rollout

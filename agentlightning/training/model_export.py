@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 import torch
 from transformers import PreTrainedModel
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.errors import BadRequestError, MissingExtraError, NotFoundError
-from agentlightning.private_files import private_folder
 from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import CHECKPOINTS, MANIFEST, CheckpointFolder, read_checkpoint
 from agentlightning.training.learner.policy import Policy

@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import explain_fields
 from agentlightning.training.settings import Count, CriticSettings, GRPOSettings, NotNegative
 from agentlightning.utils.setting_checks import Bounds, check_fields
 

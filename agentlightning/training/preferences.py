@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from agentlightning.adapter.messages import Message, TraceToMessages
+from agentlightning.base.private_files import open_private
+from agentlightning.base.terminal import json_text
 from agentlightning.errors import BadRequestError
-from agentlightning.private_files import open_private
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
-from agentlightning.terminal import json_text
 from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.utils.masking import masked
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from typing_extensions import override
 
-from agentlightning.terminal import one_line, some_lines
+from agentlightning.base.terminal import one_line, some_lines
 
 if TYPE_CHECKING:
     from rich.console import Group

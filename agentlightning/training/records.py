@@ -12,10 +12,10 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from agentlightning.base.terminal import cut
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
-from agentlightning.terminal import cut
 from agentlightning.types.runs import BestFigure, RecordKind, Run, RunRecord
 from agentlightning.utils.concurrency.loops import within
 from agentlightning.utils.masking import masked

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
-from agentlightning.field_help import explain_fields
 from agentlightning.training.progress import StepFigures
 from agentlightning.utils.system_snapshot import thread_cpu_seconds
 

@@ -18,12 +18,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
+from agentlightning.base.private_files import open_private, private_folder
+from agentlightning.base.terminal import json_text
 from agentlightning.errors import BadRequestError
-from agentlightning.private_files import open_private, private_folder
 from agentlightning.store.base import LightningStore
 from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
-from agentlightning.terminal import json_text
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.records import clean_record, clean_run
 from agentlightning.types.runs import Run

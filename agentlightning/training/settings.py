@@ -24,9 +24,9 @@ from typing import (
     get_type_hints,
 )
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
-from agentlightning.field_help import explain_fields
 from agentlightning.training.alarms import AlarmSettings, make_rules
 from agentlightning.training.progress import Style
 from agentlightning.training.rollouts import LatePolicy

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import AliasChoices, ConfigDict, Field
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 from agentlightning.types.core import AnyMode, Rollout, TaskInput
 from agentlightning.types.tracer import Span, SpanCoreFields
 

@@ -12,7 +12,7 @@ import hmac
 from functools import lru_cache
 from typing import Literal
 
-from agentlightning.process_secrets import server_token
+from agentlightning.base.process_secrets import server_token
 
 PREFIX = "agl-"
 _NO_TOKEN = "loopback without a token"

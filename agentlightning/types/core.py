@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import ConfigDict, Field, model_validator
 
+from agentlightning.base.field_help import Value
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import Value
 from agentlightning.types.mode import AnyMode, RolloutMode, aliases
 
 LARGEST = 2**53

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 
 HistoryKind = Literal["resources", "rollout", "attempt", "span"]
 """Kind of a piece of a history."""

@@ -8,8 +8,8 @@ from typing import Any, Generic, Literal, Self, TypeVar, cast, get_args, overloa
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 from typing_extensions import override
 
+from agentlightning.base.field_help import Value
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import Value
 from agentlightning.types.core import AnyRolloutStatus, AnyWorkerStatus, RolloutStatus, WorkerStatus
 from agentlightning.types.mode import meant
 

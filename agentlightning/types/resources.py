@@ -11,9 +11,9 @@ from urllib.parse import quote
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 from typing_extensions import override
 
+from agentlightning.base.field_help import Value
+from agentlightning.base.process_secrets import server_token
 from agentlightning.errors import BadRequestError
-from agentlightning.field_help import Value
-from agentlightning.process_secrets import server_token
 from agentlightning.types.attempt_key import attempt_key
 from agentlightning.types.core import COUNT, MOMENT, AttemptedRollout
 from agentlightning.types.templates.fstring import fill

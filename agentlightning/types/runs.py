@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 from agentlightning.types.core import (
     COUNT,
     LARGEST,

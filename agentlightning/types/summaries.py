@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 from agentlightning.types.core import COUNT, AnyRolloutStatus, AttemptStatus, Outcome, RolloutMode, RolloutStatus
 from agentlightning.types.mode import AnyMode, aliases
 from agentlightning.types.query import PaginatedResult

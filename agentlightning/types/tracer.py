@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, cast
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from agentlightning.field_help import Value
+from agentlightning.base.field_help import Value
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types.attributes import Attributes
 from agentlightning.types.attributes import AttributeValue as AttributeValue

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
 
-from agentlightning.process_secrets import held_values
+from agentlightning.base.process_secrets import held_values
 from agentlightning.utils.texts import mended, without_keys
 
 HIDDEN = "[hidden]"

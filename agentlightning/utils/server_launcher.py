@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 from agentlightning.utils.http.auth import ASGIApp
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen, outbound_address

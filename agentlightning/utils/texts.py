@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
-from agentlightning.terminal import shortened
+from agentlightning.base.terminal import shortened
 
 _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (begin, re.compile(pattern))

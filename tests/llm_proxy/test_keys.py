@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning import process_secrets
+from agentlightning.base import process_secrets
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.types import AttemptedRollout
 from agentlightning.types.attempt_key import attempt_key

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from agentlightning.process_secrets import hold
+from agentlightning.base.process_secrets import hold
 from agentlightning.utils.masking import looks_secret, masked, masked_text, without_secrets
 
 SECRET = "correct-horse-battery"

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from agentlightning.adapter.calls.matching import CallSpans, spans_by_call
 from agentlightning.adapter.spans.attributes import Problem, as_dict
 from agentlightning.adapter.spans.tokens import call_name, is_stale, read_call
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import LedgerError
-from agentlightning.field_help import explain_fields
 from agentlightning.semconv import CallState, LightningCallAttributes
 from agentlightning.types import Span, Triplet
 

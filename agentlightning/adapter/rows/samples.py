@@ -20,7 +20,7 @@ from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.prefix_tree import PrefixTree
 from agentlightning.adapter.rows.seams import DRIFTS, ROW_CAUSES, SEAM_CAUSES, RowCause, RowStart, Seams
 from agentlightning.adapter.spans.content import image_urls, read_content
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 from agentlightning.types import Triplet
 
 Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs", "image_input"]

@@ -17,7 +17,7 @@ from agentlightning.adapter.calls.conversation import Conversation, Line
 from agentlightning.adapter.rows.drift import Decode, describe_tokens, drift_cause
 from agentlightning.adapter.rows.history import History, Predecessor, conversation_of_call
 from agentlightning.adapter.rows.prefix_tree import Walk, shared_length
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 
 Beginning = Literal["first_call", "repeated_prompt", "branch"]
 """Rows that begin without a problem: the attempt's first call; a repeated prompt (parallel samples, a

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard, cast
 
 from pydantic_core import from_json
 
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 from agentlightning.types import Span
 
 Fields = dict[str, Any]

@@ -33,7 +33,7 @@ from agentlightning.adapter.tree.node import SpanNode
 from agentlightning.adapter.tree.repair import repair
 from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy, match_rewards
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules, select_calls
-from agentlightning.private_files import make_private
+from agentlightning.base.private_files import make_private
 from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types import Span, Triplet
 

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from typing_extensions import override
 
 from agentlightning.algorithm.prompt_algorithm import PromptSearch
+from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import cut
 from agentlightning.chat.chat import Chat
-from agentlightning.field_help import explain_fields
 from agentlightning.prompt_search.beam_search import BeamSearch
 from agentlightning.prompt_search.critic import (
     APPLY_EDIT_FILES,
@@ -31,7 +32,6 @@ from agentlightning.prompt_search.critic import (
 from agentlightning.prompt_search.history import PromptVersion
 from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.prompt_search.search import SearchState
-from agentlightning.terminal import cut
 from agentlightning.types import PromptTemplate, RolloutMode
 
 logger = logging.getLogger("agentlightning.algorithm.apo")

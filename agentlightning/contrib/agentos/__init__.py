@@ -3,6 +3,6 @@
 Made for `KernelSpace` of the package `agent-os-kernel`, which need not be installed: nothing of it is imported here.
 """
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

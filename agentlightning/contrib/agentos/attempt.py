@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, cast
 
+from agentlightning.base.terminal import cut
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import PolicyFault
-from agentlightning.terminal import cut
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.started import origin
 from agentlightning.types import AttemptedRollout, Attributes

@@ -22,6 +22,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from agentlightning.base.process_secrets import TOKEN, hold
 from agentlightning.execution.children import (
     ChildExit,
     ChildReport,
@@ -31,7 +32,6 @@ from agentlightning.execution.children import (
     name_of,
 )
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.process_secrets import TOKEN, hold
 from agentlightning.runner.base import worker_label
 from agentlightning.utils.concurrency.loop_thread import LoopThread
 from agentlightning.utils.concurrency.loops import run

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from agentlightning.base.terminal import cut
 from agentlightning.env_var import PROGRAM_VARIABLES
 from agentlightning.litagent.command.process import ProgramFailed, ProgramOutput, ProgramResultError
-from agentlightning.terminal import cut
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Resource
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from typing import IO
 
 from typing_extensions import override
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import AgentLightningError
-from agentlightning.field_help import explain_fields
 from agentlightning.litagent.command.keeper import KeptProgram, start_kept
 from agentlightning.litagent.litagent import AgentFault
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import NamedTuple
 
+from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import closest_name
-from agentlightning.field_help import explain_fields
 from agentlightning.utils.http.byte_budget import ATTEMPT_BYTES
 
 

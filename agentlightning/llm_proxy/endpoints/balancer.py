@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 
 logger = logging.getLogger(__name__)

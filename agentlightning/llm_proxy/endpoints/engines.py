@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.process_secrets import secret
+from agentlightning.base.process_secrets import secret
 
 _VLLM_CHAT: Mapping[str, object] = {"return_token_ids": True, "logprobs": True}
 _COMPLETIONS: Mapping[str, object] = {"return_token_ids": True, "logprobs": 1}

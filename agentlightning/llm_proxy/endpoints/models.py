@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import TypedDict
 
+from agentlightning.base.process_secrets import protect, secret
 from agentlightning.llm_proxy.access.limits import hint
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object
@@ -22,7 +23,6 @@ from agentlightning.llm_proxy.endpoints.engines import (
     address_of,
     is_reached_through_litellm,
 )
-from agentlightning.process_secrets import protect, secret
 from agentlightning.semconv import ATTEMPT_HEADER
 
 _PROVIDERS = ("hosted_vllm/", "openai/")

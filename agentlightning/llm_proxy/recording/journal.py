@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from agentlightning.base.private_files import private_folder, tighten
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.llm_proxy.dialects.json_values import fields_of
-from agentlightning.private_files import private_folder, tighten
 
 logger = logging.getLogger(__name__)
 

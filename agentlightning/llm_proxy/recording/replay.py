@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Literal, get_args
 
+from agentlightning.base.private_files import open_private, private_folder
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, json_bytes
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.private_files import open_private, private_folder
 
 Match = Literal["strict", "nearest"]
 """`strict`: the same request; `nearest`: the most similar one of the same route and model."""

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from agentlightning.base.field_help import field_docstrings
 from agentlightning.errors import BadRequestError, DamagedRecordError
-from agentlightning.field_help import field_docstrings
 from agentlightning.store import metrics
 from agentlightning.store.base import LightningStore, LightningStoreStatistics
 from agentlightning.store.metrics import Metric

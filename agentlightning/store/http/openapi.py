@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 
-from agentlightning.field_help import field_docstrings
+from agentlightning.base.field_help import field_docstrings
 from agentlightning.store.base import LightningStore, LightningStoreStatistics
 from agentlightning.store.http.event_stream import EVENTS_PATH
 from agentlightning.store.http.metrics import PROMETHEUS_PATH

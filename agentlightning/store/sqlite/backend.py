@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+from agentlightning.base.private_files import make_private, tighten
 from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError, StoreWriteError
-from agentlightning.private_files import make_private, tighten
 from agentlightning.store.rules.tx import Notes, Tx
 from agentlightning.store.sqlite.jobs import Job, run_batch, settle
 from agentlightning.store.sqlite.presence import Presence

@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from agentlightning.base.private_files import make_private
 from agentlightning.errors import BadRequestError, ConflictError, StoreWriteError
-from agentlightning.private_files import make_private
 
 _PAGES = 1024
 """Pages copied between two points at which the copy may be interrupted."""

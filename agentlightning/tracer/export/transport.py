@@ -20,7 +20,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from typing_extensions import override
 
-from agentlightning.terminal import cut
+from agentlightning.base.terminal import cut
 from agentlightning.tracer.export.settings import Collector
 from agentlightning.utils.backoff import retry_after_seconds
 from agentlightning.utils.http.auth import is_loopback

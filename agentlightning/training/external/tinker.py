@@ -21,10 +21,10 @@ from uuid import uuid4
 import tinker
 from typing_extensions import override
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.engine.chat_server import ChatServer
 from agentlightning.engine.request import RequestError
 from agentlightning.errors import BadRequestError, EngineError, NonFiniteLossError
-from agentlightning.private_files import private_folder
 from agentlightning.training.external.remote import RemoteEngine, RemotePolicy, RemoteUpdater
 from agentlightning.training.result import GRPOResult
 from agentlightning.training.resume import OpenRun

@@ -8,8 +8,8 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from agentlightning.process_secrets import TOKEN
-from agentlightning.process_secrets import server_token as server_token
+from agentlightning.base.process_secrets import TOKEN
+from agentlightning.base.process_secrets import server_token as server_token
 from agentlightning.utils.env import resolve_bool_env_var
 from agentlightning.utils.http.errors import refusal
 

@@ -17,8 +17,8 @@ from urllib.parse import quote, unquote, urlsplit
 import httptools
 from typing_extensions import override
 
+from agentlightning.base.terminal import cut
 from agentlightning.errors import BadRequestError
-from agentlightning.terminal import cut
 
 _IDLE_SECONDS = 20.0
 """Seconds after which an idle connection is not used again; servers of this package close them after 30."""

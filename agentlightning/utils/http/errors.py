@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from agentlightning.base.terminal import shortened
 from agentlightning.errors import WIRE_ERRORS, AgentLightningError, BusyError, DamagedRecordError
-from agentlightning.terminal import shortened
 
 logger = logging.getLogger(__name__)
 

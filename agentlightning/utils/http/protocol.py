@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from agentlightning.field_help import explain_fields
+from agentlightning.base.field_help import explain_fields
 from agentlightning.utils.http.auth import ASGIApp, Receive, Scope, Send
 from agentlightning.utils.http.errors import ErrorReply, refusal
 

@@ -3,6 +3,6 @@
 Nothing here depends on a store. The HTTP side (`http.py`) needs Starlette. Each name is imported on first use.
 """
 
-from agentlightning.lazy import attach_stub
+from agentlightning.base.lazy import attach_stub
 
 __getattr__, __dir__ = attach_stub(__name__)

@@ -18,8 +18,8 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from agentlightning.base.terminal import cut
 from agentlightning.errors import TooLargeError
-from agentlightning.terminal import cut
 
 MAX_RECORDS = 65_536
 """Largest number of spans, metrics or log records of one request (413); exporters send 512."""

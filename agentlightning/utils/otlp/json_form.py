@@ -16,8 +16,8 @@ from google.protobuf.message import Message
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanMessage
 from pydantic_core import from_json
 
+from agentlightning.base.terminal import cut
 from agentlightning.errors import BadRequestError, TooLargeError
-from agentlightning.terminal import cut
 from agentlightning.utils.otlp.caps import Rejections, check_records
 
 M = TypeVar("M", bound=Message)

@@ -21,8 +21,8 @@ from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, Train
 from trl import GRPOTrainer  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
 from typing_extensions import override
 
+from agentlightning.base.private_files import private_folder
 from agentlightning.engine.torch_setup import no_progress_bar
-from agentlightning.private_files import private_folder
 from agentlightning.training.external.trl.rows import TRLRow, as_output
 from agentlightning.training.external.trl.settings import TRLSettings
 

@@ -13,8 +13,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter.calls.calls import model_calls
+from agentlightning.base.process_secrets import secret
 from agentlightning.errors import BadRequestError, EngineError
-from agentlightning.process_secrets import secret
 from agentlightning.training.result import GRPOResult
 from tests.algorithm.parts import save_untrained_model
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from typing_extensions import get_annotations, is_typeddict
 
 import agentlightning as agl
-from agentlightning.field_help import Value, explain_fields, field_docstrings
+from agentlightning.base.field_help import Value, explain_fields, field_docstrings
 
 PACKAGES = (
     *(
@@ -163,6 +163,6 @@ def test_type_checkers_know_the_fields_as_arguments(tmp_path: Path) -> None:
         "reveal_type(PaginatedResult(items=[1], limit=1, offset=0, total=1))\n"
     )
     checker = [sys.executable, "-m", "basedpyright", str(program)]
-    output = subprocess.run(checker, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1]).stdout
+    output = subprocess.run(checker, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]).stdout
     assert 'No parameter named "max_attempt"' in output
     assert '"PaginatedResult[int]"' in output

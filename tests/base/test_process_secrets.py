@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from agentlightning import process_secrets
-from agentlightning.process_secrets import Handed, hold, secret, server_token
+from agentlightning.base import process_secrets
+from agentlightning.base.process_secrets import Handed, hold, secret, server_token
 from agentlightning.types.attempt_key import _signing_key, attempt_key, judge_key
 from tests.stubs.unprivileged import unprivileged
 
@@ -24,7 +24,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc a
 def told(code: str, environment: dict[str, str], arguments: tuple[str, ...] = (), **popen: Any) -> Any:
     """Run code in a process of its own and return what it prints as JSON."""
     done = subprocess.run(
-        [sys.executable, "-c", "import json, os\nfrom agentlightning import process_secrets\n" + code, *arguments],
+        [sys.executable, "-c", "import json, os\nfrom agentlightning.base import process_secrets\n" + code, *arguments],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
@@ -83,7 +83,7 @@ def test_a_process_that_is_not_dumpable_still_takes_its_heartbeats_figures() -> 
     user = unprivileged()
     code = """
 import os
-from agentlightning import process_secrets
+from agentlightning.base import process_secrets
 from agentlightning.utils.system_snapshot import memory_capacity_bytes, system_snapshot
 process_secrets.hold("AGL_TOKEN", "planted")
 import psutil

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from agentlightning.base.private_files import make_private, open_private, private_folder
 from agentlightning.cli import main
 from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.logging import setup
-from agentlightning.private_files import make_private, open_private, private_folder
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.training.run_folder import RunFolder, new_run_folder
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.base.terminal import json_text, one_line, some_lines
 from agentlightning.logging import JsonLines, PlainLines, setup
-from agentlightning.terminal import json_text, one_line, some_lines
 
 HOSTILE = "a\x1b[31m\x1b]0;title\x07\x1b]8;;http://x\x1b\\b\x9b2J\x00\x7f\r\u202e\u200b\u2066\ufeff\u2028\ud800\U000e0041\x85z"
 OBEYED = re.compile(
