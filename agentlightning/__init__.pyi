@@ -117,9 +117,9 @@ from agentlightning.legacy import (
     DevTaskLoader as DevTaskLoader,
     LegacyAgentRunner as LegacyAgentRunner,
 )
-from agentlightning.judge.asking import JudgeError as JudgeError
-from agentlightning.judge.judge import JudgeReward as JudgeReward
-from agentlightning.judge.ranking import Ranking as Ranking, RankingReward as RankingReward
+from agentlightning.chat.asking import JudgeError as JudgeError
+from agentlightning.chat.judge import JudgeReward as JudgeReward
+from agentlightning.chat.ranking import Ranking as Ranking, RankingReward as RankingReward
 from agentlightning.litagent import (
     CommandAgent as CommandAgent,
     DataProto as DataProto,

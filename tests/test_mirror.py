@@ -53,9 +53,9 @@ FILES = {
     """,
     "a page of the documents, its programs and its promises": """
         adapter/test_drawn_seam adapter/test_worked_examples cli/test_guides cli/test_pages contrib/test_pages
-        judge/test_pages litagent/test_any_program_page llm_proxy/test_gateway_documents prompt_search/test_pages
+        chat/test_pages litagent/test_any_program_page llm_proxy/test_gateway_documents prompt_search/test_pages
         store/test_store_documents trainer/test_pages trainer/test_running_promises trainer/test_tutorials
-        v03/test_pages
+        legacy/v03/test_pages
     """,
     "the page as a browser shows it": """
         dashboard/test_frame dashboard/test_hostile dashboard/test_lists dashboard/test_one_rollout

@@ -17,8 +17,8 @@ from agentlightning.cli.output import JSON, STORE, say, show_json, show_table, s
 from agentlightning.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from agentlightning.v03.importing import Importing, Report
-    from agentlightning.v03.source import Source
+    from agentlightning.legacy.v03.importing import Importing, Report
+    from agentlightning.legacy.v03.source import Source
 
 
 class Unfinished(StrEnum):
@@ -54,10 +54,10 @@ def import_v03(
 
     Example: agl import-v03 mongodb://127.0.0.1:27017/agentlightning --store agl.db
     """
+    from agentlightning.legacy.v03 import open_source
+    from agentlightning.legacy.v03.convert import Converter
+    from agentlightning.legacy.v03.importing import Importing
     from agentlightning.store.rules.values import check_run_id
-    from agentlightning.v03 import open_source
-    from agentlightning.v03.convert import Converter
-    from agentlightning.v03.importing import Importing
 
     converter = Converter(None if run_id is None else check_run_id(run_id), unfinished is Unfinished.CANCEL)
     spec = None if dry_run else _target(store)

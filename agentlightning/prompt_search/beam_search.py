@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentlightning.base.terminal import cut
+from agentlightning.chat.asking import all_of
 from agentlightning.chat.bill import LimitReached
 from agentlightning.chat.chat import ChatError
-from agentlightning.judge.asking import all_of
 from agentlightning.prompt_search.candidates import check_version, same_text
 from agentlightning.prompt_search.critic import Branch, Critic, current_branch
 from agentlightning.prompt_search.history import WITHOUT_TEXT, PromptVersion

@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.chat.asking import all_of
+from agentlightning.chat.ranking import MOST_ANSWERS, Ranking, RankingReward
 from agentlightning.emitter.reward import reward_attributes
 from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import BadRequestError, ServiceError
-from agentlightning.judge.asking import all_of
-from agentlightning.judge.ranking import MOST_ANSWERS, Ranking, RankingReward
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.training.rollouts import Evidence

@@ -20,8 +20,8 @@ import pytest
 
 from agentlightning.store import LightningStoreServer, SQLiteLightningStore
 from tests.cli.terminal import shell as agl
+from tests.legacy.v03.older import Older, older, older_server, unfinished, write_dump
 from tests.store.conformance.test_history import everything
-from tests.v03.older import Older, older, older_server, unfinished, write_dump
 
 pytestmark = pytest.mark.heavy
 

@@ -25,7 +25,7 @@ if __name__ in ("__main__", "__mp_main__") and (system := os.environ.get("AGL_TE
     hide(system)  # pyright: ignore[reportArgumentType] -- checked by the test that sets it
 
 CORE = (
-    "adapter chat client config emitter execution judge litagent llm_proxy logging models prompts reward runner server "
+    "adapter chat client config emitter execution litagent llm_proxy logging models prompts reward runner server "
     "store.memory store.sqlite store.http store.client_server store.wrappers tracer trackers trainer types utils "
     "algorithm.fast evaluation training.rollouts training.records training.ledger_records cli dashboard"
 )

@@ -18,7 +18,7 @@ from agentlightning.cli.main import main
 from agentlightning.training.group_rewards import with_group_rewards
 from agentlightning.training.rollouts import Evidence
 from tests.algorithm.parts import ask, fit, metrics_of, rollouts_of, say
-from tests.judge.test_judge import between, model_of, said
+from tests.chat.test_judge import between, model_of, said
 from tests.stubs.model_server import ModelServer
 
 BASE: dict[str, Any] = {"max_steps": 1, "batch_size": 2, "num_generations": 4}

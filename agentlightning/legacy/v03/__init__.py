@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentlightning.errors import BadRequestError
-from agentlightning.v03.source import Source
+from agentlightning.legacy.v03.source import Source
 
 
 def open_source(place: str, partition: str | None = None) -> Source:
@@ -22,17 +22,17 @@ def open_source(place: str, partition: str | None = None) -> Source:
         MissingExtraError: the driver of MongoDB is not installed.
     """
     if place.startswith(("mongodb://", "mongodb+srv://")):
-        from agentlightning.v03.mongo import MongoSource
+        from agentlightning.legacy.v03.mongo import MongoSource
 
         return MongoSource(place, partition)
     if partition is not None:
         raise BadRequestError(f"--partition {partition!r}: only a database of MongoDB has partitions; leave it out")
     if place.startswith(("http://", "https://")):
-        from agentlightning.v03.server import ServerSource
+        from agentlightning.legacy.v03.server import ServerSource
 
         return ServerSource(place)
     if Path(place).exists():
-        from agentlightning.v03.dump import DumpSource
+        from agentlightning.legacy.v03.dump import DumpSource
 
         return DumpSource(Path(place))
     raise BadRequestError(

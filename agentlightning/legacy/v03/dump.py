@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentlightning.errors import BadRequestError
-from agentlightning.v03.source import KINDS, Document, Kind
+from agentlightning.legacy.v03.source import KINDS, Document, Kind
 
 _CHUNK = 1 << 16
 _SPACE = re.compile(r"[\s,]*")

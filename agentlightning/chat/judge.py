@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
+from agentlightning.chat.asking import NOTE, JudgeError, all_of, ask_judge, field_of, marked, number_of
 from agentlightning.chat.bill import Bill, Limits
 from agentlightning.chat.chat import Chat
 from agentlightning.errors import BadRequestError
-from agentlightning.judge.asking import NOTE, JudgeError, all_of, ask_judge, field_of, marked, number_of
 
 RUBRIC = "Is the answer correct, complete, to the point and safe?"
 Keep = Literal["all", "counts"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Unpack, cast
 
 from agentlightning.base.field_help import explain_fields
+from agentlightning.chat.asking import NOTE, all_of, ask_judge, marked, number_of
 from agentlightning.chat.bill import Bill
+from agentlightning.chat.judge import RUBRIC, JudgeSettings, Keep, chat_of
 from agentlightning.errors import BadRequestError
-from agentlightning.judge.asking import NOTE, all_of, ask_judge, marked, number_of
-from agentlightning.judge.judge import RUBRIC, JudgeSettings, Keep, chat_of
 
 MOST_ANSWERS = 32
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.judge.test_judge import between, model_of, said
+from tests.chat.test_judge import between, model_of, said
 from tests.stubs.model_server import ModelServer
 
 

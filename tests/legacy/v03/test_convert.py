@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from agentlightning.legacy.v03.convert import Converter, NotCarriedOver, plain_json
 from agentlightning.types import Attempt, CustomResource, ResourcesUpdate, Rollout, Span
-from agentlightning.v03.convert import Converter, NotCarriedOver, plain_json
-from tests.v03.older import older
+from tests.legacy.v03.older import older
 
 
 def test_values_of_bson_and_of_its_extended_json_become_json() -> None:

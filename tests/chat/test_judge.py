@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.judge.asking import last_json
+from agentlightning.chat.asking import last_json
 from tests.stubs.model_server import Fault, ModelServer
 
 TASKS = [
@@ -97,7 +97,7 @@ def test_no_word_is_kept_where_only_counts_are() -> None:
     assert len(judged) == 2 + 4
     assert all(attributes["judge.prompt_tokens"] for attributes in judged)
     assert not re.search(r"2 \+ 2|whispered", str([span.attributes for span in spans]))
-    assert failed.failures == {"agentlightning.judge.asking.JudgeError": 2}
+    assert failed.failures == {"agentlightning.chat.asking.JudgeError": 2}
 
 
 def test_a_comparison_is_made_in_both_orders() -> None:
@@ -115,7 +115,7 @@ def test_a_judge_that_fails_gives_no_reward_rather_than_a_low_one() -> None:
     with ModelServer(lambda request: "I cannot say.") as server:
         result, _ = evaluated(agl.JudgeReward(model_of(server)))
         assert result.rewards == [None, None]
-        assert result.failures == {"agentlightning.judge.asking.JudgeError": 2}
+        assert result.failures == {"agentlightning.chat.asking.JudgeError": 2}
         assert len(server.calls) == 4, "each reply is sent back once"
         assert "the reply holds no JSON object" in said(server.calls[-1].request)
         server.faults = [Fault(401)] * 2

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from tests.judge.test_judge import between, said
-from tests.judge.test_ranking import by_length
+from tests.chat.test_judge import between, said
+from tests.chat.test_ranking import by_length
 from tests.stubs.model_server import ModelServer
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/judge.md"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from agentlightning.errors import TooLargeError
-from agentlightning.v03.convert import Converter, NotCarriedOver
-from agentlightning.v03.source import KINDS, Document, Kind, Source
+from agentlightning.legacy.v03.convert import Converter, NotCarriedOver
+from agentlightning.legacy.v03.source import KINDS, Document, Kind, Source
 
 if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentlightning.errors import BadRequestError
-from agentlightning.v03 import dump, open_source
-from agentlightning.v03.source import Kind
+from agentlightning.legacy.v03 import dump, open_source
+from agentlightning.legacy.v03.source import Kind
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.sampled_from(['"]}', "\\", "{[", "\n,"])
 _DOCUMENTS = st.lists(

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import aiohttp
 
 from agentlightning.errors import BadRequestError, StoreUnreachableError
+from agentlightning.legacy.v03.source import Document, Kind
 from agentlightning.utils.texts import without_password
-from agentlightning.v03.source import Document, Kind
 
 _PREFIX = "/v1/agl"
 _PAGE = 200

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from agentlightning.errors import BadRequestError, MissingExtraError
-from agentlightning.v03.source import KINDS, Document, Kind
+from agentlightning.legacy.v03.source import KINDS, Document, Kind
 
 try:
     from pymongo.errors import PyMongoError

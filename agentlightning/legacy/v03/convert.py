@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import BaseModel, ValidationError
 
+from agentlightning.legacy.v03.source import Document, Kind
 from agentlightning.types import Attempt, CustomResource, ResourcesUpdate, Rollout, Span
 from agentlightning.types.resources import stored_forms
-from agentlightning.v03.source import Document, Kind
 
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 _OWN = ("_id", "partition_id")

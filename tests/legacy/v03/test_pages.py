@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.v03.older import older, unfinished, write_dump
+from tests.legacy.v03.older import older, unfinished, write_dump
 
-PAGE = Path(__file__).parents[2] / "docs/how-to/move-from-v03.md"
+PAGE = Path(__file__).parents[3] / "docs/how-to/move-from-v03.md"
 
 
 def _blocks(language: str) -> list[str]:
