@@ -7,10 +7,10 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
@@ -26,12 +26,7 @@ from agentlightning.execution.base import (
 from agentlightning.execution.children import ChildTask
 from agentlightning.execution.events import ExecutionEvent, MultiprocessingEvent, ThreadingEvent
 from agentlightning.execution.remote import RunWatch
-from agentlightning.execution.roles import (
-    AlgorithmRole,
-    AlgorithmTask,
-    RunnerTask,
-    outage_of,
-)
+from agentlightning.execution.roles import AlgorithmRole, AlgorithmTask, RunnerTask, outage_of
 from agentlightning.execution.run_state import RemoteRunners, run_of
 from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervisor import INTERRUPTED, Patience, Supervision, TaskTeam, Team
@@ -47,9 +42,6 @@ from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import run
 from agentlightning.utils.http.auth import is_loopback
 from agentlightning.utils.setting_checks import check_choice, check_count, check_port, check_seconds
-
-if TYPE_CHECKING:
-    from agentlightning.store.client_server import LightningStoreServer
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +150,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_sides()
         execution = _Execution(self, algorithm, runner, store)
         if self.role == "algorithm":
-            return execution.alone()
+            return execution.with_main_algorithm(has_runners=False)
         if self.role == "runner":
             return execution.only_runners()
         try:
@@ -210,29 +202,20 @@ class _Execution:
         self._patience = Patience(strategy.graceful_timeout, seconds, seconds, kill=max(seconds, _KILL_SECONDS))
         self._stall = StallPolicy(strategy.stall_timeout, strategy.on_stall)
 
-    def with_main_algorithm(self) -> Any:
-        """Run algorithm and server here, and the runners in children that are started before anything else."""
+    def with_main_algorithm(self, *, has_runners: bool = True) -> Any:
+        """Run algorithm and server here, and the runners, if any, in children that are started before anything else."""
         server = None if self.address is None else self.address.bound_server(self._store)
         reached = None if server is None or self.address is None else self.address.at(server.server_launcher.port)
-        event = MultiprocessingEvent()
-        with self._children(self._runner_task(reached), event, "runner-") as team:
-            return run(lambda i: self._main_algorithm(server, team, event, i), terminable=True)
+        event = MultiprocessingEvent() if has_runners else ThreadingEvent()
+        children = self._children(self._runner_task(reached), event, "runner-") if has_runners else None
 
-    def alone(self) -> Any:
-        """Run algorithm and server here, without a runner."""
-        server = None if self.address is None else self.address.bound_server(self._store)
-        return run(lambda i: self._main_algorithm(server, None, ThreadingEvent(), i), terminable=True)
+        async def main(interrupts: Interrupts) -> Any:
+            supervision = self._supervision(team or TaskTeam({}), event, interrupts, INTERRUPTED)
+            role, runner = AlgorithmRole(self._algorithm, self._stall), self._runner if has_runners else None
+            return await role.conduct(supervision, self._store, server, runner=runner, all_are_away=not has_runners)
 
-    async def _main_algorithm(
-        self,
-        server: LightningStoreServer | None,
-        team: ProcessTeam | None,
-        event: ExecutionEvent,
-        interrupts: Interrupts,
-    ) -> Any:
-        supervision = self._supervision(team or TaskTeam({}), event, interrupts, INTERRUPTED)
-        role, runner = AlgorithmRole(self._algorithm, self._stall), None if team is None else self._runner
-        return await role.conduct(supervision, self._store, server, runner=runner, all_are_away=team is None)
+        with children or contextlib.nullcontext() as team:
+            return run(main, terminable=True)
 
     def with_main_runner(self) -> Any:
         """Run worker 0 here, algorithm and server in a child. The store's final contents stay in the child."""
@@ -279,25 +262,17 @@ class _Execution:
             )
             event = ThreadingEvent()
             return run(
-                lambda i: self._main_runners(task, task(0, event), event, i),
-                terminable=True,
-                beside=task.wants_main_thread,
+                lambda i: self._main_runners(task, None, event, i), terminable=True, beside=task.wants_main_thread
             )
         shared = MultiprocessingEvent()
         with self._children(task, shared, "runner-") as team:
             team.alone = True
-            return run(
-                lambda i: self._main_runners(task, until_ended(team, INTERRUPTED), shared, i, team), terminable=True
-            )
+            return run(lambda i: self._main_runners(task, team, shared, i), terminable=True)
 
     async def _main_runners(
-        self,
-        task: RunnerTask,
-        work: Coroutine[object, object, object],
-        event: ExecutionEvent,
-        interrupts: Interrupts,
-        team: ProcessTeam | None = None,
+        self, task: RunnerTask, team: ProcessTeam | None, event: ExecutionEvent, interrupts: Interrupts
     ) -> Any:
+        """Run the team's runners, or without a team one in this process, until their run ends."""
         assert task.remote is not None
         async with task.connected() as store:
             if team is not None:
@@ -321,7 +296,7 @@ class _Execution:
             supervision = self._supervision(TaskTeam({}), event, interrupts, ONE_SIDE_INTERRUPTED)
             supervision.watchers = [run_watch.watch, drain]
             try:
-                return await supervision.conduct(work)
+                return await supervision.conduct(task(0, event) if team is None else until_ended(team, INTERRUPTED))
             finally:
                 await run_watch.leave()
 

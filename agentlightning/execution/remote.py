@@ -23,7 +23,7 @@ from agentlightning.execution.events import ExecutionEvent
 from agentlightning.execution.run_state import LOOK_SECONDS, RemoteRunners, StopNote, name_of_run, stop_note
 from agentlightning.execution.supervisor import until_set
 from agentlightning.store.base import LightningStore
-from agentlightning.utils.backoff import OUTAGE_SECONDS, Outage
+from agentlightning.utils.backoff import Outage
 from agentlightning.utils.concurrency.loops import within
 from agentlightning.utils.concurrency.main_thread import on_main_thread
 
@@ -37,8 +37,6 @@ REPORT_SECONDS = 5.0
 """Seconds between this process's reports that it is alive."""
 LEAVE_SECONDS = 0.5
 """Seconds for the report that this process ends."""
-DEFAULT_OUTAGE_SECONDS = OUTAGE_SECONDS
-"""Seconds that the store may be unreachable if the runner has no `store_unreachable_timeout`."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ from agentlightning.errors import NotFoundError
 from agentlightning.execution.address import Address, PortReport
 from agentlightning.execution.base import AlgorithmBundle, OpenWork, RunnerBundle
 from agentlightning.execution.events import ExecutionEvent, ThreadingEvent
-from agentlightning.execution.remote import DEFAULT_OUTAGE_SECONDS, heed, term_left_to_parent, until_known
+from agentlightning.execution.remote import heed, term_left_to_parent, until_known
 from agentlightning.execution.run_state import (
     HAS_ENDED,
     RemoteRunners,
@@ -30,6 +30,7 @@ from agentlightning.execution.supervisor import INTERRUPTED, Patience, Supervisi
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers import complete
 from agentlightning.types.runs import RunState
+from agentlightning.utils.backoff import OUTAGE_SECONDS
 from agentlightning.utils.concurrency.interrupts import Interrupts
 from agentlightning.utils.concurrency.loops import within
 
@@ -204,7 +205,7 @@ class RunnerTask:
 
 def outage_of(bundle: AlgorithmBundle | RunnerBundle) -> float:
     """Return the seconds that the store may be unreachable for a side of the run."""
-    return float(getattr(bundle, "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
+    return float(getattr(bundle, "store_unreachable_timeout", OUTAGE_SECONDS))
 
 
 @contextlib.asynccontextmanager

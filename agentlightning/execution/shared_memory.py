@@ -19,9 +19,7 @@ from agentlightning.execution.base import (
     RunnerBundle,
 )
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.execution.roles import (
-    AlgorithmRole,
-)
+from agentlightning.execution.roles import AlgorithmRole
 from agentlightning.execution.run_state import run_of
 from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervisor import Patience, Supervision, TaskTeam

@@ -229,26 +229,16 @@ class Hooks:
     """
 
     def __init__(self, hooks: Sequence[Hook] | None) -> None:
-        self._hooks = tuple(hooks or ())
-        for hook in self._hooks:
-            check_hook(hook)
-        self._takes: dict[Any, frozenset[str] | None] = {}
+        self._hooks = [(hook, check_hook(hook)) for hook in hooks or ()]
 
     async def call(self, callback: str, **keywords: Any) -> None:
         """Call one callback of every hook that has it."""
         order = reversed(self._hooks) if callback.endswith("_end") else iter(self._hooks)
-        for hook in order:
-            method = getattr(hook, callback, None)
-            if method is None:
-                continue
+        for hook, takes in order:
             try:
-                function = getattr(method, "__func__", method)
-                if function not in self._takes:
-                    parameters = inspect.signature(method).parameters.values()
-                    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-                    self._takes[function] = None if takes_all else frozenset(p.name for p in parameters)
-                names = self._takes[function]
-                answer = method(**{key: value for key, value in keywords.items() if names is None or key in names})
+                names = takes[callback]
+                arguments = {key: value for key, value in keywords.items() if names is None or key in names}
+                answer = getattr(hook, callback)(**arguments)
                 if inspect.isawaitable(answer):
                     await answer
             except Exception as error:  # a hook only observes; its errors must not change the rollout
@@ -257,17 +247,19 @@ class Hooks:
                 logger.error("Exception during %s hook of %s", callback, type(hook).__name__, exc_info=raised)
 
 
-def check_hook(hook: Any) -> None:
-    """Check that every callback of a hook can be called.
+def check_hook(hook: Any) -> dict[str, frozenset[str] | None]:
+    """Return the names of the arguments that each callback of a hook takes, None for all.
 
     Raises:
         TypeError: it is not a hook, or a callback asks for an unknown argument; names it.
     """
     if not isinstance(hook, Hook):
         raise TypeError(f"A hook is an object of a subclass of agl.Hook; got {hook!r}")
+    takes: dict[str, frozenset[str] | None] = {}
     for callback, offered in OFFERED.items():
-        method = getattr(hook, callback, None)
-        parameters = () if method is None else inspect.signature(method).parameters.values()
+        parameters = inspect.signature(getattr(hook, callback)).parameters.values()
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        takes[callback] = None if takes_all else frozenset(p.name for p in parameters)
         needed = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         unknown = [p.name for p in needed if p.name not in offered or p.kind is p.POSITIONAL_ONLY]
         if unknown:
@@ -275,3 +267,4 @@ def check_hook(hook: Any) -> None:
                 f"{type(hook).__name__}.{callback} asks for {', '.join(unknown)}; it may take, by name, any of "
                 f"{', '.join(sorted(offered))}"
             )
+    return takes

@@ -138,5 +138,4 @@ class AgentOpsTracer(OtelTracer):
             session.record_exception(error)
             raise
         finally:
-            session.suspend()
-            span.end()
+            session.finalize()

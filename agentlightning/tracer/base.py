@@ -8,14 +8,13 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import (
     AbstractAsyncContextManager,
-    AbstractContextManager,
     ExitStack,
     asynccontextmanager,
     contextmanager,
 )
 from contextvars import copy_context
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from typing_extensions import ParamSpec, override
 
@@ -51,6 +50,13 @@ class TraceAdapter:
     def __getstate__(self) -> dict[str, object]:
         """Exclude the store, which belongs to a process."""
         return {name: value for name, value in self.__dict__.items() if name != "store"}
+
+
+class OpenRecording(SpanRecordingContext, Protocol):
+    """A span that is being recorded, as its tracer sees it."""
+
+    def finalize(self, end_time: float | None = None) -> None:
+        """End the span at a time in seconds; None is now."""
 
 
 class Tracer(ParallelWorkerBase):
@@ -107,14 +113,26 @@ class Tracer(ParallelWorkerBase):
         """Record a span that begins and ends at `timestamp` (seconds; now by default) and return its fields."""
         raise NotImplementedError(f"{type(self).__name__} cannot create spans")
 
+    @contextmanager
     def operation_context(
         self,
         name: str,
         attributes: dict[str, Any] | None = None,
         start_time: float | None = None,
         end_time: float | None = None,
-    ) -> AbstractContextManager[SpanRecordingContext]:
+    ) -> Generator[SpanRecordingContext]:
         """Return a context manager whose body is one span; times are seconds, by default those of the body."""
+        recording = self._begin(name, attributes, start_time)
+        try:
+            yield recording
+        except BaseException as error:  # also records cancellation and interrupts
+            recording.record_exception(error)
+            raise
+        finally:
+            recording.finalize(end_time)
+
+    def _begin(self, name: str, attributes: dict[str, Any] | None, start_time: float | None) -> OpenRecording:
+        """Begin the span of an operation."""
         raise NotImplementedError(f"{type(self).__name__} cannot trace operations")
 
     def get_langchain_handler(self) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 from typing_extensions import override
 
 from agentlightning.tracer.base import Tracer
-from agentlightning.types import Attributes, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.types import Attributes, SpanCoreFields, StatusCode, TraceStatus
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import format_exception_attributes
 
@@ -38,9 +36,9 @@ class DummySpanRecordingContext:
         """Set the status."""
         self._status = TraceStatus(status_code=status_code, description=description)
 
-    def finalize(self, end_time: float) -> None:
-        """Set the end time."""
-        self._end_time = end_time
+    def finalize(self, end_time: float | None = None) -> None:
+        """Set the end time; None is now."""
+        self._end_time = time.time() if end_time is None else end_time
 
     def get_recorded_span(self) -> SpanCoreFields:
         """Return the recorded fields.
@@ -80,20 +78,8 @@ class DummyTracer(Tracer):
         )
 
     @override
-    @contextmanager
-    def operation_context(
-        self,
-        name: str,
-        attributes: dict[str, Any] | None = None,
-        start_time: float | None = None,
-        end_time: float | None = None,
-    ) -> Generator[SpanRecordingContext]:
+    def _begin(
+        self, name: str, attributes: dict[str, Any] | None, start_time: float | None
+    ) -> DummySpanRecordingContext:
         start = start_time if start_time is not None else time.time()
-        recording = DummySpanRecordingContext(name, dict(attributes or {}), start)
-        try:
-            yield recording
-        except BaseException as error:  # also records cancellation and interrupts
-            recording.record_exception(error)
-            raise
-        finally:
-            recording.finalize(end_time if end_time is not None else time.time())
+        return DummySpanRecordingContext(name, dict(attributes or {}), start)

@@ -25,7 +25,7 @@ from agentlightning.tracer.manual import ManualTracing, last_scope
 from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.sequence_ids import SequenceIds
-from agentlightning.types import Attributes, Span, SpanCoreFields, SpanRecordingContext, StatusCode, TraceStatus
+from agentlightning.types import Attributes, Span, SpanCoreFields, StatusCode, TraceStatus
 from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.otel import INSTRUMENTATION_NAME, sanitize_attributes
 
@@ -45,8 +45,10 @@ _resumed: ContextVar[OtelSpanRecordingContext | None] = ContextVar("agentlightni
 class OtelSpanRecordingContext:
     """An OpenTelemetry span that is being recorded. Current from `resume` to `suspend`; one context at a time."""
 
-    def __init__(self, span: trace_api.Span) -> None:
+    def __init__(self, span: trace_api.Span, success: StatusCode = "UNSET") -> None:
+        """`success` is the status of a span that ends without an exception."""
         self._span = span
+        self._success: StatusCode = success
         self._resumed: tuple[Token[OtelSpanRecordingContext | None], Token[Context]] | None = None
 
     def resume(self) -> None:
@@ -67,7 +69,7 @@ class OtelSpanRecordingContext:
 
     def record_exception(self, exception: BaseException) -> None:
         """Add an `exception` event; the status becomes `ERROR`."""
-        exception = readable(exception)
+        exception, self._success = readable(exception), "UNSET"
         self._span.record_exception(exception, {"exception.message": message_of(exception)})
         self.record_status("ERROR", f"{type(exception).__name__}: {message_of(exception)}")
 
@@ -78,6 +80,12 @@ class OtelSpanRecordingContext:
     def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
         """Set the status."""
         _set_status(self._span, TraceStatus(status_code=status_code, description=description))
+
+    def finalize(self, end_time: float | None = None) -> None:
+        """Suspend the span and end it at a time in seconds; None is now."""
+        self.record_status(self._success)
+        self.suspend()
+        self._span.end(_nanoseconds(end_time))
 
     def get_otel_span(self) -> trace_api.Span:
         """Return the OpenTelemetry span."""
@@ -241,27 +249,13 @@ class OtelTracer(ManualTracing):
         return fields
 
     @override
-    @contextmanager
-    def operation_context(
-        self,
-        name: str,
-        attributes: dict[str, Any] | None = None,
-        start_time: float | None = None,
-        end_time: float | None = None,
-    ) -> Generator[SpanRecordingContext]:
+    def _begin(
+        self, name: str, attributes: dict[str, Any] | None, start_time: float | None
+    ) -> OtelSpanRecordingContext:
         span = self._tracer().start_span(name, attributes=attributes, start_time=_nanoseconds(start_time))
-        recording = OtelSpanRecordingContext(span)
+        recording = OtelSpanRecordingContext(span, self.success)
         recording.resume()
-        try:
-            yield recording
-            if self.success != "UNSET":
-                recording.record_status(self.success)
-        except BaseException as error:  # also records cancellation and interrupts
-            recording.record_exception(error)
-            raise
-        finally:
-            recording.suspend()
-            span.end(_nanoseconds(end_time))
+        return recording
 
     @contextmanager
     def _root(self, name: str) -> Generator[object]:

@@ -160,8 +160,7 @@ class _Spans:
         else:
             recording.record_attributes({"exception.message": str(exception)})
             recording.record_exception(exception)
-        recording.suspend()
-        recording.get_otel_span().end()
+        recording.finalize()
 
 
 def _plain(value: object) -> Any:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from agentlightning.trackers.tracker import RunEnding, TrackedRun, Tracker
-from agentlightning.types.runs import RunRecord
+from agentlightning.training.records import RunLog
+from agentlightning.training.run_folder import versions
+from agentlightning.types.runs import Run, RunRecord, RunState
+from agentlightning.utils.concurrency.loop_thread import call_in_thread
 from agentlightning.utils.exceptions import readable
 from agentlightning.utils.masking import masked_text
 
@@ -92,11 +99,23 @@ class Feed:
         return True
 
 
-class Feeds:
-    """Passes the records of one run to all its trackers."""
+FINISH_SECONDS = 30.0
+"""Seconds that trackers have after the end of the run for pending records."""
+HASTY_FINISH_SECONDS = 1.5
+"""The same after an interruption."""
+_READ_SECONDS = 2.0
 
-    def __init__(self, trackers: Sequence[Tracker], run: TrackedRun) -> None:
-        self._feeds = [Feed(tracker, run) for tracker in trackers]
+
+class RunTracking:
+    """Passes the records of one run to its trackers, if any. `about` returns the algorithm's name and the settings."""
+
+    def __init__(
+        self, trackers: Sequence[Tracker], run_id: str | None, about: Callable[[], tuple[str | None, dict[str, Any]]]
+    ) -> None:
+        self.result: Any = None
+        """The algorithm's return value."""
+        self._trackers, self._run_id, self._about = trackers, run_id or "", about
+        self._feeds: list[Feed] = []
 
     def tell(self, records: Sequence[RunRecord]) -> None:
         """Pass on the records of the kinds that trackers receive. Never waits."""
@@ -105,10 +124,50 @@ class Feeds:
                 for feed in self._feeds:
                     feed.tell(record)
 
-    def end(self, ending: RunEnding, seconds: float) -> None:
-        """Make all trackers finish, and wait at most `seconds` for all of them together."""
+    @contextlib.asynccontextmanager
+    async def around(self, run_log: RunLog) -> AsyncGenerator[None]:
+        """Start the trackers, and end them with the result or error of the body."""
+        if not self._trackers:
+            yield
+            return
+        run = await _run_of(run_log)
+        resumed = run is not None and run.starts > 1
+        about = TrackedRun(self._run_id, *self._about(), versions(), resumed=resumed)
+        self._feeds = [Feed(tracker, about) for tracker in self._trackers]
+        try:
+            yield
+        except BaseException as error:  # trackers get every kind of end
+            await self._end(run_log, error)
+            raise
+        await self._end(run_log, None)
+
+    async def _end(self, run_log: RunLog, error: BaseException | None) -> None:
+        feeds, self._feeds = self._feeds, []
+        run = await _run_of(run_log)
+        state = _state_of(run, error)
+        error_text = None
+        if error is not None and state == "failed":
+            error_text = masked_text(f"{type(error).__name__}: {readable(error)}")
+        model = getattr(self.result, "model_path", None)
+        path = str(model) if isinstance(model, (str, Path)) else None
+        ending = RunEnding(state, error_text, None if run is None else run.best, path)
+        seconds = HASTY_FINISH_SECONDS if state in ("interrupted", "stopped") else FINISH_SECONDS
         until = time.monotonic() + seconds
-        for feed in self._feeds:
+        for feed in feeds:
             feed.end(ending)
-        for feed in self._feeds:
-            feed.join(until - time.monotonic())
+        await call_in_thread(lambda: [feed.join(until - time.monotonic()) for feed in feeds], name="trackers-end")
+
+
+async def _run_of(run_log: RunLog) -> Run | None:
+    try:
+        return await asyncio.wait_for(run_log.run(), _READ_SECONDS)
+    except Exception:  # an unreachable store, or an unknown run: trackers get less information
+        return None
+
+
+def _state_of(run: Run | None, error: BaseException | None) -> RunState:
+    if error is None:
+        return "succeeded"
+    if run is not None and run.stop_reason is not None:
+        return "stopped"
+    return "interrupted" if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)) else "failed"

@@ -1,6 +1,6 @@
 """The two bundles of a fit: everything that a side needs except the store, in one picklable object.
 
-Also the settings of a Trainer that are recorded with each run (without keys and resources), and the trackers.
+Also the settings of a Trainer that are recorded with each run (without keys and resources).
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ from agentlightning.algorithm.base import Algorithm, AlgorithmTrainer
 from agentlightning.algorithm.decorator import FunctionalAlgorithm
 from agentlightning.errors import NotFoundError
 from agentlightning.execution.events import ExecutionEvent
-from agentlightning.execution.remote import DEFAULT_OUTAGE_SECONDS
 from agentlightning.execution.run_state import end_run
 from agentlightning.execution.supervisor import until_set
 from agentlightning.litagent.litagent import LitAgent
@@ -28,6 +26,8 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import to_json
 from agentlightning.store.spec import public_form
 from agentlightning.store.wrappers import LightningStoreScoped, complete
+from agentlightning.trackers.feed import RunTracking
+from agentlightning.trackers.tracker import Tracker
 from agentlightning.trainer.follow import RunReport, followed
 from agentlightning.trainer.parts import place_of
 from agentlightning.trainer.resume import LightningStoreOfRun, past_of
@@ -35,15 +35,12 @@ from agentlightning.training.progress import Style
 from agentlightning.training.records import RunLog
 from agentlightning.training.run_folder import versions
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
-from agentlightning.types.runs import Run, RunRecord, RunState
+from agentlightning.utils.backoff import OUTAGE_SECONDS
 from agentlightning.utils.concurrency.loop_thread import call_in_thread
-from agentlightning.utils.exceptions import readable
-from agentlightning.utils.masking import masked, masked_text
+from agentlightning.utils.masking import masked
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
-    from agentlightning.trackers.feed import Feeds
-    from agentlightning.trackers.tracker import Tracker
 
 EVENT_POLL_SECONDS = 0.1
 
@@ -75,7 +72,7 @@ class AlgorithmSide:
     """Settings of the Trainer, recorded with the run."""
     trackers: Sequence[Tracker] = ()
     """Trackers that receive the run's records."""
-    store_unreachable_timeout: float = DEFAULT_OUTAGE_SECONDS
+    store_unreachable_timeout: float = OUTAGE_SECONDS
     """Seconds that the store may be unreachable for the algorithm and the gateway; the same as for the runner."""
     result: Any = field(default=None, init=False)
     """The algorithm's return value, if it ran in this process."""
@@ -188,7 +185,7 @@ class RunnerSide:
     @property
     def store_unreachable_timeout(self) -> float:
         """Seconds that the store may be unreachable for the runner."""
-        return float(getattr(self.runners[0], "store_unreachable_timeout", DEFAULT_OUTAGE_SECONDS))
+        return float(getattr(self.runners[0], "store_unreachable_timeout", OUTAGE_SECONDS))
 
     @property
     def max_rollouts(self) -> int | None:
@@ -243,78 +240,3 @@ def settings_of(
         "train_tasks": None if train is None else len(train),
         "val_tasks": None if val is None else len(val),
     }
-
-
-FINISH_SECONDS = 30.0
-"""Seconds that trackers have after the end of the run for pending records."""
-HASTY_FINISH_SECONDS = 1.5
-"""The same after an interruption."""
-_READ_SECONDS = 2.0
-
-
-class RunTracking:
-    """Sends the records of one run to its trackers, if any. `about` returns the algorithm's name and the settings."""
-
-    def __init__(
-        self, trackers: Sequence[Tracker], run_id: str | None, about: Callable[[], tuple[str | None, dict[str, Any]]]
-    ) -> None:
-        self.result: Any = None
-        """The algorithm's return value."""
-        self._trackers, self._run_id, self._about = trackers, run_id or "", about
-        self._feeds: Feeds | None = None
-
-    def tell(self, records: Sequence[RunRecord]) -> None:
-        """Pass records on. Never waits."""
-        if self._feeds is not None:
-            self._feeds.tell(records)
-
-    @contextlib.asynccontextmanager
-    async def around(self, run_log: RunLog) -> AsyncGenerator[None]:
-        """Start the trackers, and end them with the result or error of the body."""
-        if not self._trackers:
-            yield
-            return
-        from agentlightning.trackers.feed import Feeds
-        from agentlightning.trackers.tracker import TrackedRun
-
-        run = await _run_of(run_log)
-        resumed = run is not None and run.starts > 1
-        about = TrackedRun(self._run_id, *self._about(), versions(), resumed=resumed)
-        self._feeds = Feeds(self._trackers, about)
-        try:
-            yield
-        except BaseException as error:  # trackers get every kind of end
-            await self._end(run_log, error)
-            raise
-        await self._end(run_log, None)
-
-    async def _end(self, run_log: RunLog, error: BaseException | None) -> None:
-        from agentlightning.trackers.tracker import RunEnding
-
-        feeds, self._feeds = self._feeds, None
-        assert feeds is not None
-        run = await _run_of(run_log)
-        state = _state_of(run, error)
-        error_text = None
-        if error is not None and state == "failed":
-            error_text = masked_text(f"{type(error).__name__}: {readable(error)}")
-        model = getattr(self.result, "model_path", None)
-        path = str(model) if isinstance(model, (str, Path)) else None
-        ending = RunEnding(state, error_text, None if run is None else run.best, path)
-        seconds = HASTY_FINISH_SECONDS if state in ("interrupted", "stopped") else FINISH_SECONDS
-        await call_in_thread(lambda: feeds.end(ending, seconds), name="trackers-end")
-
-
-async def _run_of(run_log: RunLog) -> Run | None:
-    try:
-        return await asyncio.wait_for(run_log.run(), _READ_SECONDS)
-    except Exception:  # an unreachable store, or an unknown run: trackers get less information
-        return None
-
-
-def _state_of(run: Run | None, error: BaseException | None) -> RunState:
-    if error is None:
-        return "succeeded"
-    if run is not None and run.stop_reason is not None:
-        return "stopped"
-    return "interrupted" if isinstance(error, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)) else "failed"

@@ -141,7 +141,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_and_others_go_on(
 def test_a_tracker_that_hangs_keeps_nobody_waiting_and_what_it_missed_is_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("agentlightning.trainer.bundles.FINISH_SECONDS", 0.2)
+    monkeypatch.setattr("agentlightning.trackers.feed.FINISH_SECONDS", 0.2)
     free = threading.Event()
 
     class Hangs(Remembers):

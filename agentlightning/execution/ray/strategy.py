@@ -31,10 +31,7 @@ from agentlightning.execution.base import (
 )
 from agentlightning.execution.children import ChildTask
 from agentlightning.execution.ray.team import AskingEvent, RayActors
-from agentlightning.execution.roles import (
-    AlgorithmRole,
-    RunnerTask,
-)
+from agentlightning.execution.roles import AlgorithmRole, RunnerTask
 from agentlightning.execution.stall import DEFAULT_SECONDS, OnStall, StallPolicy
 from agentlightning.execution.supervisor import Patience, Supervision
 from agentlightning.execution.team import ProcessTeam, part_not_pickled

@@ -8,7 +8,6 @@ its end, however it ends. The program's output is stored with the attempt as an 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +33,7 @@ from agentlightning.litagent.command.attempt_folder import (
 from agentlightning.litagent.command.process import Program, ProgramLimits
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.types import AttemptedRollout, NamedResources, Rollout, RolloutRawResult
+from agentlightning.utils.setting_checks import check_choice, check_count, check_seconds
 
 
 class CommandAgent(LitAgent[Any]):
@@ -81,7 +81,7 @@ class CommandAgent(LitAgent[Any]):
         if os.name != "posix":
             raise RuntimeError("CommandAgent needs process groups, which this system does not have (POSIX only)")
         self.command = check_command(command)
-        self.task = check_task(task)
+        self.task: TaskPlace = check_choice("task", task, get_args(TaskPlace))
         self.reward: RewardSource | Mapping[int, float] = check_reward(reward)
         if llm is not None and not isinstance(llm, str):
             raise TypeError(f"llm must be the name of a resource; got {llm!r}")
@@ -158,13 +158,6 @@ def check_command(command: Any) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def check_task(task: Any) -> TaskPlace:
-    """Return the setting `task` if it is valid."""
-    if task not in get_args(TaskPlace):
-        raise ValueError(f"task must be one of {', '.join(get_args(TaskPlace))}; got {task!r}")
-    return task
-
-
 def check_reward(reward: object) -> RewardSource | dict[int, float]:
     """Return the setting `reward` if it is valid."""
     if callable(reward):
@@ -223,21 +216,10 @@ def _check_variable(setting: str, name: str) -> None:
 
 def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any) -> ProgramLimits:
     """Return the limits of a run."""
-    if timeout_seconds is not None:
-        _check_seconds("timeout_seconds", timeout_seconds, zero=False)
-    _check_seconds("stop_seconds", stop_seconds, zero=True)
-    if isinstance(max_output_bytes, bool) or not isinstance(max_output_bytes, int):
-        raise TypeError(f"max_output_bytes must be a whole number; got {max_output_bytes!r}")
-    if max_output_bytes < LEAST_OUTPUT_BYTES:
-        raise ValueError(f"max_output_bytes must be at least {LEAST_OUTPUT_BYTES}; got {max_output_bytes}")
-    return ProgramLimits(timeout_seconds, stop_seconds, max_output_bytes)
-
-
-def _check_seconds(name: str, value: object, *, zero: bool) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds; got {value!r}")
-    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-        raise ValueError(f"{name} must be {'at least' if zero else 'more than'} 0 seconds and finite; got {value!r}")
+    if timeout_seconds is not None and check_seconds("timeout_seconds", timeout_seconds) == 0:
+        raise ValueError(f"timeout_seconds must be more than 0 seconds; got {timeout_seconds!r}")
+    output_bytes = check_count("max_output_bytes", max_output_bytes, minimum=LEAST_OUTPUT_BYTES)
+    return ProgramLimits(timeout_seconds, check_seconds("stop_seconds", stop_seconds), output_bytes)
 
 
 _NEEDED = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
