@@ -6,13 +6,9 @@ What every store does is in `conformance/`. Each test has a partition of its own
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib.util
 import itertools
 import logging
-import multiprocessing
-import os
-import pickle
 import random
 import subprocess
 import sys
@@ -48,14 +44,12 @@ from agentlightning.store.postgres import (
     backend,
     link,
     listener,
-    reader,
     tx,
-    writer,
 )
 from agentlightning.store.rules.durable import SCHEMA_VERSION
+from agentlightning.store.sql import backend as sql_backend
 from agentlightning.store.sql import tx as sql_tx
 
-_SPAWN = multiprocessing.get_context("spawn")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -116,37 +110,6 @@ def run(store: PostgresLightningStore, script: Callable[[Tx], Any]) -> Any:
 
 
 # --- one claim, one count --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_threads_and_processes_claim_each_rollout_once(postgres_uri: str, partition: str) -> None:
-    count = 1000
-    store = PostgresLightningStore(postgres_uri, partition=partition)
-    asyncio.run(queue_some(store, count))
-    with _SPAWN.Pool(2) as pool, ThreadPoolExecutor(4) as threads:
-        others = pool.starmap_async(_claim_all, [(postgres_uri, partition)] * 2)
-        claims = [i for ids in threads.map(lambda n: asyncio.run(_drain(store, f"w{n}")), range(4)) for i in ids]
-        for ids in others.get(60):
-            claims.extend(ids)
-    asyncio.run(store.close())
-    assert len(claims) == len(set(claims)) == count
-
-
-async def _drain(store: PostgresLightningStore, worker_id: str) -> list[str]:
-    ids: list[str] = []
-    while (claim := await store.dequeue_rollout(worker_id=worker_id)) is not None:
-        ids.append(claim.rollout_id)
-    return ids
-
-
-def _claim_all(uri: str, partition: str) -> list[str]:
-    async def work() -> list[str]:
-        store = PostgresLightningStore(uri, partition=partition)
-        ids = await _drain(store, str(os.getpid()))
-        await store.close()
-        return ids
-
-    return asyncio.run(work())
 
 
 async def test_a_claimer_waits_for_no_other_and_never_takes_the_same(
@@ -247,7 +210,7 @@ async def test_changes_that_cross_do_not_wait_for_each_other_for_ever(
 async def test_a_script_that_gets_no_lock_is_given_up_after_a_while(
     store: PostgresLightningStore, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(backend, "_PATIENCE_SECONDS", 0.3)
     rollout = await store.start_rollout(input=1)
     with database.transaction():
         database.execute("SELECT FROM agl_rollouts WHERE rollout_id = %s FOR UPDATE", (rollout.rollout_id,))
@@ -322,7 +285,7 @@ async def test_a_script_that_raises_leaves_no_trace_and_disturbs_no_neighbour(st
 async def test_callers_beyond_the_bound_are_told_to_come_later(
     store: PostgresLightningStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_MAX_WAITING", 3)
+    monkeypatch.setattr(sql_backend, "_MAX_WAITING", 3)
     go_on, begun = threading.Event(), threading.Event()
 
     def linger(tx: Tx) -> None:
@@ -332,11 +295,12 @@ async def test_callers_beyond_the_bound_are_told_to_come_later(
     with ThreadPoolExecutor() as callers:
         callers.submit(run, store, linger)
         assert begun.wait(30)
-        waiting = [store._backend._submit(lambda tx: tx.runs(), write=True) for _ in range(3)]  # type: ignore[attr-defined]
+        waiting = [asyncio.create_task(store._backend.run(lambda tx: tx.runs())) for _ in range(3)]  # type: ignore[arg-type]
+        await asyncio.sleep(0)
         with pytest.raises(BusyError, match="3 calls wait"):
             await store.enqueue_rollout(input="one too many")
         go_on.set()
-    assert [future.result(30)[0] for future in waiting] == [[], [], []]
+    assert [runs for runs, _ in await asyncio.gather(*waiting)] == [[], [], []]
 
 
 async def test_what_the_tables_cannot_hold_is_the_callers_error_alone(store: PostgresLightningStore) -> None:
@@ -408,36 +372,6 @@ async def test_changes_of_a_dump_that_was_loaded_are_told(
     page = await opened.query_events(after="0")
     await opened.close()
     assert [event.rollout_id for event in page.events] == [made.rollout_id]
-
-
-def _finish_in_another_process(uri: str, partition: str, rollout_id: str) -> None:
-    async def finish() -> None:
-        store = PostgresLightningStore(uri, partition=partition)
-        await store.update_rollout(rollout_id, status="succeeded")
-        await store.enqueue_rollout(input="from the other process")
-        await store.close()
-
-    asyncio.run(finish())
-
-
-async def test_who_waits_hears_what_another_process_does(
-    store: PostgresLightningStore, postgres_uri: str, partition: str
-) -> None:
-    held = await store.start_rollout(input=1)
-    cursor = (await store.query_events()).cursor
-    waits = (
-        asyncio.create_task(store.wait_for_rollouts(rollout_ids=[held.rollout_id], timeout=60.0)),
-        asyncio.create_task(store.dequeue_rollout(timeout=60.0)),
-        asyncio.create_task(store.query_events(after=cursor, timeout=60.0)),
-    )
-    other = _SPAWN.Process(target=_finish_in_another_process, args=(postgres_uri, partition, held.rollout_id))
-    other.start()
-    finished, claimed, page = await asyncio.wait_for(asyncio.gather(*waits), 60.0)
-    await asyncio.to_thread(other.join)
-    assert [rollout.rollout_id for rollout in finished] == [held.rollout_id]
-    assert claimed is not None
-    assert claimed.input == "from the other process"
-    assert held.rollout_id in {event.rollout_id for event in page.events}
 
 
 async def test_only_changes_of_others_wake_the_listener(
@@ -538,49 +472,10 @@ async def test_a_lost_answer_to_a_commit_is_said_and_the_next_call_works(
     assert [rollout.rollout_id for rollout in await named.query_rollouts()] == [made.rollout_id]
 
 
-@pytest.mark.slow
-async def test_what_was_acknowledged_survives_crashes_of_the_server_and_nothing_is_there_twice(
-    postgres_server: PostgresServer, partition: str
-) -> None:
-    store = PostgresLightningStore(postgres_server.uri, partition=partition)
-    done: list[str] = []
-    stop, enough = asyncio.Event(), asyncio.Event()
-
-    async def call(caller: int) -> None:
-        number = 0
-        while not stop.is_set():
-            number += 1
-            token = request_token.set(f"{partition} {caller} {number}")
-            while True:
-                try:
-                    done.append((await store.enqueue_rollout(input=[caller, number])).rollout_id)
-                    break
-                except StoreUnreachableError:
-                    continue  # not known; the token says that it is the same call
-            request_token.reset(token)
-            if len(done) % 100 == 0:
-                enough.set()
-
-    callers = [asyncio.create_task(call(n)) for n in range(8)]
-    for crash in range(3):
-        await enough.wait()
-        await asyncio.to_thread((postgres_server.crash, postgres_server.stop)[crash % 2])
-        await asyncio.to_thread(postgres_server.start)
-        enough.clear()
-    stop.set()
-    await asyncio.gather(*callers)
-    stored = [rollout.rollout_id for rollout in await store.query_rollouts()]
-    await store.close()
-    assert len(stored) == len(set(stored))
-    assert set(stored) == set(done)
-    assert len(done) == len(set(done))
-
-
 async def test_a_server_that_stays_away_is_said_with_what_became_of_the_call(
     postgres_server: PostgresServer, partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (writer, reader):
-        monkeypatch.setattr(module, "OUTAGE_SECONDS", 0.2)
+    monkeypatch.setattr(sql_backend, "OUTAGE_SECONDS", 0.2)
     store = PostgresLightningStore(postgres_server.uri, partition=partition)
     await store.enqueue_rollout(input=1)
     await asyncio.to_thread(postgres_server.stop)
@@ -596,65 +491,6 @@ async def test_a_server_that_stays_away_is_said_with_what_became_of_the_call(
     await store.enqueue_rollout(input=3)
     assert [rollout.input for rollout in await store.query_rollouts()] == [1, 3]
     await store.close()
-
-
-# --- processes and threads -------------------------------------------------------------------------------------------
-
-
-async def test_a_forked_child_uses_the_store_that_its_parent_has_used(store: PostgresLightningStore) -> None:
-    await store.enqueue_rollout(input=1)
-    await store.query_rollouts()  # threads and connections of both kinds are there
-    child = os.fork()
-    if child == 0:
-        try:
-            made = asyncio.run(asyncio.wait_for(store.enqueue_rollout(input=2), 20.0))
-            store._backend._processes.pop(os.getppid())  # type: ignore[attr-defined]
-            gc.collect()  # the parent's connections are not the child's to end
-            os._exit(0 if made.input == 2 else 1)
-        except BaseException:
-            os._exit(2)
-    _, status = await asyncio.to_thread(os.waitpid, child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert [rollout.input for rollout in await store.query_rollouts()] == [1, 2]
-    await store.enqueue_rollout(input=3)
-
-
-async def test_a_copy_by_pickle_opens_the_same_partition_with_the_same_settings(
-    postgres_uri: str, partition: str
-) -> None:
-    store = PostgresLightningStore(postgres_uri, partition=partition, lease_seconds=7.0)
-    made = await store.enqueue_rollout(input=1)
-    copy = pickle.loads(pickle.dumps(store))
-    assert copy._settings == store._settings
-    assert [rollout.rollout_id for rollout in await copy.query_rollouts()] == [made.rollout_id]
-    await copy.close()
-    await store.close()
-
-
-async def test_a_closed_store_has_no_threads_and_answers_what_it_was_asked(postgres_uri: str, partition: str) -> None:
-    before = set(threading.enumerate())
-    store = PostgresLightningStore(postgres_uri, partition=partition)
-    submissions, all_are_asked, submit = list[bool](), asyncio.Event(), store._backend._submit
-
-    def counted(script: Any, write: bool) -> Any:
-        future = submit(script, write)
-        submissions.append("_enqueue" in getattr(script, "__qualname__", ""))  # the timer writes, too
-        if submissions.count(True) == 50:
-            all_are_asked.set()
-        return future
-
-    store._backend._submit = counted  # type: ignore[method-assign]
-    waiting = [asyncio.create_task(store.enqueue_rollout(input=n)) for n in range(50)]
-    await all_are_asked.wait()  # a store that is closed before refuses
-    await store.query_rollouts()
-    await asyncio.to_thread(store._backend.await_change, 30.0)
-    await store.close()
-    await store.close()
-    assert len(await asyncio.gather(*waiting)) == 50
-    threads = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("agl-postgres")]
-    assert threads == []
-    with pytest.raises(ConflictError, match="is closed"):
-        await store.enqueue_rollout(input=1)
 
 
 async def test_partitions_do_not_see_each_other(

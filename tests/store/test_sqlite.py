@@ -1,10 +1,7 @@
-"""Features of the store in a file alone: several processes, forks, versions of the file, files of others."""
+"""Features of the store in a file alone: versions of the file, files of others."""
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
-import os
 import sqlite3
 from pathlib import Path
 
@@ -15,61 +12,11 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.store.sqlite import schema as sqlite_schema
 from agentlightning.types import RetentionPolicy, Span
 
-_SPAWN = multiprocessing.get_context("spawn")
-
 
 def _span(rollout_id: str, attempt_id: str) -> Span:
     return Span.from_attributes(
         attributes={"k": 1}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=-1, name="step"
     )
-
-
-def _finish_in_another_process(path: str, rollout_id: str) -> None:
-    async def finish() -> None:
-        store = SQLiteLightningStore(path)
-        await store.update_rollout(rollout_id, status="succeeded")
-        await store.enqueue_rollout(input="from the other process")
-        await store.close()
-
-    asyncio.run(finish())
-
-
-async def test_who_waits_hears_what_another_process_does(tmp_path: Path) -> None:
-    store = SQLiteLightningStore(tmp_path / "x.db")
-    held = await store.start_rollout(input=1)
-    cursor = (await store.query_events()).cursor
-    waits = (
-        asyncio.create_task(store.wait_for_rollouts(rollout_ids=[held.rollout_id], timeout=60.0)),
-        asyncio.create_task(store.dequeue_rollout(timeout=60.0)),
-        asyncio.create_task(store.query_events(after=cursor, timeout=60.0)),
-    )
-    await asyncio.sleep(0.05)
-    other = _SPAWN.Process(target=_finish_in_another_process, args=(str(tmp_path / "x.db"), held.rollout_id))
-    other.start()
-    finished, claimed, page = await asyncio.wait_for(asyncio.gather(*waits), 30.0)
-    await asyncio.to_thread(other.join)
-    assert [rollout.rollout_id for rollout in finished] == [held.rollout_id]
-    assert claimed is not None
-    assert claimed.input == "from the other process"
-    assert held.rollout_id in {event.rollout_id for event in page.events}
-    await store.close()
-
-
-async def test_a_forked_child_uses_the_store_that_its_parent_has_used(tmp_path: Path) -> None:
-    store = SQLiteLightningStore(tmp_path / "x.db")
-    await store.enqueue_rollout(input=1)  # the writer thread runs now
-    child = os.fork()
-    if child == 0:
-        try:
-            made = asyncio.run(asyncio.wait_for(store.enqueue_rollout(input=2), 20.0))
-            os._exit(0 if made.input == 2 else 1)
-        except BaseException:
-            os._exit(2)
-    _, status = await asyncio.to_thread(os.waitpid, child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert [rollout.input for rollout in await store.query_rollouts()] == [1, 2]
-    await store.enqueue_rollout(input=3)
-    await store.close()
 
 
 async def test_a_file_of_the_first_version_is_brought_up_to_date(

@@ -1,5 +1,5 @@
-"""The call in progress: its token and its ids; copies of it that arrive while the first one runs, and claims that are
-answered without a look at the queue."""
+"""The call in progress: its token and its ids; copies of it that arrive while the first one runs, and calls of idle
+workers that share a commit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 
 from agentlightning.store.base import call_token
-from agentlightning.store.rules.idempotency import Call, claim_call
-from agentlightning.store.rules.tx import ClaimRow, Ids, Tx
+from agentlightning.store.rules.idempotency import Call
+from agentlightning.store.rules.tx import Ids
 from agentlightning.store.rules.values import given
 from agentlightning.utils.id import derive_id, generate_id
-
-_TOGETHER_SECONDS = 0.05
-"""Seconds that the answer to an idle worker may wait for those to others, so that one write records them all."""
 
 _MANY_BEATS, _BEATS_TOGETHER_SECONDS = 32, 0.25
 """Heartbeats of idle workers per second above which their answers are grouped, and seconds that an answer may wait."""
@@ -62,6 +59,12 @@ class Repeats:
             mine.set_result(None)
 
 
+async def until_tick(seconds: float, now: float) -> None:
+    """Wait for the next multiple of so many seconds, at which others are waiting, so that one commit serves them all.
+    `now` is a time of a clock that all of them use."""
+    await asyncio.sleep(seconds - now % seconds)
+
+
 class IdleBeats:
     """Groups the heartbeats of idle workers if there are many: in a durable store, a transaction takes five times as
     long as a heartbeat in it. Usable from any event loop."""
@@ -76,40 +79,4 @@ class IdleBeats:
         many = len(self._last) == _MANY_BEATS and now - self._last[0] < 1.0
         self._last.append(now)
         if many:
-            await asyncio.sleep(_BEATS_TOGETHER_SECONDS - now % _BEATS_TOGETHER_SECONDS)
-
-
-class EmptyClaims:
-    """Records the empty claims of idle workers that were decided without a look at the queue, many in one write, before
-    they are answered. Usable from any event loop."""
-
-    def __init__(self, write: Callable[[Callable[[Tx], None]], Awaitable[None]], now: Callable[[], float]) -> None:
-        self._write = write
-        self._now = now
-        self._lock = threading.Lock()
-        self._waiting: dict[asyncio.AbstractEventLoop, tuple[list[Call], asyncio.Task[None]]] = {}
-
-    async def note(self, token: str, run_id: str | None, worker_id: str | None, limit: int) -> None:
-        """Return when the claim is recorded."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            if loop not in self._waiting:
-                self._waiting = {other: batch for other, batch in self._waiting.items() if not other.is_closed()}
-                batch: list[Call] = []
-                self._waiting[loop] = batch, asyncio.create_task(self._write_soon(loop, batch))
-            calls, task = self._waiting[loop]
-        calls.append(claim_call(token, run_id, worker_id, limit))
-        await asyncio.shield(task)
-
-    async def _write_soon(self, loop: asyncio.AbstractEventLoop, calls: list[Call]) -> None:
-        await asyncio.sleep(_TOGETHER_SECONDS)
-        with self._lock:
-            del self._waiting[loop]
-        now = self._now()
-
-        def script(tx: Tx) -> None:
-            for call in calls:
-                if tx.get("claim", call.token) is None:
-                    tx.put("claim", call.token, ClaimRow([], now, asked=call.asked))
-
-        await self._write(script)
+            await until_tick(_BEATS_TOGETHER_SECONDS, now)

@@ -13,13 +13,13 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import TypeVar
 
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.engine.clock import Timeline, forget, monotonic, watch
-from agentlightning.store.engine.waiters import Follower, KeptWait, KeptWaits, Key, Waiters
+from agentlightning.store.engine.waiters import MAX_WAITERS, Again, Follower, Key, Waiters
 from agentlightning.store.rules import lifecycle
 from agentlightning.store.rules.claims import forget_claim_tokens, queue_now, queued_ahead
 from agentlightning.store.rules.deletion import begin_deletion, delete, end_deletion, set_aside, surplus
@@ -44,7 +44,6 @@ _TOKENS_AT_ONCE, _QUEUED_AT_ONCE, _DUE_AT_ONCE = 1000, 256, 256
 _DUE_AFTER_JUMP = 10_000
 """Attempts with a limit that are checked at once while a jump of the clock makes their deadlines unreliable."""
 _LONGEST_LIMIT_SECONDS = 86_400.0
-_MAX_WAITERS = 20_000
 _LOOK_FOR_WORK_SECONDS = 30.0
 """Seconds between two looks at the queue for an idle worker that keeps asking; each renews its `last_dequeue_time`."""
 _LOOK_AGAIN_SECONDS = 300.0
@@ -68,7 +67,6 @@ class StoreRuntime:
         self.on_attempt_end: Callable[[Attempt], None] | None = None
         """Called with every attempt that a script of this process ends."""
         self._waiters = Waiters()
-        self._kept = {"end": KeptWaits(most=64), "work": KeptWaits(most=_MAX_WAITERS)}
         self._follower = Follower(backend, self._waiters) if backend.shared else None
         self._look_again = _LOOK_AGAIN_SECONDS if backend.shared else None
         self._scan_debounce_seconds = scan_debounce_seconds
@@ -154,13 +152,13 @@ class StoreRuntime:
         *,
         write: bool = False,
         due_in: Callable[[R], float | None] | None = None,
-        again: tuple[str, Hashable] | None = None,
+        again: Again | None = None,
     ) -> R:
         """Run scripts until nothing is `missing` in the result of one, or time is up; return the last result.
 
         `script_of` makes each script from the result before it (None at first). `due_in` returns the seconds after
-        which another look is useful even if nothing has happened. `again` names a wait (its kind, `end` or `work`, and
-        its key) that is likely to be repeated after a timeout: the repeated wait then continues this one.
+        which another look is useful even if nothing has happened. `again` names a wait that is likely to be repeated
+        after a timeout: the repeated wait then continues this one.
 
         Raises:
             BusyError: too many callers wait already.
@@ -170,45 +168,36 @@ class StoreRuntime:
         before: R | None = None
         if timeout is not None and timeout <= 0:
             return await run(script_of(before))
-        if self._waiters.parked >= _MAX_WAITERS:
-            raise BusyError(f"{_MAX_WAITERS} callers wait at this store already; try again later")
-        end = None if timeout is None else time.monotonic() + timeout
-        keeping = None if again is None else self._kept[again[0]]
+        if self._waiters.parked >= MAX_WAITERS:
+            raise BusyError(f"{MAX_WAITERS} callers wait at this store already; try again later")
+        end = math.inf if timeout is None else time.monotonic() + timeout
         look_again = _LOOK_FOR_WORK_SECONDS if again is not None and again[0] == "work" else self._look_again
-        parked = None if keeping is None else keeping.take(again, look_again)
+        kept = None if again is None else self._waiters.take(again, look_again)
         while True:
-            with self._waiters.for_keys(keys) if parked is None else parked.waiter as waiter:
-                if parked is None:
-                    looked = time.monotonic()
+            with kept or self._waiters.for_keys(keys) as waiter:
+                if kept is None:
                     if self._follower is not None:
                         await self._follower.follow()
                     try:
-                        before = result = await run(script_of(before))
+                        result = waiter.result = before = await run(script_of(before))
                         still = missing(result)
                     except BaseException:  # a cancelled caller gives up, too
-                        waiter.woken = (
-                            True  # the work for which the look before this one was woken goes to another waiter
-                        )
+                        waiter.woken = True  # the work that woke it for the look before this one goes to another waiter
                         raise
-                    if not still or (end is not None and time.monotonic() >= end):
+                    if not still or time.monotonic() >= end:
                         return result
                     waiter.arm(still)
                     all_missing = len(still) == len(keys)
                 else:
-                    looked, result, all_missing = parked.looked, parked.result, True
-                    before = parked.result
-                    parked = None
+                    result = before = waiter.result
+                    all_missing, kept = True, None
                     if waiter.touched:
                         continue
-                remaining = None if end is None else end - time.monotonic()
                 due = due_in(result) if due_in is not None else None
-                await waiter.wait(min((t for t in (remaining, due, look_again) if t is not None), default=None))
-                time_is_up = end is not None and time.monotonic() >= end
-                if time_is_up and all_missing and not waiter.touched and due is None:
-                    if keeping is not None and keeping.has_room(again):
-                        if not waiter.set_aside():
-                            continue
-                        keeping.keep(again, KeptWait(waiter, result, looked))
+                limits = (end - time.monotonic(), due, look_again)
+                await waiter.wait(min(limit for limit in limits if limit is not None))
+                over = time.monotonic() >= end and all_missing and not waiter.touched and due is None
+                if over and (again is None or self._waiters.keep(again, waiter)):
                     return result  # all was missing and nothing has happened: another look would see the same
 
     # --- watching --------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from agentlightning.store.base import (
     Unset,
     call_token,
 )
-from agentlightning.store.engine.calls import EmptyClaims, IdleBeats, Repeats, call_ids, call_of
+from agentlightning.store.engine.calls import IdleBeats, Repeats, call_ids, call_of, until_tick
 from agentlightning.store.engine.reading import ReadingEngine
 from agentlightning.store.engine.runs import RunEngine
 from agentlightning.store.engine.runtime import StoreRuntime
@@ -34,7 +34,7 @@ from agentlightning.store.operations import refuse_broken_texts
 from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attempt
 from agentlightning.store.rules.deletion import delete
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
-from agentlightning.store.rules.idempotency import Call, refusable
+from agentlightning.store.rules.idempotency import Call, claim_call, refusable
 from agentlightning.store.rules.lifecycle import check_attempt_status, check_rollout_status
 from agentlightning.store.rules.resources import publish
 from agentlightning.store.rules.spans import (
@@ -42,7 +42,7 @@ from agentlightning.store.rules.spans import (
     add_spans,
     next_sequence_ids,
 )
-from agentlightning.store.rules.tx import Backend, Tx
+from agentlightning.store.rules.tx import Backend, ClaimRow, Tx
 from agentlightning.store.rules.updates import update_attempt, update_rollout
 from agentlightning.store.rules.values import (
     check_limit,
@@ -87,6 +87,8 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
+_EMPTY_TOGETHER_SECONDS = 0.05
+"""Seconds that the answer to an idle worker may wait for those to others."""
 
 
 @refuse_broken_texts
@@ -108,7 +110,6 @@ class EngineStore(RunEngine, ReadingEngine):
             backend, scan_debounce_seconds=scan_debounce_seconds, lease_seconds=lease_seconds, policy=retention
         )
         self._idle_beats = IdleBeats() if backend.persistent else None
-        self._empty_claims = EmptyClaims(self._runtime.write, self._runtime.now)
         if tracker is not None:
             from agentlightning.store.metrics import observe_operations
 
@@ -242,8 +243,10 @@ class EngineStore(RunEngine, ReadingEngine):
                     result = await until()
                 except _AnsweredBefore:
                     return Claimed([], True)
-                if not looks:  # a kept wait was gone on with
-                    await self._empty_claims.note(token, run_id, worker_id, limit)
+                if not looks:  # a kept wait went on: this call is not recorded yet
+                    await until_tick(_EMPTY_TOGETHER_SECONDS, time.monotonic())
+                    row = ClaimRow([], self._runtime.now(), asked=claim_call(token, run_id, worker_id, limit).asked)
+                    await self._runtime.write(lambda tx: tx.get("claim", token) or tx.put("claim", token, row))
                 return result
 
         return until() if token is None else in_turn(token)

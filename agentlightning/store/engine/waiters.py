@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from agentlightning.store.base import FINISHED, QUEUING
 from agentlightning.store.rules.tx import Backend, Notes, Record, RunRow
@@ -26,6 +26,10 @@ logger = logging.getLogger(__name__)
 Key = tuple[str, str | None]
 """("work", run id), ("end", rollout id) or `ANY_CHANGE`."""
 ANY_CHANGE: Key = ("change", None)
+Again = tuple[Literal["work", "end"], Hashable]
+"""The name of a wait that is likely to be repeated: what it waits for, and who waits."""
+MAX_WAITERS = 20_000
+_MOST_KEPT = {"work": MAX_WAITERS, "end": 64}
 _MANY = 64
 """A waiter for more keys than this is checked at every event instead of being listed under each of its keys."""
 _KEEP_SECONDS = 5.0
@@ -36,10 +40,13 @@ class Waiter:
     """One parked caller, used as a context manager in the event loop that made it.
 
     To miss no event: enter, look at the store, `arm` with the missing keys, `wait`. Events between entering and arming
-    are recorded. A waiter that is `kept` stays parked on leaving the block, and may be entered again, until `leave`.
+    are recorded. A waiter that is `kept` stays parked on leaving the block, and may be entered again.
     """
 
-    __slots__ = ("_bell", "_happened", "_loop", "_owner", "kept", "keys", "pending", "seen", "touched", "woken")
+    __slots__ = (
+        *("_bell", "_happened", "_loop", "_owner", "kept", "keys", "looked", "pending", "result", "seen", "touched"),
+        "woken",
+    )
 
     def __init__(self, owner: Waiters, keys: Collection[Key]) -> None:
         self._owner = owner
@@ -53,6 +60,9 @@ class Waiter:
         self.woken = False
         self.touched = False
         """An event that it waits for has happened, or may have."""
+        self.result: Any = None
+        """What its caller saw last, at the time `looked` (monotonic)."""
+        self.looked = time.monotonic()
 
     def __enter__(self) -> Self:
         self._owner.enter(self)
@@ -62,17 +72,6 @@ class Waiter:
         if not self.kept:
             self._owner.remove(self, gave_up=kind is not None)
 
-    def set_aside(self) -> bool:
-        """Stay parked after the block; return False if an event has happened that must be handled first."""
-        with self._owner.lock:
-            self.kept = not self.touched
-            return self.kept
-
-    def leave(self) -> None:
-        """Stop the waiting of a kept waiter."""
-        self.kept = False
-        self._owner.remove(self, gave_up=False)
-
     def arm(self, missing: Iterable[Key]) -> None:
         """Wait for all of `missing` from here on, except events since entering."""
         with self._owner.lock:
@@ -80,12 +79,12 @@ class Waiter:
             if not self.pending:
                 self.wake()
 
-    async def wait(self, timeout: float | None) -> None:
-        """Return when all events have happened or `timeout` seconds are over."""
+    async def wait(self, timeout: float) -> None:
+        """Return when all events have happened or `timeout` seconds (possibly infinite) are over."""
         if self._happened:
             return
         self._bell = self._loop.create_future()
-        timer = None if timeout is None else self._loop.call_later(max(0.0, timeout), self._ring)
+        timer = None if timeout == math.inf else self._loop.call_later(max(0.0, timeout), self._ring)
         try:
             await self._bell
         finally:
@@ -108,12 +107,16 @@ class Waiter:
 
 
 class Waiters:
-    """The parked callers of one store, by the keys that they wait for; callers with many keys in a separate list."""
+    """The parked callers of one store, by the keys that they wait for; callers with many keys in a separate list.
+
+    Usable from any thread; a kept wait continues on its own event loop only.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._by_key: dict[Key, dict[Waiter, None]] = {}
         self._wide: dict[Waiter, None] = {}
+        self._kept: dict[str, dict[tuple[Again, asyncio.AbstractEventLoop], Waiter]] = {"work": {}, "end": {}}
         self.parked = 0
         """Number of callers that have entered."""
 
@@ -137,6 +140,7 @@ class Waiters:
     def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
         """Remove a caller. If it was woken for work and gave up, the next one is woken."""
         with self.lock:
+            waiter.kept = False
             self.parked -= 1
             if self._wide.pop(waiter, waiter) is None:
                 return
@@ -148,6 +152,40 @@ class Waiters:
                         del self._by_key[key]
                     elif gave_up and waiter.woken and key[0] == "work":
                         self._notify_one(key)
+
+    def keep(self, again: Again, waiter: Waiter) -> bool:
+        """Have a wait stay parked after its block for some seconds, unless there are too many, or another of its name;
+        return False if an event has happened that must be handled first."""
+        loop = asyncio.get_running_loop()
+        kept = self._kept[again[0]]
+        with self.lock:
+            if waiter.touched:
+                return False
+            if (again, loop) in kept or len(kept) >= _MOST_KEPT[again[0]]:
+                return True
+            waiter.kept = True
+            kept[again, loop] = waiter
+        loop.call_later(_KEEP_SECONDS, self._let_go, again, loop, waiter)
+        return True
+
+    def take(self, again: Again, look_again: float | None) -> Waiter | None:
+        """Return the kept wait of this name if no event has touched it; the caller then owns it."""
+        with self.lock:
+            waiter = self._kept[again[0]].pop((again, asyncio.get_running_loop()), None)
+        if waiter is None:
+            return None
+        old = look_again is not None and time.monotonic() - waiter.looked > look_again
+        if waiter.touched or old:
+            self.remove(waiter, gave_up=False)
+            return None
+        return waiter
+
+    def _let_go(self, again: Again, loop: asyncio.AbstractEventLoop, waiter: Waiter) -> None:
+        with self.lock:
+            if self._kept[again[0]].get((again, loop)) is not waiter:
+                return
+            del self._kept[again[0]][again, loop]
+        self.remove(waiter, gave_up=False)
 
     def wake(self, notes: Notes) -> None:
         """Wake callers after changes. Of those that wait for work, wake as many as there are rollouts to claim now; for
@@ -193,56 +231,6 @@ class Waiters:
             waiter.pending.discard(key)
             if not waiter.pending:
                 waiter.wake()
-
-
-@dataclass(slots=True, eq=False)
-class KeptWait:
-    """A parked waiter, the last result of its caller, and its time (monotonic)."""
-
-    waiter: Waiter
-    result: Any
-    looked: float
-
-
-class KeptWaits:
-    """The kept waits of one store, limited in number. Usable from any thread; a wait continues on its own event loop
-    only."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._lock = threading.Lock()
-        self._waits: dict[tuple[Hashable, asyncio.AbstractEventLoop], KeptWait] = {}
-
-    def take(self, what: Hashable, look_again: float | None) -> KeptWait | None:
-        """Return the kept wait for `what` if no event has touched it; the caller then owns it."""
-        with self._lock:
-            wait = self._waits.pop((what, asyncio.get_running_loop()), None)
-        if wait is None:
-            return None
-        old = look_again is not None and time.monotonic() - wait.looked > look_again
-        if wait.waiter.touched or old:
-            wait.waiter.leave()
-            return None
-        return wait
-
-    def has_room(self, what: Hashable) -> bool:
-        """Return False if there is a wait for `what` already, or there are too many."""
-        with self._lock:
-            return (what, asyncio.get_running_loop()) not in self._waits and len(self._waits) < self._most
-
-    def keep(self, what: Hashable, wait: KeptWait) -> None:
-        """Keep a wait for some seconds."""
-        loop = asyncio.get_running_loop()
-        with self._lock:
-            self._waits[what, loop] = wait
-        loop.call_later(_KEEP_SECONDS, self._let_go, what, loop, wait)
-
-    def _let_go(self, what: Hashable, loop: asyncio.AbstractEventLoop, wait: KeptWait) -> None:
-        with self._lock:
-            if self._waits.get((what, loop)) is not wait:
-                return
-            del self._waits[what, loop]
-        wait.waiter.leave()
 
 
 # --- changes of other processes ------------------------------------------------------------------------------------

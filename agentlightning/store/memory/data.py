@@ -17,6 +17,7 @@ from agentlightning.store.memory.index import View
 from agentlightning.store.memory.run_records import RunRecords
 from agentlightning.store.memory.spans import KeptSpan, Rows
 from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
+from agentlightning.store.summaries.plan import Entry as SummaryEntry
 
 StoredSpan = bytes | KeptSpan
 """A stored span; one with more content than most is stored as JSON."""
@@ -157,8 +158,8 @@ class Data:
         self.run_records = run_records
         self.rows_of_spans = rows
         self.last_change = 0
-        self.shorts: object = None
-        """The short forms of all rollouts that `summaries.py` has made; None before their first use."""
+        self.entries: tuple[tuple[int, int], list[SummaryEntry]] | None = None
+        """The entries that `summaries.py` has made of all rollouts, and when; None before their first use."""
         self._runs_changed: dict[str, int] = {}
         """Number of the last change of each run, in this order."""
         self._last_number = 0
@@ -257,7 +258,7 @@ class Data:
     def remove(self, rollout_id: str) -> None:
         """Forget a record and its spans."""
         slot = self.slots.pop(rollout_id)
-        self.shorts = None
+        self.entries = None
         record = slot.record
         for view in self._views.values():
             view.remove(record, slot.number)

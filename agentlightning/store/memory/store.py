@@ -21,7 +21,7 @@ from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits
 from agentlightning.store.memory.run_records import DEFAULT_BYTES, RunRecords
 from agentlightning.store.memory.spans import BULK, DEFAULT_DECODED_BYTES, KeptSpan, Rows, row_of
-from agentlightning.store.memory.summaries import shorts_of
+from agentlightning.store.memory.summaries import entries_of
 from agentlightning.store.rules.durable import page_of_records
 from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan, read_cursor
 from agentlightning.store.rules.tx import (
@@ -37,8 +37,8 @@ from agentlightning.store.rules.tx import (
     SpanBody,
     Tx,
 )
-from agentlightning.store.summaries.aggregate import AggregatePlan
-from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
+from agentlightning.store.summaries.plan import SummaryPlan, page_of_entries
 from agentlightning.types import RecordKind, RetentionPolicy, RolloutAggregate, Span, SummaryPage
 from agentlightning.utils.otlp.unread import UnreadSpan
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
@@ -157,10 +157,10 @@ class MemoryTx:
         return Found([slots[key[2]].record for key in page], total, after)
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
-        return shorts_of(self._data).find(plan)
+        return page_of_entries(entries_of(self._data), plan)
 
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        return shorts_of(self._data).aggregate(plan)
+        return aggregate_entries(entries_of(self._data), plan)
 
     def runs(self) -> list[str | None]:
         return list(self._data.sizes)

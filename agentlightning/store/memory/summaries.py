@@ -1,17 +1,14 @@
-"""Summaries and figures over the records in memory. The fields that they need are read from a record at the first use
-after a change, so that writers pay nothing for them."""
+"""The entries for summaries and figures over the records in memory. They are read from a record at the first use after
+a change, so that writers pay nothing for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import cast
 
 from agentlightning.store.memory.data import Data, Slot
 from agentlightning.store.rules.tx import Record
-from agentlightning.store.summaries.aggregate import AggregatePlan, aggregate_entries
 from agentlightning.store.summaries.facts import facts_of, input_text, preview_of, searched
-from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_of_entries
-from agentlightning.types import RolloutAggregate, SummaryPage
+from agentlightning.store.summaries.plan import Entry, Input
 
 
 class _Short(Input):
@@ -40,46 +37,19 @@ class _Short(Input):
         return preview_of(input_text(self.record.rollout.input))
 
 
-class Shorts:
-    """The short forms of all rollouts. The caller holds the lock of the store."""
-
-    def __init__(self, data: Data) -> None:
-        self._data = data
-        self._read: tuple[int, int] = (-1, -1)
-        self._entries: list[Entry] = []
-
-    def find(self, plan: SummaryPlan) -> SummaryPage:
-        """Return one page of summaries."""
-        return page_of_entries(self._all(), plan)
-
-    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        """Return figures of rollouts in groups."""
-        return aggregate_entries(self._all(), plan)
-
-    def _all(self) -> list[Entry]:
-        slots = self._data.slots
-        if self._read != (self._data.last_change, len(slots)):
-            self._read, self._entries = (self._data.last_change, len(slots)), _entries(slots.values())
-        return self._entries
+def entries_of(data: Data) -> list[Entry]:
+    """Return the entries of all rollouts; changed ones are read again. The caller holds the lock of the store."""
+    moment = (data.last_change, len(data.slots))
+    if data.entries is None or data.entries[0] != moment:
+        data.entries = moment, [_entry(slot) for slot in data.slots.values()]
+    return data.entries[1]
 
 
-def shorts_of(data: Data) -> Shorts:
-    """Return the short forms of these data, which are made at the first call."""
-    shorts = cast("Shorts | None", data.shorts)
-    if shorts is None:
-        shorts = data.shorts = Shorts(data)
-    return shorts
-
-
-def _entries(slots: Iterable[Slot]) -> list[Entry]:
-    """Return the entries of rollouts; changed ones are read again."""
-    entries: list[Entry] = []
-    for slot in slots:
-        short = cast("_Short | None", slot.short)
-        if short is None:
-            short = slot.short = _Short()
-            short.read(slot.record, slot.number)
-        elif short.record is not slot.record:
-            short.read(slot.record, slot.number)
-        entries.append(short.entry)
-    return entries
+def _entry(slot: Slot) -> Entry:
+    short = cast("_Short | None", slot.short)
+    if short is None:
+        short = slot.short = _Short()
+    elif short.record is slot.record:
+        return short.entry
+    short.read(slot.record, slot.number)
+    return short.entry

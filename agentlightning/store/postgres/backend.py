@@ -1,53 +1,66 @@
-"""Passes scripts to the threads of this process: a few writers, a few readers, one listener."""
+"""Runs scripts in PostgreSQL: two threads write, two read, one listens (`listener.py`).
+
+A script that meets a row locked by another transaction, or finds at the end that its data was changed, is run again.
+One writer runs most scripts, many in one transaction; the other those that must be run alone and may have to wait. Two
+writers for all scripts would not be faster: concurrent scripts often concern the same workers and would wait for each
+other.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import logging
-import os
 import queue
-import threading
 import time
 import uuid
-from collections.abc import Callable
-from typing import TypeVar
+from functools import partial
 
 import psycopg
+from typing_extensions import override
 
-from agentlightning.errors import BadRequestError, BusyError, ConflictError
+from agentlightning.errors import (
+    AgentLightningError,
+    BadRequestError,
+    BusyError,
+    ConflictError,
+    StoreUnreachableError,
+    StoreWriteError,
+)
 from agentlightning.store.engine.clock import SharedClock
-from agentlightning.store.postgres.job import Future, Job, Jobs, Script
-from agentlightning.store.postgres.link import Database, Place, reason
+from agentlightning.store.postgres.link import Database, Link, Place, is_bad_value, passes, reason
 from agentlightning.store.postgres.listener import Listener
-from agentlightning.store.postgres.reader import Reader
-from agentlightning.store.postgres.schema import prepare
-from agentlightning.store.postgres.writer import Writer
-from agentlightning.store.rules.tx import Notes, Tx
+from agentlightning.store.postgres.schema import OTHER_VERSION, prepare
+from agentlightning.store.postgres.tx import LockedError, PostgresTx
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.sql.backend import (
+    Job,
+    Jobs,
+    LostConnectionError,
+    LostRaceError,
+    Process,
+    Session,
+    SqlBackend,
+    Worker,
+    run_scripts,
+)
+from agentlightning.store.sql.writes import Seen
 
 logger = logging.getLogger(__name__)
-R = TypeVar("R")
 _READERS = 2
-_MAX_WAITING = 10_000
+_BATCH = 64
+_PATIENCE_SECONDS = 30.0
+"""Seconds for which a script is retried after lost races."""
 
 
-class PostgresBackend:
-    """Runs scripts in one partition of a database. Threads and connections start with the first use.
-
-    A process that inherits the backend over a fork makes its own, and leaves those of its parent alone.
-    """
-
-    shared = True
-    persistent = True
+class PostgresBackend(SqlBackend["_Process"]):
+    """Runs scripts in one partition of a database."""
 
     def __init__(self, uri: str, partition: str) -> None:
+        super().__init__()
         if not partition or "\0" in partition:
             raise BadRequestError(f"partition must be a text that is not empty, without null bytes; got {partition!r}")
         self._place = Place(uri)
         self._partition = partition
-        self._closed = False
-        self._processes: dict[int, _Process] = {}
         self._clock = SharedClock()
         try:
             with self._place.connect() as db:
@@ -63,11 +76,9 @@ class PostgresBackend:
                 "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
             ) from error
 
-    def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        return self._submit(script, write).result()
-
-    async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        return await asyncio.shield(asyncio.wrap_future(self._submit(script, write)))
+    @override
+    def begin_process(self) -> _Process:
+        return _Process(self._place, self._partition)
 
     def now(self) -> float:
         return self._clock.now()
@@ -82,91 +93,185 @@ class PostgresBackend:
     def await_change(self, timeout: float) -> bool:
         return self._process().listener.await_change(timeout)
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._process().close()
-
-    def _submit(self, script: Script, write: bool) -> Future:
-        if self._closed:
-            raise ConflictError(f"The store {self._place!r} is closed")
-        return self._process().submit(script, write)
-
-    def _process(self) -> _Process:
-        """Return the threads and connections of this process."""
-        pid = os.getpid()
-        return self._processes.get(pid) or self._processes.setdefault(pid, _Process(self._place, self._partition))
-
-
-class _Process:
-    """The threads and connections of one process. Costs nothing until it is used."""
-
-    def __init__(self, place: Place, partition: str) -> None:
-        self._place = place
-        self._partition = partition
-        channel = "agl_" + hashlib.sha1(partition.encode(), usedforsecurity=False).hexdigest()[:24]
-        self._announcement = (channel, uuid.uuid4().hex)
-        self.listener = Listener(place, *self._announcement)
-        self._starting = threading.Lock()
-        self._writes: Jobs = queue.SimpleQueue()
-        self._slow_writes: Jobs = queue.SimpleQueue()
-        self._reads: Jobs = queue.SimpleQueue()
-        self._writers: list[Writer] = []
-        self._readers: list[Reader] = []
-        self._closed = False
-
-    def submit(self, script: Script, write: bool) -> Future:
-        """Submit a script; the future has its result and its notes."""
-        jobs = self._writes if write else self._reads
-        if jobs.qsize() >= _MAX_WAITING:
-            raise BusyError(f"{_MAX_WAITING} calls wait for the store {self._place!r} already; try again later")
-        job = Job(script)
-        job.future.set_running_or_notify_cancel()  # it is run even if its caller gives up
-        jobs.put(job)
-        if not (self._writers if write else self._readers):
-            with self._starting:
-                if write and not self._writers and not self._closed:
-                    here = (self._place, self._partition, self._announcement)
-                    self._writers = [
-                        Writer("agl-postgres-writer", *here, self._writes, self._slow_writes),
-                        Writer("agl-postgres-slow-writer", *here, self._slow_writes, None),
-                    ]
-                elif not write and not self._readers and not self._closed:
-                    held_back = self.listener.look_again
-                    self._readers = [
-                        Reader(f"agl-postgres-reader-{n}", self._place, self._partition, self._reads, held_back)
-                        for n in range(_READERS)
-                    ]
-        if self._closed:
-            self._refuse(jobs)
-        return job.future
-
-    def close(self) -> None:
-        """Run the waiting scripts, then end every thread."""
-        with self._starting:
-            self._closed = True
-        for writer, jobs in zip(self._writers, (self._writes, self._slow_writes), strict=False):
-            jobs.put(None)
-            writer.thread.join()
-        for _ in self._readers:
-            self._reads.put(None)
-        for reader in self._readers:
-            reader.thread.join()
-        for jobs in (self._writes, self._reads):
-            self._refuse(jobs)
-        self.listener.close()
-
-    def _refuse(self, jobs: Jobs) -> None:
-        """Fail the scripts that came too late, when no thread runs them any more."""
-        if any(each.thread.is_alive() for each in (*self._writers, *self._readers)):
-            return
-        with contextlib.suppress(queue.Empty):
-            while True:
-                job = jobs.get_nowait()
-                if job is not None:
-                    job.future.set_exception(ConflictError(f"The store {self._place!r} is closed"))
-
 
 def _server_time(db: Database) -> float:
     row = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
     return row[0] if row is not None else time.time()
+
+
+class _Process(Process):
+    """The threads and connections of one process. Costs nothing until it is used."""
+
+    def __init__(self, place: Place, partition: str) -> None:
+        super().__init__(place)
+        self._here = (place, partition)
+        channel = "agl_" + hashlib.sha1(partition.encode(), usedforsecurity=False).hexdigest()[:24]
+        self._announcement = (channel, uuid.uuid4().hex)
+        self.listener = Listener(place, *self._announcement)
+
+    @override
+    def start(self, jobs: Jobs, write: bool) -> list[Worker]:
+        if not write:
+            return [
+                Worker(f"agl-postgres-reader-{n}", _Reading(*self._here, self.listener), jobs, 1)
+                for n in range(_READERS)
+            ]
+        slow: Jobs = queue.SimpleQueue()
+        return [
+            Worker("agl-postgres-writer", _Writing(*self._here, self._announcement), jobs, _BATCH, slow),
+            Worker("agl-postgres-slow-writer", _Writing(*self._here, self._announcement), slow, _BATCH),
+        ]
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.listener.close()
+
+
+class _Session(Session):
+    """A connection, which is made again after it was lost."""
+
+    keep_plans: bool
+
+    def __init__(self, place: Place, partition: str) -> None:
+        self._place = place
+        self._partition = partition
+        self._link: Link | None = None
+
+    @override
+    def transact(self, jobs: list[Job]) -> list[Job]:
+        try:
+            if self._link is None:
+                self._link = Link(self._place, self._partition, keep_plans=self.keep_plans)
+            return self._transact(self._link, jobs)
+        except psycopg.Error as error:
+            if not self._roll_back():
+                raise LostConnectionError(partial(self._given_up, error)) from error
+            if len(jobs) > 1:
+                raise  # it is the error of one of them
+            if passes(error):
+                return self._late(jobs, f"was stopped ({reason(error)})")
+            if is_bad_value(error):
+                text = f"The PostgreSQL store cannot hold a value of this call: {reason(error)}"
+                raise BadRequestError(text) from error
+            raise StoreWriteError(
+                f"The PostgreSQL store {self._place!r} refused: {reason(error)}. "
+                "Nothing of this call was stored; try it again when the cause is gone."
+            ) from error
+        except Exception:
+            self._roll_back()
+            raise
+
+    def _transact(self, link: Link, jobs: list[Job]) -> list[Job]:
+        raise NotImplementedError
+
+    def _given_up(self, error: psycopg.Error, job: Job) -> AgentLightningError:
+        raise NotImplementedError
+
+    def _late(self, jobs: list[Job], why: str) -> list[Job]:
+        """Return the scripts that are to be run again, alone; the others have waited too long."""
+        for job in jobs:
+            job.alone = True
+            if job.waited() > _PATIENCE_SECONDS:
+                text = f"The call {why} for {job.waited():.0f} s in {self._place!r}; nothing of it was stored"
+                job.error = BusyError(text)
+        return [job for job in jobs if not isinstance(job.error, BusyError)]
+
+    def _roll_back(self) -> bool:
+        """Leave the transaction; return False if there is no connection, or it had to be closed."""
+        if self._link is not None and self._link.roll_back():
+            return True
+        self.close()
+        return False
+
+    @override
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class _Reading(_Session):
+    """Runs scripts that read, each on a separate snapshot."""
+
+    keep_plans = False
+
+    def __init__(self, place: Place, partition: str, listener: Listener) -> None:
+        super().__init__(place, partition)
+        self._listener = listener
+
+    @override
+    def run(self, jobs: list[Job]) -> list[Job]:
+        again = super().run(jobs)
+        if self._link is not None:  # let the snapshot go; the caller has the answer already
+            try:
+                self._link.send("COMMIT")
+                self._link.sync()
+            except psycopg.Error:
+                self.close()
+        return again
+
+    @override
+    def _transact(self, link: Link, jobs: list[Job]) -> list[Job]:
+        link.begin(" ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        for _, tx in run_scripts(jobs, lambda _: PostgresTx(link), psycopg.Error):
+            if tx.held_back:
+                self._listener.look_again()
+        return []
+
+    @override
+    def _given_up(self, error: psycopg.Error, job: Job) -> StoreUnreachableError:
+        return self._place.unreachable(error, f"Tried for {job.waited():.0f} s; is the server running?")
+
+
+class _Writing(_Session):
+    """Runs scripts that write. `announcement`: channel and text of the notification that goes with a change."""
+
+    keep_plans = True
+
+    def __init__(self, place: Place, partition: str, announcement: tuple[str, str]) -> None:
+        super().__init__(place, partition)
+        self._announcement = announcement
+
+    @override
+    def _transact(self, link: Link, jobs: list[Job]) -> list[Job]:
+        seen = Seen()
+        link.begin()
+        written = run_scripts(jobs, lambda job: PostgresTx(link, seen, careful=job.alone), psycopg.Error)
+        if any(tx.notes.changed for _, tx in written):
+            link.send("SELECT pg_notify(%s, %s)", self._announcement)
+        other_version = link.send(OTHER_VERSION, (SCHEMA_VERSION,))
+        link.sync()
+        for (version,) in other_version.fetchall():
+            check_not_newer(repr(self._place), version)
+            raise StoreWriteError(f"The tables of {self._place!r} have been put back to schema version {version}")
+        if losers := [job for job, tx in written if tx.lost_a_race]:
+            self._late(losers, "lost a race against other changes")
+            raise LostRaceError(losers)
+        try:
+            link.send("COMMIT")
+            link.sync()
+        except psycopg.Error as error:
+            if self._roll_back():
+                raise  # the server said no, so it is rolled back
+            self._leave_open(jobs, error)
+            return []
+        locked = [job for job in jobs if isinstance(job.error, LockedError)]
+        return self._late(locked, "found its rows locked by other changes")
+
+    def _leave_open(self, jobs: list[Job], error: psycopg.Error) -> None:
+        """Give every caller the error of a connection that was lost while the server committed."""
+        logger.warning("%r: the connection was lost during a commit of %d calls", self._place, len(jobs))
+        for job in jobs:
+            job.error = StoreUnreachableError(
+                f"The connection to the PostgreSQL store {self._place!r} was lost during a commit ({reason(error)}). "
+                "The answer to the commit was lost, too: the call may or may not have been stored. "
+                "A call that carries a token may be repeated."
+            )
+
+    @override
+    def _given_up(self, error: psycopg.Error, job: Job) -> StoreWriteError:
+        return StoreWriteError(
+            f"The PostgreSQL store {self._place!r} cannot be written: {reason(error)} (tried for "
+            f"{job.waited():.0f} s). Nothing of this call was stored; try it again when the server answers."
+        )

@@ -1,7 +1,7 @@
 """The store in PostgreSQL: for a fleet of processes and machines, several stores (partitions) in one database.
 
 Isolation is READ COMMITTED; a script locks the rows that it changes, or checks them at its end (`tx.py`). A few writers
-commit many scripts at once (`writer.py`), readers have snapshots. An acknowledged change is on the disk of the server
+commit many scripts at once (`backend.py`), readers have snapshots. An acknowledged change is on the disk of the server
 according to its setting `synchronous_commit` (on, by default). Waiters in other processes are notified of changes by
 NOTIFY (`listener.py`). Needs PostgreSQL 13 or later, and connections that keep their session: no pooler in transaction
 mode. Each process has up to five connections.

@@ -14,7 +14,7 @@ from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.engine import reading, waiters
 from agentlightning.store.engine import store as engine_store
 from agentlightning.store.engine.store import EngineStore
-from agentlightning.store.engine.waiters import KeptWait, KeptWaits, Waiters
+from agentlightning.store.engine.waiters import Waiters
 from agentlightning.store.http import client
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
@@ -107,16 +107,15 @@ async def test_a_wait_with_unknown_rollouts_waits_for_the_known_ones_only(store:
 
 async def test_a_wait_that_nobody_asks_for_again_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiters, "_KEEP_SECONDS", 0.01)
-    parked, waits = Waiters(), KeptWaits(most=64)
+    parked = Waiters()
     with parked.for_keys([("end", "ro-1")]) as waiter:
-        assert waiter.set_aside()
-        waits.keep("what", KeptWait(waiter, [], 0.0))
+        assert parked.keep(("end", "what"), waiter)
     assert parked.parked == 1
     let_go = asyncio.get_running_loop().create_future()
     asyncio.get_running_loop().call_later(0.05, let_go.set_result, None)
     await let_go
     assert parked.parked == 0
-    assert waits.take("what", None) is None
+    assert parked.take(("end", "what"), None) is None
 
 
 # --- idle workers ----------------------------------------------------------------------------------------------------
