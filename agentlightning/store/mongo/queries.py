@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import cast
 
 from pymongo import ASCENDING, DESCENDING
+from pymongo.collection import Collection
 
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import Document, in_force
@@ -22,7 +23,6 @@ from agentlightning.store.summaries.plan import Entry, Input, SummaryPlan, page_
 from agentlightning.types import RecordKind, RolloutAggregate, RolloutFilter, SummaryPage
 
 _BODY = {"body": 1, "rollout_id": 1, "number": 1}
-_SIZES = ("attempts", "span_count", "span_bytes")
 _LOOK_BACK = 1000
 """Number of latest changes that are read to find the present cursor."""
 _LARGEST = 2**62
@@ -59,14 +59,14 @@ class Queries:
             query = {"$and": [plan_query, further]}
             results += rollouts.find(query, fields, sort=order, skip=skip, limit=max(remaining, 0))
             if skip and len(parts) > 1:
-                skip = 0 if results else max(0, skip - rollouts.count_documents(query))
+                skip = 0 if results else max(0, skip - sums(rollouts, query)[0])
         page = results if plan.limit == -1 else results[: plan.limit]
         records, after, total = self._records(page), None, plan.total
         if len(page) < len(results):
             after = (page[-1][plan.sort_by] if plan.sort_by else None, page[-1]["number"])
         if total is None and after is None and plan.limit and (page or not plan.offset):
             total = plan.offset + len(records)  # the end is on this page
-        return Found(records, rollouts.count_documents(plan_query) if total is None else total, after)
+        return Found(records, sums(rollouts, plan_query)[0] if total is None else total, after)
 
     def _filter(self, plan: Plan) -> Document:
         tests: list[Document] = []
@@ -99,10 +99,7 @@ class Queries:
 
     def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
         query = self.partition.here if run_id is None else {**self.partition.here, "run_id": run_id[0]}
-        sums = {"_id": None, "n": {"$sum": 1}, **{name: {"$sum": f"${name}"} for name in _SIZES}}
-        for group in self.partition.rollouts.aggregate([{"$match": query}, {"$group": sums}]):
-            return Counts(group["n"], *(group[name] for name in _SIZES))
-        return Counts()
+        return Counts(*sums(self.partition.rollouts, query, "attempts", "span_count", "span_bytes"))
 
     def due(self, now: float, limit: int) -> list[Record]:
         query = {**self.partition.here, "deadline": {"$gte": 0, "$lt": now}}
@@ -186,7 +183,7 @@ class Queries:
             query["name"] = plan.name
         total = plan.total if plan.after is not None else None
         if total is None:  # the row may not count records that a dead process has stored
-            total = found.count_documents(query)
+            total = sums(found, query)[0]
         skip, most = plan.offset, max(0, total - plan.offset) if plan.limit == -1 else plan.limit
         if plan.after is not None:
             way, (step, number) = "$lt" if plan.descending else "$gt", plan.after
@@ -211,6 +208,14 @@ class Queries:
 
     def _of_run(self, run_id: str) -> Document:
         return {**self.partition.here, "run_id": run_id}
+
+
+def sums(collection: Collection[Document], query: Document, *fields: str) -> list[int]:
+    """Return the number of matching documents, and the sum of each field."""
+    group = {"_id": None, "n": {"$sum": 1}, **{name: {"$sum": f"${name}"} for name in fields}}
+    for total in collection.aggregate([{"$match": query}, {"$group": group}]):
+        return [total["n"], *(total[name] for name in fields)]
+    return [0] * (1 + len(fields))
 
 
 def _parts(plan: Plan) -> list[_Part]:

@@ -35,7 +35,7 @@ from agentlightning.store.mongo.documents import (
     in_force,
     only_duplicates,
 )
-from agentlightning.store.mongo.queries import Queries
+from agentlightning.store.mongo.queries import Queries, sums
 from agentlightning.store.mongo.schema import Partition
 from agentlightning.store.rules.durable import DAMAGED, read_record, read_row_or_none, readable_rows
 from agentlightning.store.rules.query import Plan
@@ -365,4 +365,4 @@ class MongoTx(Queries):
 
     def count_rows(self, kind: Kind) -> int:
         assert not self.puts, "rows are counted by reading scripts"
-        return self.partition.rows.count_documents({**self.partition.here, "kind": kind})
+        return sums(self.partition.rows, {**self.partition.here, "kind": kind})[0]
