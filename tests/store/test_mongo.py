@@ -36,6 +36,7 @@ from agentlightning.store.rules.tx import Tx
 from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.spec import store_from_spec
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout, Span
+from agentlightning.utils.backoff import Outage
 from tests.stubs.mongo_server import MongoServer
 
 if importlib.util.find_spec("pymongo") is None:
@@ -46,12 +47,11 @@ from pymongo import monitoring
 
 from agentlightning.store.mongo import MongoBackend, MongoLightningStore, link
 from agentlightning.store.mongo import flush as mongo_flush
-from agentlightning.store.mongo import queue as mongo_queue
 from agentlightning.store.mongo import tx as mongo_tx
 from agentlightning.store.mongo.change_numbers import FOREIGN_SECONDS, Horizon
 from agentlightning.store.mongo.check import check_partition
-from agentlightning.store.mongo.documents import Partition
 from agentlightning.store.mongo.link import Place
+from agentlightning.store.mongo.schema import Partition
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def _in_a_fork(work: Callable[[], Any]) -> Any:
 def die_at_every_command(uri: str) -> None:
     """For every command that a step sends: die before it, repeat the step, compare. Prints how often it died."""
     steps = list(_steps().items())
-    mongo_queue.LEASE_SECONDS = mongo_flush.LEASE_SECONDS = mongo_tx.SETTLE_SECONDS = 0.3
+    mongo_tx.LEASE_SECONDS = mongo_flush.LEASE_SECONDS = mongo_tx.SETTLE_SECONDS = 0.3
 
     def live(partition: str, until: int) -> None:
         backend = MongoBackend(Place(uri), "agentlightning", partition)
@@ -507,13 +507,13 @@ async def test_calls_wait_for_a_server_that_is_away_as_long_as_for_any_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(link._DEFAULTS, "serverSelectionTimeoutMS", 100)
-    tried, after_try = threading.Semaphore(0), MongoBackend._after_try
+    tried, failed = threading.Semaphore(0), Outage.failed
 
-    def count(self: MongoBackend, *about: Any) -> None:
-        after_try(self, *about)
+    def count(self: Outage, began: float) -> bool:
         tried.release()
+        return failed(self, began)
 
-    monkeypatch.setattr(MongoBackend, "_after_try", count)
+    monkeypatch.setattr(Outage, "failed", count)
     with MongoServer(tmp_path) as server:
         store = MongoLightningStore(server.uri)
         queued = await store.enqueue_rollout("x")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pymongo import ReadPreference
 from pymongo.change_stream import CollectionChangeStream
@@ -21,12 +21,11 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, Server
 from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError, NotFoundError
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
-from agentlightning.store.mongo.documents import SPANS, Document, LostRace, Partition, check_spans
+from agentlightning.store.mongo.documents import LEASE_SECONDS, Document, LostRace
 from agentlightning.store.mongo.flush import flush
 from agentlightning.store.mongo.link import Place
-from agentlightning.store.mongo.queue import LEASE_SECONDS
-from agentlightning.store.mongo.run_records import Direct
-from agentlightning.store.mongo.tx import MongoTx, Turns
+from agentlightning.store.mongo.schema import SPANS, Partition, check_spans
+from agentlightning.store.mongo.tx import MongoTx, Tries, Turns
 from agentlightning.store.rules.tx import Notes, Tx
 from agentlightning.utils.backoff import Outage, backoff_delays
 
@@ -56,34 +55,47 @@ class MongoBackend:
                 f"partition_id must be a text that is not empty, without null bytes; got {partition!r}"
             )
         self._place = place
-        self._database = database
-        self._partition = partition
-        self._spans = check_spans(spans)
+        self._clock = SharedClock()
+        self._make = partial(_Process, place, database, partition, check_spans(spans), self._clock)
         self._closed = False
         self._opened = False
         """True once an operation has reached the server: until then a wrong address fails at once."""
         self._processes: dict[int, _Process] = {}
-        self._clock = SharedClock()
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
+        """Run a script and flush its writes; retry while another writer is faster or the server is unreachable."""
+        here, tries = self._process(), Tries()
         outage = Outage(self._place.outage_seconds if self._opened else 0.0)
+        end, delays, reconnected = time.monotonic() + _TRY_SECONDS, backoff_delays(*_PAUSES), False
         try:
-            here = self._process()
-            if write:
-                result = self._write(here, script, outage)
-                self._opened = True
-                return result
-            for delay in backoff_delays(*_PAUSES):
+            while True:
                 began = time.monotonic()
                 try:
-                    tx = MongoTx(here.partition, here.numbers, None)
-                    result = script(tx)
+                    with MongoTx(here.partition, here.numbers, here.turns, tries if write else None) as tx:
+                        result = script(tx)
+                        flush(tx)
                     self._opened = True
                     return result, tx.notes
+                except LostRace:
+                    tries.flushing = False
+                except NotFoundError:
+                    tries.take_back(here.partition)
+                    raise
                 except AutoReconnect as error:
-                    self._after_try(outage, began, error)
-                time.sleep(delay)
-            raise AssertionError("the delays have no end")
+                    if tries.flushing:
+                        raise  # something may have been written
+                    if reconnected or isinstance(error, ServerSelectionTimeoutError):
+                        if not outage.seconds or outage.failed(began):
+                            raise
+                        logger.debug("the MongoDB store %r cannot be reached, trying again", self._place)
+                        end = time.monotonic() + _TRY_SECONDS
+                    reconnected = True  # a connection that the server had closed meanwhile
+                if time.monotonic() > end:
+                    raise BusyError(
+                        f"For {_TRY_SECONDS:.0f} s other writers of the MongoDB store {self._place!r} were faster; "
+                        "try again later"
+                    )
+                time.sleep(next(delays))
         except PyMongoError as error:
             raise self._place.failed(error) from None  # the cause may quote documents
 
@@ -107,64 +119,16 @@ class MongoBackend:
             raise self._place.failed(error) from None
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            here = self._processes.get(os.getpid())
-            if here is not None:
-                here.close()
-
-    def _after_try(self, outage: Outage, began: float, error: AutoReconnect) -> None:
-        """Raise the error of a try that did not reach the server, unless another try follows."""
-        if not outage.seconds or outage.failed(began):
-            raise error
-        logger.debug("the MongoDB store %r cannot be reached, trying again", self._place)
+        closed, self._closed = self._closed, True
+        here = self._processes.get(os.getpid())
+        if not closed and here is not None:
+            here.close()
 
     def _process(self) -> _Process:
         """Return the client and threads of this process."""
         if self._closed:
             raise ConflictError(f"The MongoDB store {self._place!r} is closed")
-        here = self._processes.get(os.getpid())
-        if here is None:
-            made = _Process(self._place, self._database, self._partition, self._spans, self._clock)
-            here = self._processes.setdefault(os.getpid(), made)
-        return here
-
-    def _write(self, here: _Process, script: Callable[[Tx], R], outage: Outage) -> tuple[R, Notes]:
-        """Run a script and flush its writes; retry while another writer is faster or the server is unreachable."""
-        end, delays = time.monotonic() + _TRY_SECONDS, backoff_delays(*_PAUSES)
-        careful = reconnected = False
-        direct = Direct()
-        while True:
-            flushed, reachable, began = False, True, time.monotonic()
-            tx = None
-            try:
-                tx = MongoTx(here.partition, here.numbers, here.turns, careful=careful, direct=direct)
-                result = script(tx)
-                flush(tx)
-                flushed = True
-                return result, tx.notes
-            except LostRace as lost:
-                careful = careful or lost.careful
-            except NotFoundError:
-                direct.take_back(here.partition)
-                raise
-            except AutoReconnect as error:
-                reachable = False
-                if tx is not None and tx.flushing:
-                    raise  # something may have been written
-                if reconnected or isinstance(error, ServerSelectionTimeoutError):
-                    self._after_try(outage, began, error)
-                    end = time.monotonic() + _TRY_SECONDS
-                reconnected = True  # a connection that the server had closed meanwhile
-            finally:
-                if tx is not None:
-                    tx.end(flushed=flushed, reachable=reachable)
-            if time.monotonic() > end:
-                raise BusyError(
-                    f"For {_TRY_SECONDS:.0f} s other writers of the MongoDB store {self._place!r} were faster; "
-                    "try again later"
-                )
-            time.sleep(next(delays))
+        return self._processes.get(os.getpid()) or self._processes.setdefault(os.getpid(), self._make())
 
 
 class _Process:
@@ -176,15 +140,14 @@ class _Process:
         self._preparing = threading.Lock()
         self._prepared = False
         self.turns = Turns()
-        self._partition = Partition(
-            self._client.get_database(database, read_preference=ReadPreference.PRIMARY), partition, spans
-        )
-        self.numbers = ChangeNumbers(self._partition.counters, self._partition.id("counters"))
+        here = self._client.get_database(database, read_preference=ReadPreference.PRIMARY)
+        self._partition = Partition(here, partition, spans)
+        self.numbers = ChangeNumbers(self._partition)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-mongo")
-        self._lock = threading.Lock()
-        self._waiting = 0
+        self._room = threading.Semaphore(_MAX_WAITING)
         self._stopped = threading.Event()
         self._streams = False
+        """The server reports changes. Only replica sets and clusters do."""
         self._stream: CollectionChangeStream[Document] | None = None
         self._pause = _LOOKS[0]
         self._next_look = 0.0
@@ -213,23 +176,16 @@ class _Process:
         Raises:
             BusyError: too many wait already.
         """
-        with self._lock:
-            if self._waiting >= _MAX_WAITING:
-                raise BusyError(f"{_MAX_WAITING} calls wait for the MongoDB server already; try again later")
-            self._waiting += 1
+        if not self._room.acquire(blocking=False):
+            raise BusyError(f"{_MAX_WAITING} calls wait for the MongoDB server already; try again later")
         future = self._pool.submit(job)
-        future.add_done_callback(self._answered)
+        future.add_done_callback(lambda _: self._room.release())
         return future
-
-    def _answered(self, _: Future[Any]) -> None:
-        with self._lock:
-            self._waiting -= 1
 
     def others_wrote(self, timeout: float) -> bool:
         """Wait up to `timeout` seconds; return True if other processes may have changed data since the last call."""
         assert self.partition  # connected
-        woken = self._wait(timeout)
-        if not woken and time.monotonic() < self._next_look:
+        if not self._wait(timeout) and time.monotonic() < self._next_look:
             return False
         news = self.numbers.others_wrote()
         first, longest = _LOOKS
@@ -238,29 +194,23 @@ class _Process:
         return news
 
     def _wait(self, timeout: float) -> bool:
-        """Wait; return True as soon as the server reports a change. Only replica sets and clusters do."""
-        if not self._streams:
-            self._stopped.wait(timeout)
-            return False
+        """Wait; return True as soon as the server reports a change."""
+        end, changed = time.monotonic() + timeout, False
         try:
-            if self._stream is None:
+            if self._streams and self._stream is None:
                 changes = [{"$match": {"fullDocument.partition": self._partition.name}}, {"$project": {"_id": 1}}]
                 self._stream = self._partition.rollouts.watch(changes, max_await_time_ms=max(1, int(timeout * 1000)))
-            end, changed = time.monotonic() + timeout, False
-            while self._stream.try_next() is not None:
+            while self._stream is not None and self._stream.try_next() is not None:
                 changed = True
                 if time.monotonic() > end:
                     break
-            if not changed:
-                self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
-            return changed
         except OperationFailure as error:
             logger.warning("no change stream, the counter is looked at instead: error code %s", error.code)
-            self._streams = False
-            return False
-        finally:
-            if not self._streams:
-                self._end_stream()
+            self._streams = changed = False
+            self._end_stream()
+        if not changed:
+            self._stopped.wait(max(0.0, end - time.monotonic()))  # a server may answer before the time is up
+        return changed
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None

@@ -11,17 +11,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from pymongo import ReturnDocument
-from pymongo.collection import Collection as MongoCollection
 from pymongo.errors import ConnectionFailure
-from pymongo.write_concern import WriteConcern
 
-from agentlightning.errors import StoreWriteError
-from agentlightning.store.mongo.schema import Document
+from agentlightning.store.mongo.schema import Partition
 from agentlightning.store.rules.durable import check_not_newer
 
 FOREIGN_SECONDS = 1.0
@@ -92,57 +88,53 @@ class Block:
         return time.monotonic() - self.time < FRESH_SECONDS
 
 
+Allocate = Callable[[int, int], Block]
+"""Allocates so many change numbers, and so many others, for one flush."""
+
+
 class ChangeNumbers:
-    """The counter document of one partition, as one process uses it. Thread-safe.
+    """The counter document of one partition, as one process uses it. Thread-safe."""
 
-    The counter is incremented with write concern 1. That is safe: server and replica set keep writes in order, so when
-    a document with a number is durable, the increments before it are durable, too.
-    """
-
-    def __init__(self, counters: MongoCollection[Document], counter_id: str) -> None:
-        self._counters = counters.with_options(write_concern=WriteConcern(1))
-        self._id = counter_id
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
         self._lock = threading.Lock()
         self._horizon = Horizon()
 
     @contextmanager
-    def for_flush(self) -> Generator[FlushNumbers]:
+    def for_flush(self) -> Generator[Allocate]:
         """Yield the allocator of the numbers of one flush; they are in use until the context ends."""
-        flush_numbers, sure = FlushNumbers(self), True
+        blocks: list[Block] = []
+        sure = True
+
+        def allocate(changes: int, others: int) -> Block:
+            blocks.append(self._allocate(changes, others))
+            return blocks[-1]
+
         try:
-            yield flush_numbers
+            yield allocate
         except ConnectionFailure:  # the last request may still be carried out
             sure = False
             raise
         finally:  # however the flush ended, readers must not wait for its numbers
             now = time.monotonic()
             with self._lock:
-                for block in flush_numbers.blocks:
+                for block in blocks:
                     self._horizon.finished(block.changes, now, sure=sure)
 
-    def allocate(self, changes: int, numbers: int) -> Block:
-        """Allocate so many numbers of each sort."""
+    def _allocate(self, changes: int, others: int) -> Block:
         with self._lock:  # one at a time, so that a gap between the numbers of this process belongs to others
-            counted: Document | None = self._counters.find_one_and_update(
-                {"_id": self._id},
-                {"$inc": {"change": changes, "number": numbers}},
-                upsert=True,
-                return_document=ReturnDocument.AFTER,
-            )
-            if counted is None:
-                raise StoreWriteError(
-                    "The MongoDB server gave no number for a change; nothing was stored, try it again"
-                )
-            check_not_newer(f"in the MongoDB database {self._counters.database.name!r}", counted.get("schema", 0))
-            block = Block(counted["change"] - changes + 1, counted["number"] - numbers + 1)
-            self._horizon.allocated(block.changes, counted["change"], block.time)
+            counter = self._partition.add_to_counter("counters", change=changes, number=others)
+            database = self._partition.counters.database.name
+            check_not_newer(f"in the MongoDB database {database!r}", counter.get("schema", 0))
+            block = Block(counter["change"] - changes + 1, counter["number"] - others + 1)
+            self._horizon.allocated(block.changes, counter["change"], block.time)
             return block
 
     def look(self) -> int:
         """Read the counter and return the largest change number that anybody has allocated."""
         with self._lock:
-            counted = self._counters.find_one({"_id": self._id}, {"change": 1})
-            self._horizon.observe(counted["change"] if counted else 0, time.monotonic())
+            counter = self._partition.counters.find_one({"_id": self._partition.id("counters")}, {"change": 1})
+            self._horizon.observe(counter["change"] if counter else 0, time.monotonic())
             return self._horizon.top
 
     def unsure(self) -> bool:
@@ -157,22 +149,6 @@ class ChangeNumbers:
 
     def others_wrote(self) -> bool:
         """Return True if others may have changed data since the last call, visible now or soon."""
-        with self._lock:
-            before = self._horizon.unsure(time.monotonic())
+        before = self.unsure()
         self.look()
         return before or self.unsure()
-
-
-class FlushNumbers:
-    """Allocates the numbers of one flush."""
-
-    def __init__(self, numbers: ChangeNumbers) -> None:
-        self._numbers = numbers
-        self.blocks: list[Block] = []
-
-    def allocate(self, changes: int, numbers: int = 0) -> Block:
-        """Allocate so many numbers of each sort."""
-        block = self._numbers.allocate(changes, numbers)
-        if changes:
-            self.blocks.append(block)
-        return block

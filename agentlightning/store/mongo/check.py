@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from pydantic import ValidationError
-from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from agentlightning.errors import ConflictError, DamagedRecordError
-from agentlightning.store.mongo.documents import Document, Partition
+from agentlightning.errors import ConflictError
+from agentlightning.store.mongo.documents import Document, summary_fields
 from agentlightning.store.mongo.link import Place
-from agentlightning.store.mongo.queries import count
-from agentlightning.store.mongo.schema import check_version
+from agentlightning.store.mongo.schema import Partition, check_version
 from agentlightning.store.mongo.store import DATABASE
-from agentlightning.store.mongo.summaries import fields_of
-from agentlightning.store.rules.durable import FileReport, read_record, read_row
-from agentlightning.store.rules.tx import KINDS
+from agentlightning.store.rules.durable import FileReport, record_type
+from agentlightning.store.rules.tx import KINDS, row_type
 from agentlightning.types import RunRecord, Span
 
 _WITH_SUMMARIES = 5
@@ -40,51 +36,49 @@ def check_partition(uri: str, name: str) -> FileReport:
             document = check_version(partition.counters)
             partition.spans = database[partition.recorded_spans()]
             version = document.get("from", document["version"])
-            here: dict[str, object] = {"partition": name}
-            rollouts, spans = count(partition.rollouts, here), count(partition.spans, here)
-            return FileReport.of(version, rollouts, spans, _problems(partition, with_short=version >= _WITH_SUMMARIES))
+            rollouts, spans = (each.count_documents(partition.here) for each in (partition.rollouts, partition.spans))
+            problems = _problems(partition, with_summaries=version >= _WITH_SUMMARIES)
+            return FileReport.of(version, rollouts, spans, problems)
         except PyMongoError as error:
             raise place.failed(error) from None
 
 
-def _problems(partition: Partition, *, with_short: bool) -> Iterator[str]:
-    for each in partition.rollouts.find({"partition": partition.name}):
+def _problems(partition: Partition, *, with_summaries: bool) -> Iterator[str]:
+    for each in partition.rollouts.find(partition.here):
         rollout_id = each["rollout_id"]
         try:
-            record = read_record(each.get("body", ""), rollout_id)
-            if with_short and any(each.get(field) != value for field, value in fields_of(record).items()):
-                yield f"rollout {rollout_id}: what is kept of it in short is not what its record says"
-        except DamagedRecordError as error:
+            record = record_type().validate_json(each.get("body", ""))
+        except ValidationError as error:
             removal = f"store.delete_rollouts(rollout_ids=[{rollout_id!r}], force=True)"
             yield f"rollout {rollout_id}: its record cannot be read: {_reason(error)}. Remove it: {removal}"
-    for each, reason in _unreadable(partition, partition.spans, lambda each: Span.model_validate_json(each["body"])):
-        yield f"span {each['span_id']} of rollout {each['rollout_id']} cannot be read: {reason}"
-    for each, reason in _unreadable(partition, partition.rows, _read_row):
-        yield f"the row {each['key']!r} of kind {each['kind']!r} cannot be read: {reason}"
-    for each, reason in _unreadable(
-        partition, partition.run_records, lambda each: RunRecord.model_validate_json(each["body"])
+        else:
+            if with_summaries and any(each.get(name) != value for name, value in summary_fields(record).items()):
+                yield f"rollout {rollout_id}: what is kept of it in short is not what its record says"
+    for collection, name, read in (
+        (partition.spans, "span {span_id} of rollout {rollout_id}", _read_span),
+        (partition.rows, "the row {key!r} of kind {kind!r}", _read_row),
+        (partition.run_records, "the {kind} record {name!r} of step {step} of run {run_id!r}", _read_run_record),
     ):
-        of_run = f"{each['name']!r} of step {each['step']} of run {each['run_id']!r}"
-        yield f"the {each['kind']} record {of_run} cannot be read: {reason}"
+        for each in collection.find(partition.here):
+            try:
+                read({"body": "", **each})
+            except ValidationError as error:
+                removal = f"db.{collection.name}.deleteOne({{_id: {each['_id']!r}}})"
+                yield f"{name.format(**each)} cannot be read: {_reason(error)}. Remove it: {removal}"
 
 
-def _unreadable(
-    partition: Partition, collection: Collection[Document], read: Callable[[Document], Any]
-) -> Iterator[tuple[Document, str]]:
-    """Yield the documents that cannot be read, with the reason and the way to remove them."""
-    for each in collection.find({"partition": partition.name}):
-        try:
-            read({"body": "", **each})
-        except (ValidationError, DamagedRecordError) as error:
-            yield each, f"{_reason(error)}. Remove it: db.{collection.name}.deleteOne({{_id: {each['_id']!r}}})"
+def _read_span(document: Document) -> None:
+    Span.model_validate_json(document["body"])
 
 
-def _read_row(each: Document) -> None:
-    if each["kind"] in KINDS:
-        read_row(each["kind"], each["key"], each["body"])
+def _read_row(document: Document) -> None:
+    if document["kind"] in KINDS:
+        row_type(document["kind"]).validate_json(document["body"])
 
 
-def _reason(error: ValidationError | DamagedRecordError) -> str:
-    if isinstance(error, ValidationError):
-        return error.errors()[0]["msg"]
-    return str(error).partition(". This is damage")[0].partition("cannot be read: ")[2] or str(error)
+def _read_run_record(document: Document) -> None:
+    RunRecord.model_validate_json(document["body"])
+
+
+def _reason(error: ValidationError) -> str:
+    return error.errors()[0]["msg"]

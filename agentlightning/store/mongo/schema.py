@@ -1,4 +1,4 @@
-"""The schema version of a MongoDB database, and the upgrade of a database of an earlier version.
+"""The layout of a partition in MongoDB: its collections and indexes, the schema version, and the upgrade of a database.
 
 Without a transaction, an upgrade consists of steps that may be done twice, even when they are already done.
 One process at a time does them, under a lease in the document `schema`. It first writes the new version there, with
@@ -10,35 +10,186 @@ Then it does the steps and removes the old version. After a crash, the next proc
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+from urllib.parse import quote
 
+from pymongo import ASCENDING, DESCENDING, IndexModel, ReturnDocument, UpdateOne
 from pymongo.collection import Collection
 from pymongo.database import Database
-from pymongo.errors import DuplicateKeyError
+from pymongo.errors import BulkWriteError, DuplicateKeyError
+from pymongo.write_concern import WriteConcern
 
-from agentlightning.errors import BusyError
-from agentlightning.store.mongo.summaries import upgrade
-from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.errors import BadRequestError, BusyError, ConflictError, DamagedRecordError
+from agentlightning.store.mongo.documents import Document, only_duplicates, summary_fields
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, read_record, record_type
+from agentlightning.store.rules.rewards import read_again
+from agentlightning.store.rules.spans import readable_spans
+from agentlightning.utils.rewards import MARKS
 
-Document = dict[str, Any]
-LEASE_SECONDS = 60.0
+SPANS = "agl_spans"
+"""The collection of the spans, unless another one is named."""
+_OTHERS = ("agl_rollouts", "agl_rows", "agl_run_records", "agl_counters")
+UPGRADE_SECONDS = 60.0
 """Seconds that others wait for the process that upgrades."""
 _LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 1.0
 """Seconds after which a flush with numbers from before the counters were marked has written or allocated others."""
 
-STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [
-    (3, lambda database: None),
-    (4, lambda database: None),
-    (5, upgrade),
+
+class Partition:
+    """The collections of a database and the place of one partition in them."""
+
+    def __init__(self, database: Database[Document], name: str, spans: str = SPANS) -> None:
+        self.name = name
+        self.here: Document = {"partition": name}
+        """The query for the documents of the partition."""
+        self.rollouts: Collection[Document] = database["agl_rollouts"]
+        self.spans: Collection[Document] = database[spans]
+        self.rows: Collection[Document] = database["agl_rows"]
+        self.run_records: Collection[Document] = database["agl_run_records"]
+        self.counters: Collection[Document] = database["agl_counters"]
+        self._prefix = quote(name, safe="")
+
+    def id(self, *parts: str) -> str:
+        """Return a document's `_id`; no two partitions have one in common."""
+        return "/".join((self._prefix, *parts))
+
+    def add_to_counter(self, name: str, **numbers: int) -> Document:
+        """Add to the numbers of a counter, and return it.
+
+        It is incremented with write concern 1. That is safe: server and replica set keep writes in order, so when a
+        document with a number is durable, the increments before it are durable, too.
+        """
+        counters = self.counters.with_options(write_concern=WriteConcern(1))
+        counter = counters.find_one_and_update(
+            {"_id": self.id(name)}, {"$inc": numbers}, upsert=True, return_document=ReturnDocument.AFTER
+        )
+        return cast("Document", counter)
+
+    def prepare(self) -> None:
+        """Upgrade an older database, create missing indexes, and finish the work that a crashed process left. Any
+        number of processes may do so at the same time.
+
+        Raises:
+            ConflictError: a newer version wrote the database, or the spans of the partition are in another collection.
+        """
+        prepare(self.counters, {"_id": self.id("counters"), "change": 0, "number": 0, "spans": self.spans.name})
+        recorded = self.recorded_spans()
+        if recorded != self.spans.name:
+            raise ConflictError(
+                f"The spans of the partition {self.name!r} are in the collection {recorded!r}, not in "
+                f"{self.spans.name!r}; open it with collection={recorded!r}"
+            )
+        self.rollouts.create_indexes(_ROLLOUTS)
+        self.spans.create_indexes(_SPANS)
+        self.rows.create_indexes(_ROWS)
+        self.run_records.create_indexes(_RUN_RECORDS)
+        self.finish_deletions(list(self.rollouts.find({"deleted": self.name})))
+
+    def recorded_spans(self) -> str:
+        """Return the name of the collection that holds the spans of the partition."""
+        return (self.counters.find_one({"_id": self.id("counters")}) or {}).get("spans", SPANS)
+
+    def finish_deletions(self, marks: Sequence[Document]) -> None:
+        """Remove the spans of deleted rollouts, then the marks in their places; may be done twice."""
+        if marks:
+            of_marks: Document = {"rollout_id": {"$in": [mark["rollout_id"] for mark in marks]}}
+            before = {"change": {"$lte": max(mark["change"] for mark in marks)}}
+            self.spans.delete_many({**self.here, **of_marks, **before})
+            self.rollouts.delete_many({"_id": {"$in": [mark["_id"] for mark in marks]}, "deleted": self.name})
+
+    def finish_row(self, row: Document) -> None:
+        """Write the rows that a row names as following it, and remove the names from it; may be done twice."""
+        if row["then"]:
+            following = ((kind, key, row["body"] if body is None else body) for kind, key, body in row["then"])
+            self.put_newer((*each, row["version"]) for each in following)
+            self.rows.update_one({"_id": row["_id"], "version": row["version"]}, {"$set": {"then": []}})
+
+    def put_newer(self, rows: Iterable[tuple[str, str, str, int]]) -> None:
+        """Insert or replace rows of (kind, key, body, version), except those of which a newer version exists."""
+        upserts = [
+            UpdateOne(
+                {"_id": self.id(kind, key), "version": {"$lt": version}},
+                {
+                    "$set": {**self.here, "kind": kind, "key": key, "body": body, "version": version, **_NO_FLUSH},
+                    "$setOnInsert": {"number": version},
+                },
+                upsert=True,
+            )
+            for kind, key, body, version in rows
+        ]
+        if upserts:
+            try:
+                self.rows.bulk_write(upserts, ordered=False)
+            except BulkWriteError as error:
+                if not only_duplicates(error):  # it is there, and no older
+                    raise
+
+
+_NO_FLUSH: Document = {"written": 0.0, "then": []}
+
+
+def check_spans(name: str) -> str:
+    """Return the name of a collection for spans.
+
+    Raises:
+        BadRequestError: MongoDB does not accept the name, or the collection holds other data of a store.
+    """
+    if not name or name in _OTHERS or name.startswith("system.") or "$" in name or "\0" in name:
+        raise BadRequestError(
+            f"collection={name!r} cannot hold the spans of a store; expected a name without '$', for example 'spans', "
+            f"and none of {', '.join(_OTHERS)}"
+        )
+    return name
+
+
+# --- indexes -------------------------------------------------------------------------------------------------------
+
+
+def _index(name: str, *fields: str, **options: object) -> IndexModel:
+    keys = [(field.lstrip("-"), DESCENDING if field.startswith("-") else ASCENDING) for field in ("partition", *fields)]
+    return IndexModel(keys, name=name, **options)
+
+
+def _only_with(field: str) -> Document:
+    return {"partialFilterExpression": {field: {"$gte": 0}}}
+
+
+_ROLLOUTS = [
+    _index("queue", "run_id", "-priority", "available_at", "number", **_only_with("available_at")),
+    _index("due_queue", "run_id", "available_at", **_only_with("available_at")),
+    _index("number", "number"),
+    _index("status", "status", "start_time"),
+    _index("run_status", "run_id", "status", "start_time"),
+    _index("run_end", "run_id", "end_time"),
+    _index("start", "start_time"),
+    _index("end", "end_time"),
+    _index("change", "change"),
+    _index("deadline", "deadline", **_only_with("deadline")),
+    _index("worker", "worker_id", "number"),
+    IndexModel([("deleted", ASCENDING)], name="deleted", sparse=True),
 ]
-"""The upgrade step to each version: repeatable, and harmless where it is already done."""
+_SPANS = [
+    _index("key", "rollout_id", "span_id", "attempt_id", unique=True),
+    _index("order", "rollout_id", "change", "place"),
+]
+_ROWS = [_index("kind", "kind", "number"), _index("change", "change", **_only_with("change"))]
+_RUN_RECORDS = [
+    _index("key", "run_id", "kind", "step", "name", unique=True),
+    _index("step", "run_id", "step", "number"),
+    _index("kind", "run_id", "kind", "step", "number"),
+    _index("name", "run_id", "name", "step", "number"),
+]
 
 
-def prepare(database: Database[Document], counters: Collection[Document], counter: Document) -> None:
+# --- versions ------------------------------------------------------------------------------------------------------
+
+
+def prepare(counters: Collection[Document], counter: Document) -> None:
     """Upgrade a database and record its version in the counter of a partition, which is created if it does not exist.
     Any number of processes may do so at the same time.
 
@@ -51,19 +202,18 @@ def prepare(database: Database[Document], counters: Collection[Document], counte
     check_version(counters)
     with contextlib.suppress(DuplicateKeyError):
         counters.insert_one(counter)
-    mark = {"_id": counter["_id"], "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
-    counters.update_one(mark, {"$set": {"schema": SCHEMA_VERSION}})
-    end = time.monotonic() + 2 * LEASE_SECONDS
+    counters.update_one({"_id": counter["_id"], **_older()}, {"$set": {"schema": SCHEMA_VERSION}})
+    end = time.monotonic() + 2 * UPGRADE_SECONDS
     while True:
         state = check_version(counters)
         if "from" not in state and state["version"] == SCHEMA_VERSION:
             return
         if state.get("lease", 0.0) <= time.time():
-            _upgrade(database, counters, state)
+            _upgrade(counters, state)
         elif time.monotonic() > end:
             raise BusyError(
-                f"The MongoDB database {database.name!r} is being upgraded to schema version {state['version']} by "
-                "another process; try again later"
+                f"The MongoDB database {counters.database.name!r} is being upgraded to schema version "
+                f"{state['version']} by another process; try again later"
             )
         else:
             time.sleep(_LOOK_SECONDS)
@@ -80,17 +230,47 @@ def check_version(counters: Collection[Document]) -> Document:
     return document
 
 
-def _upgrade(database: Database[Document], counters: Collection[Document], state: Document) -> None:
+def _older() -> Document:
+    """Return the query for the counters that an older version marked."""
+    return {"$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
+
+
+def _upgrade(counters: Collection[Document], state: Document) -> None:
     """Take the lease, unless another process is faster, and do the remaining steps."""
     begun, owner = state.get("from", state["version"]), uuid.uuid4().hex
-    lease = {"version": SCHEMA_VERSION, "from": begun, "lease": time.time() + LEASE_SECONDS, "owner": owner}
+    lease = {"version": SCHEMA_VERSION, "from": begun, "lease": time.time() + UPGRADE_SECONDS, "owner": owner}
     if not counters.update_one(state, {"$set": lease}).matched_count:
         return
-    older = {"_id": {"$ne": "schema"}, "$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
-    counters.update_many(older, {"$set": {"schema": SCHEMA_VERSION}})
+    counters.update_many({"_id": {"$ne": "schema"}, **_older()}, {"$set": {"schema": SCHEMA_VERSION}})
     time.sleep(_SETTLE_SECONDS)
     for number, step in STEPS:
         if number > begun:
-            step(database)
+            step(counters.database)
     done = {"from": "", "lease": "", "owner": ""}
     counters.update_one({"_id": "schema", "owner": owner}, {"$unset": done})
+
+
+def _add_summaries(database: Database[Document]) -> None:
+    """Write the summary of every rollout that lacks it, and the rewards, read from its spans, into its record."""
+    spans: Collection[Document] = database["agl_spans"]
+    marked = {"$regex": "|".join(re.escape(mark.decode()) for mark in MARKS)}
+    groups = [{"$match": {"body": marked}}, {"$group": {"_id": "$rollout_id"}}]
+    rewarding = {group["_id"] for group in spans.aggregate(groups)}
+    rollouts: Collection[Document] = database["agl_rollouts"]
+    for document in rollouts.find({"facts": {"$exists": False}, "partition": {"$exists": True}}):
+        here = {"partition": document["partition"], "rollout_id": document["rollout_id"]}
+        try:
+            record = read_record(document.get("body", ""), here["rollout_id"])
+        except DamagedRecordError:  # reported when it is read
+            continue
+        changes = {}
+        if here["rollout_id"] in rewarding:
+            rows = spans.find({**here, "body": marked}, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            if read_again(record, readable_spans(each["body"] for each in rows)):
+                changes["body"] = record_type().dump_json(record).decode()
+        standing = {"_id": document["_id"], "change": document["change"]}
+        rollouts.update_one(standing, {"$set": {**changes, **summary_fields(record)}})
+
+
+STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [(5, _add_summaries)]
+"""The upgrade step to each version that has one: repeatable, and harmless where it is already done."""

@@ -24,8 +24,8 @@ if importlib.util.find_spec("pymongo") is None:
     raise MissingExtraError("MongoDB store", "mongo", "pymongo")
 
 from agentlightning.store.mongo.backend import MongoBackend
-from agentlightning.store.mongo.documents import SPANS
 from agentlightning.store.mongo.link import DEFAULT_URI, Place
+from agentlightning.store.mongo.schema import SPANS
 
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend

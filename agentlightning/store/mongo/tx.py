@@ -2,44 +2,52 @@
 
 Nothing here waits for another flush: a rollout that another flush has locked, or spans that it may still be counting,
 raise `LostRace`, and the script is run again a little later.
+
+The records of a run are written while the script runs, before the run's row. The row is the commit. After a crash
+between the two the records exist, and a repeated call reports them as existing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+from pymongo import ReturnDocument
+from pymongo.errors import AutoReconnect, BulkWriteError, PyMongoError
+from pymongo.write_concern import WriteConcern
 from typing_extensions import override
 
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.mongo import run_records, summaries
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import (
+    CLOCKS_DIFFER_SECONDS,
+    LEASE_SECONDS,
     Document,
     LostRace,
-    Partition,
-    Stored,
+    counts,
     fitting,
-    stored_record,
+    in_force,
+    only_duplicates,
 )
-from agentlightning.store.mongo.queries import Queries
-from agentlightning.store.mongo.queue import CLOCKS_DIFFER_SECONDS, Leases, in_force
-from agentlightning.store.mongo.rows import Rows
-from agentlightning.store.mongo.run_records import Direct
-from agentlightning.store.rules.durable import DAMAGED
-from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
+from agentlightning.store.mongo.queries import Queries, sums
+from agentlightning.store.mongo.schema import Partition
+from agentlightning.store.rules.durable import DAMAGED, read_record, read_row_or_none, readable_rows
+from agentlightning.store.rules.query import Plan
 from agentlightning.store.rules.tx import Choice, ClaimRow, Found, Kind, NewRunRecord, Record, Row
-from agentlightning.store.summaries.aggregate import AggregatePlan
-from agentlightning.store.summaries.plan import SummaryPlan
-from agentlightning.types import RecordKind, RolloutAggregate, Span, SummaryPage
+from agentlightning.types import RecordKind, Span
 
 SETTLE_SECONDS = 2.0
 """Seconds after which a half-done flush counts as abandoned; until then it is waited for."""
 _TURN_SECONDS = 1.0
+_QUEUE = [("priority", -1), ("available_at", 1), ("number", 1)]
 _encode = Span.__pydantic_serializer__.to_json
+RowKey = tuple[Kind, str]
 SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""
 
@@ -51,80 +59,96 @@ class Turns:
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(256)]
 
-    def take(self, rollout_id: str) -> threading.Lock | None:
+    def take(self, key: str) -> threading.Lock | None:
         """Return the turn, which the caller releases; None if it was not free in time."""
-        turn = self._locks[hash(rollout_id) % len(self._locks)]
+        turn = self._locks[hash(key) % len(self._locks)]
         return turn if turn.acquire(timeout=_TURN_SECONDS) else None
 
 
+@dataclass
+class Tries:
+    """The state that the tries of one writing script share."""
+
+    careful: bool = False
+    """Look up spans before they are added."""
+    flushing: bool = False
+    """Something may have been written."""
+    added: set[tuple[str, RecordKind, int, str]] = field(default_factory=set[tuple[str, RecordKind, int, str]])
+    """The records of runs that they have written."""
+    dropped: int = 0
+    """Number of records of runs that they have removed."""
+
+    def take_back(self, partition: Partition) -> None:
+        """Remove the added records, because the script was refused."""
+        for run_id, kind, step, name in self.added:
+            record = {"run_id": run_id, "kind": kind, "step": step, "name": name}
+            partition.run_records.delete_one({**partition.here, **record})
+        self.added.clear()
+
+
 class MongoTx(Queries):
-    """One run of a script, which only reads if it has no `turns`. `careful` looks up spans before they are added.
+    """One run of a script, which only reads if it has no `tries`. A context, at whose end its claims are released
+    unless they were written. The public fields are the reads and the writes of the script, for the flush."""
 
-    The public fields are the reads and the writes of the script, for the flush.
-    """
-
-    def __init__(
-        self,
-        partition: Partition,
-        numbers: ChangeNumbers,
-        turns: Turns | None,
-        *,
-        careful: bool = False,
-        direct: Direct | None = None,
-    ) -> None:
+    def __init__(self, partition: Partition, numbers: ChangeNumbers, turns: Turns, tries: Tries | None) -> None:
         super().__init__(partition, numbers)
-        self.rows = Rows(partition)
-        self.stored: dict[str, Stored | None] = {}
+        self.rollouts: dict[str, Document | None] = {}
         """Rollouts as they were read."""
+        self.rows: dict[RowKey, Document | None] = {}
+        """Rows as they were read."""
         self.records: dict[str, Record | None] = {}
         """Rollouts to write; None: to remove."""
+        self.puts: dict[RowKey, Row | None] = {}
+        """Rows to write; None: to remove."""
         self.new_spans: dict[SpanKey, str] = {}
         self.abandoned: dict[str, set[int]] = {}
         """Numbers of a rollout's spans that a dead flush left; they are removed before new ones are written."""
-        self.fenced: set[str] = set()
-        """Rollouts that get a new number, so that an abandoned flush fails if it is still running."""
-        self.flushing = False
-        """Something may have been written."""
+        self.fenced = False
+        """An abandoned flush must fail if it is still running: the saved rollouts get new numbers at once."""
+        self.tries = tries or Tries()
+        self._writing = tries is not None
         self._turns = turns
         self._turn: threading.Lock | None = None
-        self._careful = careful
-        self._direct = direct or Direct()
-        self._leases = Leases(partition)
+        self._claimant = ""
+        self._leased: list[str] = []
 
-    def end(self, *, flushed: bool, reachable: bool = True) -> None:
-        """Release the turn, and the claims that were not written."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, trace: object) -> None:
         if self._turn is not None:
             self._turn.release()
-        if reachable:
-            self._leases.give_back({self.partition.id(rollout_id) for rollout_id in self.records} if flushed else set())
+        if self._leased and error is not None and not isinstance(error, AutoReconnect):
+            mine = {"_id": {"$in": self._leased}, "claimant": self._claimant}
+            with contextlib.suppress(PyMongoError):  # they expire
+                self.partition.rollouts.update_many(mine, {"$set": {"claimed_until": 0.0, "claimant": ""}})
+
+    def _take_turn(self, key: str) -> None:
+        if self._writing and self._turn is None:
+            self._turn = self._turns.take(key)
 
     # --- one rollout -----------------------------------------------------------------------------------------------
 
     def load(self, rollout_id: str) -> Record | None:
         if rollout_id in self.records:
             record = self.records[rollout_id]
-        else:
-            stored = self.fetch(rollout_id)
-            record = None if stored is None else stored.record
-        return None if record is None else record.copy()
+            return None if record is None else record.copy()
+        document = self.fetch(rollout_id)
+        return None if document is None else read_record(document.get("body", ""), rollout_id)
 
-    def fetch(self, rollout_id: str) -> Stored | None:
-        """Return a rollout as the script first read it; read it now if it did not."""
-        if rollout_id not in self.stored:
-            if self._turns is not None and self._turn is None:
-                self._turn = self._turns.take(rollout_id)
+    def fetch(self, rollout_id: str) -> Document | None:
+        """Return a rollout's document as the script first read it; read it now if it did not."""
+        if rollout_id not in self.rollouts:
+            self._take_turn(rollout_id)
             document = self.partition.rollouts.find_one({"_id": self.partition.id(rollout_id)})
-            self.stored[rollout_id] = None if document is None else self._live(document)
-        return self.stored[rollout_id]
-
-    def _live(self, document: Document) -> Stored | None:
-        if "deleted" in document:
-            if self._turns is not None:
-                self.partition.finish_deletions([document])
-            return None
-        if self._turns is not None and in_force(document["lock"]):
-            raise LostRace
-        return stored_record(document)
+            if document is not None and "deleted" in document:
+                if self._writing:
+                    self.partition.finish_deletions([document])
+                document = None
+            if document is not None and self._writing and in_force(document["lock"]):
+                raise LostRace
+            self.rollouts[rollout_id] = document
+        return self.rollouts[rollout_id]
 
     def save(self, record: Record) -> None:
         self.records[record.rollout.rollout_id] = record.copy()
@@ -134,63 +158,70 @@ class MongoTx(Queries):
             if self.load(rollout_id) is None:
                 return False
         except DamagedRecordError:  # nothing to be exact about
-            self.partition.spans.delete_many({"partition": self.partition.name, "rollout_id": rollout_id})
+            self.partition.spans.delete_many({**self.partition.here, "rollout_id": rollout_id})
             return self.partition.rollouts.delete_one({"_id": self.partition.id(rollout_id)}).deleted_count == 1
         self.records[rollout_id] = None
-        for key in [key for key in self.new_spans if key[0] == rollout_id]:
-            del self.new_spans[key]
+        self.new_spans = {key: body for key, body in self.new_spans.items() if key[0] != rollout_id}
         return True
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        while (document := self._leases.take(run_id, now)) is not None:
+        """Return the next record to claim, leased, so that no other script receives it for a while. The lease serves
+        speed only: a claim is exact because its rollout is replaced on the number of its last change.
+
+        It leases one at a time: rollouts that are leased but not needed would look like an empty queue to others.
+        """
+        self._claimant = self._claimant or uuid.uuid4().hex
+        rollouts = self.partition.rollouts.with_options(write_concern=WriteConcern(1))  # a lease may be lost
+        while True:
+            clock = time.time()
+            free = [{"claimed_until": {"$lte": clock}}, {"claimed_until": {"$gt": clock + CLOCKS_DIFFER_SECONDS}}]
+            queued = {"run_id": run_id, "available_at": {"$gte": 0, "$lte": now}}
+            document: Document | None = rollouts.find_one_and_update(
+                {**self.partition.here, **queued, "lock": {"$lte": clock}, "$or": free},
+                {"$set": {"claimed_until": clock + LEASE_SECONDS, "claimant": self._claimant}},
+                sort=_QUEUE,
+                return_document=ReturnDocument.AFTER,
+            )
+            if document is None:
+                return None
             rollout_id = document["rollout_id"]
-            if rollout_id not in self.stored:
-                try:
-                    self.stored[rollout_id] = stored_record(document)
-                except DamagedRecordError:
-                    self.set_aside(rollout_id)
-                    continue
-            record = self.load(rollout_id)
-            if record is not None and record.available_at is not None:
-                return record
-        return None
+            self._leased.append(document["_id"])
+            self.rollouts.setdefault(rollout_id, document)
+            try:
+                record = self.load(rollout_id)
+            except DamagedRecordError:
+                self.set_aside(rollout_id)
+            else:
+                if record is not None and record.available_at is not None:
+                    return record
 
     def set_aside(self, rollout_id: str) -> None:
         fields = {"status": DAMAGED, "available_at": None, "deadline": None, "worker_id": None}
         self.partition.rollouts.update_one({"_id": self.partition.id(rollout_id)}, {"$set": fields})
-
-    # --- many rollouts ---------------------------------------------------------------------------------------------
 
     @override
     def find(self, plan: Plan) -> Found:
         assert not self.records, "find is for reading scripts"
         return super().find(plan)
 
-    def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
-        return summaries.find(self.partition.rollouts, self.partition.name, plan)
-
-    def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        return summaries.aggregate(self.partition.rollouts, self.partition.name, plan)
-
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        claims: list[tuple[float, tuple[str, str]]] = []
+        claims: list[tuple[float, str, str]] = []
         for rollout_id, record in self.records.items():
             if record is not None and record.holder == worker_id:
-                stored = self.stored.get(rollout_id)
-                claims.append(
-                    (math.inf if stored is None else stored.number, (rollout_id, record.attempts[-1].attempt_id))
-                )
-        query = {"partition": self.partition.name, "worker_id": worker_id}
-        fields, most = {"number": 1, "rollout_id": 1, "attempt_id": 1}, limit + len(self.records)
+                stored = self.rollouts.get(rollout_id)
+                number = math.inf if stored is None else stored["number"]
+                claims.append((number, rollout_id, record.attempts[-1].attempt_id))
+        query = {**self.partition.here, "worker_id": worker_id}
+        fields, most = ["number", "rollout_id", "attempt_id"], limit + len(self.records)
         for document in self.partition.rollouts.find(query, fields, sort=[("number", -1)], limit=most):
             if document["rollout_id"] not in self.records:
-                claims.append((document["number"], (document["rollout_id"], document["attempt_id"])))
-        return [pair for _, pair in sorted(claims, reverse=True)[:limit]]
+                claims.append((document["number"], document["rollout_id"], document["attempt_id"]))
+        return [(rollout_id, attempt_id) for _, rollout_id, attempt_id in sorted(claims, reverse=True)[:limit]]
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        duplicates = self._known(spans) if self._careful else set[SpanKey]()
+        duplicates = self._known(spans) if self.tries.careful else set[SpanKey]()
         sizes: list[int] = []
         for span in spans:
             key = (span.rollout_id, span.attempt_id, span.span_id)
@@ -208,58 +239,99 @@ class MongoTx(Queries):
         for span in spans:
             requests.setdefault(span.rollout_id, []).append(span.span_id)
         keys: set[SpanKey] = set()
-        fields = {"attempt_id": 1, "span_id": 1, "change": 1, "written": 1}
+        fields = ["attempt_id", "span_id", "change", "written"]
         for rollout_id, span_ids in requests.items():
-            query = {"partition": self.partition.name, "rollout_id": rollout_id, "span_id": {"$in": span_ids}}
+            query = {**self.partition.here, "rollout_id": rollout_id, "span_id": {"$in": span_ids}}
             for document in self.partition.spans.find(query, fields):
-                stored = self.fetch(rollout_id)
-                if stored is None or stored.counts(document["change"]):
+                if counts(self.fetch(rollout_id), document["change"]):
                     keys.add((rollout_id, document["attempt_id"], document["span_id"]))
-                elif _settling(document["written"]):
-                    raise LostRace(careful=True)
                 else:
+                    self._fence(rollout_id, document["written"])
                     self.abandoned.setdefault(rollout_id, set()).add(document["change"])
-                    self.fenced.add(rollout_id)
         return keys
+
+    def _fence(self, rollout_id: str, written: float) -> None:
+        """Have the flush that wrote something at this time, and did not commit it, fail if it still runs.
+
+        Raises:
+            LostRace: it may still be in progress.
+        """
+        if -CLOCKS_DIFFER_SECONDS < time.time() - written < SETTLE_SECONDS:
+            raise LostRace
+        record = self.load(rollout_id)
+        assert record is not None, rollout_id
+        self.records.setdefault(rollout_id, record)
+        self.fenced = True
 
     def span_bodies(
         self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
     ) -> Sequence[str]:
-        query: Document = {"partition": self.partition.name, "rollout_id": rollout_id}
-        if span_id is not None:
-            query["span_id"] = span_id
-        if attempt_id is not None:
-            query["attempt_id"] = attempt_id
+        places = {"rollout_id": rollout_id, "attempt_id": attempt_id, "span_id": span_id}
+        query = {name: value for name, value in places.items() if value is not None}
         bodies: list[str] = []
         if self.records.get(rollout_id, ...) is not None:
-            rows = self.partition.spans.find(query, {"body": 1}, sort=[("change", 1), ("place", 1)])
+            query = {**self.partition.here, **query}
+            rows = self.partition.spans.find(query, ["body"], sort=[("change", 1), ("place", 1)])
             bodies.extend(document["body"] for document in rows)
         for (rollout, attempt, span), body in self.new_spans.items():
             if rollout == rollout_id and attempt_id in (None, attempt) and span_id in (None, span):
                 bodies.append(body)
         return bodies if choose is None else [bodies[place] for place in choose(bodies)]
 
-    # --- rows ------------------------------------------------------------------------------------------------------
+    # --- records of runs -------------------------------------------------------------------------------------------
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        return run_records.add(self.partition, run_id, records, self._direct)
-
-    def find_run_records(self, plan: RecordPlan) -> FoundRecords:
-        return run_records.find(self.partition, plan)
+        """Store the records that do not exist yet; those that an earlier try of the script stored count as new."""
+        first: dict[tuple[str, RecordKind, int, str], NewRunRecord] = {}
+        fresh = [first.setdefault((run_id, *record[:3]), record) is record for record in records]
+        if not first:
+            return fresh
+        last = self.partition.add_to_counter("run_records", number=len(first))["number"]
+        documents: list[Document] = [
+            {
+                **self._of_run(run_id),
+                **{"kind": record.kind, "step": record.step, "name": record.name},
+                **{"number": number, "size": len(record.body), "body": record.body.decode()},
+            }
+            for number, record in enumerate(first.values(), last - len(first) + 1)
+        ]
+        duplicates: set[int] = set()
+        try:
+            self.partition.run_records.insert_many(documents, ordered=False)
+        except BulkWriteError as error:
+            if not only_duplicates(error):
+                raise
+            duplicates = {failure["index"] for failure in error.details["writeErrors"]}
+        self.tries.added.update(key for index, key in enumerate(first) if index not in duplicates)
+        added = self.tries.added
+        return [new and (run_id, *record[:3]) in added for new, record in zip(fresh, records, strict=True)]
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
-        return run_records.drop(self.partition, run_id, after_step, self._direct)
+        after = {**self._of_run(run_id), "step": {"$gt": after_step}}
+        self.tries.dropped += self.partition.run_records.delete_many(after).deleted_count
+        return self.tries.dropped
 
-    def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        return run_records.counts(self.partition, run_id)
+    # --- rows ------------------------------------------------------------------------------------------------------
 
     def get(self, kind: Kind, key: str) -> Row | None:
-        if kind == "run" and self._turns is not None and self._turn is None:
-            self._turn = self._turns.take(f"run {key}")
-        row, stored = self.rows.get(kind, key)
-        if stored is not None and isinstance(row, ClaimRow) and self._turns is not None:
-            return self._given(row, stored.written)
+        if (kind, key) in self.puts:
+            return self.puts[kind, key]
+        if kind == "run":
+            self._take_turn(f"run {key}")
+        document = self.fetch_row(kind, key)
+        row = None if document is None else read_row_or_none(kind, key, document["body"])
+        if document is not None and isinstance(row, ClaimRow) and self._writing:
+            return self._given(row, document["written"])
         return row
+
+    def fetch_row(self, kind: Kind, key: str) -> Document | None:
+        """Return a row's document as the script first read it; read it now if it did not."""
+        if (kind, key) not in self.rows:
+            document = self.partition.rows.find_one({"_id": self.partition.id(kind, key)})
+            if document is not None:
+                self.partition.finish_row(document)
+            self.rows[kind, key] = document
+        return self.rows[kind, key]
 
     def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
         """Return the rollouts that a claim really got: its flush may have ended half-way, or be in progress. None if it
@@ -269,27 +341,28 @@ class MongoTx(Queries):
             for rollout_id, attempt_id in row.claims
             if (record := self.load(rollout_id)) is None or record.find_attempt(attempt_id) is None
         ]
-        unwritten = [pair for pair in missing if self.fetch(pair[0]) is not None]  # the others were deleted since
-        if unwritten and _settling(written):
-            raise LostRace
-        self.fenced.update(rollout_id for rollout_id, _ in unwritten)
+        unwritten = [rollout_id for rollout_id, _ in missing if self.fetch(rollout_id) is not None]
+        for rollout_id in unwritten:  # the others were deleted since
+            self._fence(rollout_id, written)
         if row.claims and len(unwritten) == len(row.claims):
             return None
         return replace(row, claims=[pair for pair in row.claims if pair not in missing])
 
     def put(self, kind: Kind, key: str, row: Row) -> None:
-        self.rows.put(kind, key, row)
+        self.puts[kind, key] = row
 
     def drop(self, kind: Kind, key: str) -> None:
-        self.rows.put(kind, key, None)
+        self.puts[kind, key] = None
 
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
-        return self.rows.scan(kind, limit)
+        query, most = {**self.partition.here, "kind": kind}, 0 if limit is None else limit + len(self.puts)
+        documents = list(self.partition.rows.find(query, sort=[("number", 1)], limit=most))
+        for document in documents:
+            self.rows.setdefault((kind, document["key"]), document)
+        rows: dict[str, Row | None] = dict(readable_rows(kind, ((each["key"], each["body"]) for each in documents)))
+        rows.update((key, row) for (of_kind, key), row in self.puts.items() if of_kind == kind)
+        return [(key, row) for key, row in rows.items() if row is not None][:limit]
 
     def count_rows(self, kind: Kind) -> int:
-        return self.rows.count(kind)
-
-
-def _settling(written: float) -> bool:
-    """Return True while the flush that wrote this may still be in progress."""
-    return -CLOCKS_DIFFER_SECONDS < time.time() - written < SETTLE_SECONDS
+        assert not self.puts, "rows are counted by reading scripts"
+        return sums(self.partition.rows, {**self.partition.here, "kind": kind})[0]
