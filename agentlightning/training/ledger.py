@@ -1,16 +1,17 @@
 """The training ledger: the ending of every model call of a training step, trained or excluded with a reason.
 
-The rules of `read_rollout`, in the order in which they apply to a call:
+The rules of `read_rollout`, in the order in which they apply; the first that gives a reason counts.
 
 1. A rollout that was not sampled for training trains nothing.
 2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
 3. A call that is no turn of the agent's work is a `helper`; the adapter decides which calls are.
 4. A call that gave the agent no answer, or by its nature generates nothing, is excluded according to its ending.
 5. The attempt's outcome decides (`attempt_verdict`), then the reward: a missing one is never filled in.
-6. A scored attempt with a finally refused call (`refused_for_good`) trains nothing unless requested, and an attempt
-   without any call of the policy has nothing to train.
-7. The adapter selects among the remaining calls.
-8. A call that has no token ids, or not one log-probability per token, cannot be trained.
+6. A scored attempt with a finally refused call (`refused_for_good`) trains nothing unless requested.
+7. A rollout without any call of the policy has nothing to train (`no_call`); its calls have the reasons of the others.
+8. A call of another policy is `not_selected`.
+9. A call that has no token ids, or not one log-probability per token, cannot be trained (`unusable`).
+10. The adapter selects among the remaining calls.
 """
 
 from __future__ import annotations
@@ -140,93 +141,133 @@ def read_rollout(
     Raises:
         LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
     """
-    problems: list[Problem] = []
-    calls = model_calls(spans, problems)
-    latest = max(attempts, key=lambda attempt: attempt.sequence_id, default=None)
-    counted = counted_spans(spans, latest)
-    reward = final_reward(counted)
-    adapter = adapter or TracerTraceToTriplet()
-    helpers = {call.ref for call in calls if adapter.is_helper(call)}
-    others = {
-        call.ref
-        for call in calls
-        if is_call_of_other_policy(call, adapter.policy) or (policies is not None and call.policy not in policies)
-    }
-    own = [call for call in calls if latest is not None and call.ref.attempt_id == latest.attempt_id and not call.stale]
-    work = [call for call in own if call.ref not in helpers]
-
-    verdict = _verdict(rollout, latest, reward)
-    was_faulty = latest is not None and latest.outcome == "policy_fault"
-    if verdict is None and not train_refused and not was_faulty and refused_for_good(work):
-        verdict = REFUSED_CALL
-    if verdict is None and all(call.ref in others for call in work):
-        verdict = "no_call"
-    exclusions: dict[CallRef, ExclusionReason] = {
-        call.ref: reason for call in calls if (reason := _exclusion(call, latest, verdict, helpers)) is not None
-    }
-
-    candidates = [call for call in calls if call.ref not in exclusions]
-    selected: dict[CallRef, ModelCall] = {}
-    unknown: set[CallRef] = set()
-    if candidates:
-        agent_spans = without_calls(counted, [call for call in own if call.ref in helpers])
-        selection = adapter.select(agent_spans, candidates)
-        problems.extend(selection.problems)
-        selected = {call.ref: call for call in selection.calls if policies is None or call.ref not in others}
-        unknown = of_unknown_agents(candidates, selection.problems)
-    if policies is None and adapter.policy is None and len(policies_of(selected.values())) > 1:
-        selected = {}  # only the adapter's policy= decides which of them is trained here
+    rules = _Rules(rollout, attempts, spans, adapter or TracerTraceToTriplet(), train_refused, policies)
+    exclusions = {call.ref: reason for call in rules.calls if (reason := rules.before_selection(call)) is not None}
+    candidates = [call for call in rules.calls if call.ref not in exclusions]
+    selected, unknown = rules.select(candidates)
     reading = samples_from_calls(list(selected.values()), decode=decode)
-    if verdict == "no_call" and reading.samples:
-        verdict = None  # a user's own adapter selects freely
     in_rows = {ref for sample in reading.samples for ref in sample.call_refs()}
     for call in candidates:
-        if call.ref in others and call.ref not in in_rows:
-            exclusions[call.ref] = "not_selected"
-        elif call.ref not in in_rows:
-            exclusions[call.ref] = unusable(call) or ("unknown_agent" if call.ref in unknown else "not_selected")
+        if call.ref not in in_rows:
+            exclusions[call.ref] = rules.without_row(call, unknown)
+    latest = rules.latest
     return RolloutRecord(
         rollout_id=rollout.rollout_id,
         attempt_id=None if latest is None else latest.attempt_id,
         outcome=None if latest is None else latest.outcome,
-        verdict=verdict,
-        reward=reward,
-        dimensions={} if reward is None else final_dimensions(counted),
+        verdict=rules.of_rollout or rules.rule_7_no_call(reading),
+        reward=rules.reward,
+        dimensions={} if rules.reward is None else final_dimensions(rules.counted),
         reading=reading,
-        calls=[selected.get(call.ref, call) for call in calls],
+        calls=[selected.get(call.ref, call) for call in rules.calls],
         exclusions=exclusions,
-        problems=problems,
+        problems=rules.problems,
     )
 
 
-def _verdict(rollout: Rollout, latest: Attempt | None, reward: float | None) -> ExclusionReason | None:
-    """Return the reason for excluding the whole rollout; None without one."""
-    if rollout.mode in ("val", "test"):
-        return "not_a_train_rollout"
-    verdict = "unfinished" if latest is None else attempt_verdict(latest)
-    if verdict == "unfinished" and rollout.status == "cancelled":
-        return "cancelled"
-    return verdict or ("no_reward" if reward is None else None)
+class _Rules:
+    """The rules of this module for one rollout: each returns the reason for an exclusion, or None."""
 
+    def __init__(
+        self,
+        rollout: Rollout,
+        attempts: Sequence[Attempt],
+        spans: Sequence[Span],
+        adapter: TraceToTripletBase,
+        train_refused: bool,
+        policies: Collection[str] | None,
+    ) -> None:
+        self._rollout, self._adapter, self._policies = rollout, adapter, policies
+        self._train_refused = train_refused
+        self.problems: list[Problem] = []
+        self.calls = model_calls(spans, self.problems)
+        self.latest = max(attempts, key=lambda attempt: attempt.sequence_id, default=None)
+        self.counted = counted_spans(spans, self.latest)
+        self.reward = final_reward(self.counted)
+        self._helpers = {call.ref for call in self.calls if adapter.is_helper(call)}
+        self._others = {call.ref for call in self.calls if self._is_of_other_policy(call)}
+        self._own = [call for call in self.calls if self.rule_2_attempt(call) is None]
+        self._work = [call for call in self._own if call.ref not in self._helpers]
+        self.of_rollout = self.rule_1_mode() or self.rule_5_outcome() or self.rule_6_refused_call()
 
-def _exclusion(
-    call: ModelCall, latest: Attempt | None, verdict: ExclusionReason | None, helpers: Collection[CallRef]
-) -> ExclusionReason | None:
-    if verdict == "not_a_train_rollout":
-        return verdict
-    if call.stale:
-        return "stale"
-    if latest is None or call.ref.attempt_id != latest.attempt_id:
-        return "superseded_attempt"
-    if call.ref in helpers:
-        return "helper"
-    if call.state == "refused" and (
-        latest.outcome_reason == "budget" or (call.spans is not None and refused_for_budget(call.spans.record))
-    ):
-        return "budget"
-    if call.state == "no_generation" or call.state in FAILED_STATES:
-        return cast(ExclusionReason, call.state)  # the names of the two lists are the same
-    return None if verdict == "no_call" else verdict  # the calls of other policies were not selected
+    def _is_of_other_policy(self, call: ModelCall) -> bool:
+        is_not_learning = self._policies is not None and call.policy not in self._policies
+        return is_not_learning or is_call_of_other_policy(call, self._adapter.policy)
+
+    # --- the order of the rules --------------------------------------------------------------------------------------
+
+    def before_selection(self, call: ModelCall) -> ExclusionReason | None:
+        """Apply rules 1 to 6 to a call."""
+        return (
+            self.rule_1_mode()
+            or self.rule_2_attempt(call)
+            or self.rule_3_helper(call)
+            or self.rule_4_no_answer(call)
+            or self.of_rollout
+        )
+
+    def without_row(self, call: ModelCall, unknown: Collection[CallRef]) -> ExclusionReason:
+        """Apply rules 8 to 10 to a call that is in no row; agents of the `unknown` calls cannot be told apart."""
+        return self.rule_8_policy(call) or unusable(call) or self.rule_10_selection(call, unknown)
+
+    # --- the rules ---------------------------------------------------------------------------------------------------
+
+    def rule_1_mode(self) -> ExclusionReason | None:
+        return "not_a_train_rollout" if self._rollout.mode in ("val", "test") else None
+
+    def rule_2_attempt(self, call: ModelCall) -> ExclusionReason | None:
+        if call.stale:
+            return "stale"
+        is_latest = self.latest is not None and call.ref.attempt_id == self.latest.attempt_id
+        return None if is_latest else "superseded_attempt"
+
+    def rule_3_helper(self, call: ModelCall) -> ExclusionReason | None:
+        return "helper" if call.ref in self._helpers else None
+
+    def rule_4_no_answer(self, call: ModelCall) -> ExclusionReason | None:
+        ended_by_budget = self.latest is not None and self.latest.outcome_reason == "budget"
+        if call.state == "refused" and (
+            ended_by_budget or (call.spans is not None and refused_for_budget(call.spans.record))
+        ):
+            return "budget"
+        if call.state == "no_generation" or call.state in FAILED_STATES:
+            return cast(ExclusionReason, call.state)  # the names of the two lists are the same
+        return None
+
+    def rule_5_outcome(self) -> ExclusionReason | None:
+        reason = "unfinished" if self.latest is None else attempt_verdict(self.latest)
+        if reason == "unfinished" and self._rollout.status == "cancelled":
+            return "cancelled"
+        return reason or ("no_reward" if self.reward is None else None)
+
+    def rule_6_refused_call(self) -> ExclusionReason | None:
+        is_fault = self.latest is not None and self.latest.outcome == "policy_fault"
+        return REFUSED_CALL if not self._train_refused and not is_fault and refused_for_good(self._work) else None
+
+    def rule_7_no_call(self, reading: SampleReading) -> ExclusionReason | None:
+        """A user's own adapter selects freely, so that there may be rows without a call of the policy."""
+        has_call = any(call.ref not in self._others for call in self._work)
+        return None if has_call or reading.samples else "no_call"
+
+    def rule_8_policy(self, call: ModelCall) -> ExclusionReason | None:
+        return "not_selected" if call.ref in self._others else None
+
+    def rule_10_selection(self, call: ModelCall, unknown: Collection[CallRef]) -> ExclusionReason:
+        return "unknown_agent" if call.ref in unknown else "not_selected"
+
+    def select(self, candidates: Sequence[ModelCall]) -> tuple[dict[CallRef, ModelCall], Collection[CallRef]]:
+        """Return the calls that the adapter selects for rows, and those of agents that it cannot tell apart."""
+        if not candidates:
+            return {}, ()
+        agent_spans = without_calls(self.counted, [call for call in self._own if call.ref in self._helpers])
+        selection = self._adapter.select(agent_spans, candidates)
+        self.problems.extend(selection.problems)
+        unknown = of_unknown_agents(candidates, selection.problems)
+        if self._policies is not None:
+            return {call.ref: call for call in selection.calls if call.ref not in self._others}, unknown
+        if self._adapter.policy is None and len(policies_of(selection.calls)) > 1:
+            return {}, unknown  # only the adapter's policy= decides which of them is trained here
+        return {call.ref: call for call in selection.calls}, unknown
 
 
 # --- one attempt -----------------------------------------------------------------------------------------------------
