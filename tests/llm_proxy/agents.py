@@ -15,18 +15,18 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 class Agent:
-    """An attempt with a client library pointed at it."""
+    """An attempt, the harness's own unless another one is given, with a client library pointed at it."""
 
     client: Any
     reply = "response"
     defaults: ClassVar[Json] = {}
 
-    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> None:
-        self.harness, self.attempt = harness, attempt
+    def __init__(self, harness: GatewayHarness, attempt: AttemptedRollout | None = None, **options: Any) -> None:
+        self.harness, self.attempt = harness, attempt or harness.own
         self.client = self.make_client({"api_key": "none", "max_retries": 0, **options})
 
     def make_client(self, options: Json) -> Any:
-        return openai.AsyncOpenAI(**{"base_url": self.harness.url(self.attempt, "/v1"), **options})
+        return openai.AsyncOpenAI(**{"base_url": self.harness.url("/v1", of=self.attempt), **options})
 
     @property
     def resource(self) -> Any:
@@ -79,7 +79,7 @@ class MessagesAgent(Agent):
     reply = "message"
 
     def make_client(self, options: Json) -> Any:
-        return anthropic.AsyncAnthropic(**{"base_url": self.harness.url(self.attempt, ""), **options})
+        return anthropic.AsyncAnthropic(**{"base_url": self.harness.url("", of=self.attempt), **options})
 
     @property
     def resource(self) -> Any:

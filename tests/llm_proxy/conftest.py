@@ -25,6 +25,6 @@ async def harness() -> AsyncGenerator[GatewayHarness, None]:
 @pytest.fixture
 async def agent(request: pytest.FixtureRequest, harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
     """An attempt with the client library that the module names, as `AGENT`."""
-    made: Agent = request.module.AGENT(harness, await harness.attempt())
+    made: Agent = request.module.AGENT(harness)
     async with made.client:
         yield made

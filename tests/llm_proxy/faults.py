@@ -307,7 +307,7 @@ async def outcomes(faults: tuple[Fault, ...] = FAULTS) -> list[Outcome]:
 
 async def _outcome(harness: GatewayHarness, client: Client, fault: Fault, caller: str, streamed: bool) -> Outcome:
     attempt, raised, text = await harness.attempt(), None, ""
-    call, there, began = CALLERS[caller][streamed], client.at(harness.url(attempt, "")), time.monotonic()
+    call, there, began = CALLERS[caller][streamed], client.at(harness.url("", of=attempt)), time.monotonic()
     try:
         text = await asyncio.wait_for(call(there, fault.name, attempt.rollout_id), 60.0)
     except Exception as error:  # the point of the table: which one it is

@@ -22,7 +22,10 @@ Response = tuple[int, Json]
 
 
 class GatewayHarness:
-    """Serves the model `policy` while entered; keyword arguments go to `LLMProxy`."""
+    """Serves the model `policy` while entered; keyword arguments go to `LLMProxy`.
+
+    Its methods are about an attempt of its own, or about the one that they are given.
+    """
 
     def __init__(
         self, model: ModelServer | None = None, *, store: LightningStore | None = None, **options: Any
@@ -37,6 +40,7 @@ class GatewayHarness:
         options: Json = {"model_list": [self.model.entry("policy")], "store": self.store, **self._options}
         self.proxy = LLMProxy(**options)
         await self.proxy.start()
+        self.own = await self.attempt()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -48,30 +52,34 @@ class GatewayHarness:
     async def attempt(self) -> AttemptedRollout:
         return await self.store.start_rollout(input={"question": "six times seven"})
 
-    def url(self, attempt: AttemptedRollout, tail: str = "/chat/completions") -> str:
+    def url(self, tail: str = "/chat/completions", *, of: AttemptedRollout | None = None) -> str:
+        attempt = of or self.own
         return self.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, "policy").endpoint + tail
 
     async def post(self, url: str, body: Any, **headers: str) -> Response:
+        """Post to a URL, or to a path of the own attempt."""
         data = io.BytesIO(body if isinstance(body, bytes) else json.dumps(body).encode())
+        url = self.url(url) if url.startswith("/") else url
         async with self.session.post(url, data=data, headers=headers) as reply:
             return reply.status, await reply.json()
 
-    async def ask(self, attempt: AttemptedRollout, content: str = "hi there", **fields: Any) -> Response:
+    async def ask(self, content: str = "hi there", *, of: AttemptedRollout | None = None, **fields: Any) -> Response:
         """Make one call as an agent would; return status and body."""
         body = {"model": "policy", "messages": [{"role": "user", "content": content}], **fields}
-        return await self.post(self.url(attempt), body)
+        return await self.post(self.url(of=of), body)
 
-    async def spans(self, attempt: AttemptedRollout) -> list[Span]:
+    async def spans(self, of: AttemptedRollout | None = None) -> list[Span]:
+        attempt = of or self.own
         return list(await self.store.query_spans(attempt.rollout_id, attempt.attempt.attempt_id))
 
-    async def raw(self, attempt: AttemptedRollout) -> list[Json]:
+    async def raw(self, of: AttemptedRollout | None = None) -> list[Json]:
         """Return the typed attributes of each recorded call, by the last word of their key."""
-        spans = [span for span in await self.spans(attempt) if span.name == "raw_gen_ai_request"]
+        spans = [span for span in await self.spans(of) if span.name == "raw_gen_ai_request"]
         keys = {key.value: key.value.rsplit(".", 1)[1] for key in LightningCallAttributes}
         return [{keys[k]: v for k, v in span.attributes.items() if k in keys} for span in spans]
 
-    async def states(self, attempt: AttemptedRollout) -> list[str]:
-        return [call["state"] for call in await self.raw(attempt)]
+    async def states(self, of: AttemptedRollout | None = None) -> list[str]:
+        return [call["state"] for call in await self.raw(of)]
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -126,17 +126,16 @@ CASES = [
 async def test_a_request_that_is_too_much_is_refused_by_its_shape(route: str, case: str, compared: list[int]) -> None:
     body = TOO_MUCH[case](ROUTES[route], LISTS[route])
     async with GatewayHarness() as harness:
-        attempt = await harness.attempt()
-        status, reply = await harness.post(harness.url(attempt, route), body)
+        status, reply = await harness.post(harness.url(route), body)
         assert status == 400, reply
         assert set(reply["error"]) >= {"type", "message"}
         assert len(json.dumps(reply)) < LONGEST_ERROR + 2000
         assert harness.model.calls == []
-        states = await harness.states(attempt)
+        states = await harness.states()
         assert states == ([] if "count" in route else ["refused"])
-        record = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+        record = "".join(span.model_dump_json() for span in await harness.spans())
         assert len(record) < 2 * LONGEST_ERROR + 20_000 or "user" in case
-        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.ask())[0] == 200
     assert max(compared, default=0) <= LONGEST_COMPARED
 
 
@@ -151,9 +150,8 @@ async def test_a_long_conversation_with_tools_passes() -> None:
     schema = {"type": "object", "properties": {f"p{n}": {"type": "string", "description": "x"} for n in range(200)}}
     tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(100)]
     async with GatewayHarness() as harness:
-        attempt = await harness.attempt()
         body = encoded({"model": "policy", "messages": turns * (MOST_ITEMS // 4), "tools": tools})
-        assert (await harness.post(harness.url(attempt, "/chat/completions"), body))[0] == 200
+        assert (await harness.post("/chat/completions", body))[0] == 200
 
 
 @pytest.mark.parametrize("length", [6, LONGEST_COMPARED, LONGEST_NAME, 60_000])
@@ -161,8 +159,7 @@ async def test_names_in_addresses_are_compared_within_bounds(length: int, compar
     async with GatewayHarness(
         policies={"main": {"kind": "trained", "models": ["policy"], "roles": ["solver"]}}
     ) as harness:
-        attempt = await harness.attempt()
-        url = harness.url(attempt, "")
+        url = harness.url("")
         for wrong in (
             url + "/models/" + "p" * length,
             url.replace("/rollout/", f"/role/{'s' * length}/rollout/") + "/models",
@@ -170,7 +167,7 @@ async def test_names_in_addresses_are_compared_within_bounds(length: int, compar
             async with harness.session.get(wrong) as answer:
                 assert answer.status in (400, 404, 414, 431)
                 assert len(await answer.text()) < LONGEST_ERROR + 2000
-        assert (await harness.ask(attempt, model="p" * min(length, LONGEST_NAME)))[0] in (400, 404)
+        assert (await harness.ask(model="p" * min(length, LONGEST_NAME)))[0] in (400, 404)
     assert max(compared, default=0) <= LONGEST_COMPARED
 
 
@@ -352,7 +349,6 @@ async def test_others_are_served_while_a_large_call_is_worked_on(route: str, str
     words = ('größe"' * 200_000 + " ") * 2
     body = ROUTES[route] | {LISTS[route]: [{"role": "user", "content": words}], "stream": stream}
     async with GatewayHarness(ModelServer(lambda _: words)) as harness:
-        attempt = await harness.attempt()
         upstream: Any = harness.proxy._upstream  # pyright: ignore[reportPrivateUsage] -- to see what leaves the loop
         served = 0
 
@@ -366,9 +362,7 @@ async def test_others_are_served_while_a_large_call_is_worked_on(route: str, str
                 served += 1
 
         looking = asyncio.create_task(look())
-        async with harness.session.post(
-            harness.url(attempt, route), data=io.BytesIO(json.dumps(body).encode())
-        ) as answer:
+        async with harness.session.post(harness.url(route), data=io.BytesIO(json.dumps(body).encode())) as answer:
             assert answer.status == 200
             got = await answer.read()
         looking.cancel()
@@ -376,7 +370,7 @@ async def test_others_are_served_while_a_large_call_is_worked_on(route: str, str
         assert len(got) > LARGE_BYTES
         assert upstream.off_loop.handed_over >= (4 if stream else 6)
         assert served >= 3
-        assert await harness.states(attempt) == ["ok"]
+        assert await harness.states() == ["ok"]
 
 
 # --- bytes in hand ---------------------------------------------------------------------------------------------------
@@ -389,7 +383,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 async def begun(harness: GatewayHarness, attempt: AttemptedRollout, size: int) -> Connection:
     """Send a part of a body whose rest does not come."""
     reader, writer = await asyncio.open_connection("127.0.0.1", harness.proxy.server_launcher.port)
-    path = "/" + harness.url(attempt).split("/", 3)[3]
+    path = "/" + harness.url(of=attempt).split("/", 3)[3]
     writer.write(request("POST", path, b" " * size, content_length=str(31 * MIB)))
     return reader, writer
 
@@ -408,13 +402,13 @@ async def test_what_one_attempt_holds_is_bounded_and_leaves_the_others_alone(mon
         assert {(answer.status, answer.json["error"]["code"]) for answer in answers} == {(429, "too_many_bytes")}
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
         assert 0 < PROCESS.held <= 4 * MIB
-        status, _ = await harness.ask(other, "x" * (2 * MIB))
+        status, _ = await harness.ask("x" * (2 * MIB), of=other)
         assert status == 200
         for _, writer in connections:
             writer.transport.abort()
         await asyncio.gather(*waiting, return_exceptions=True)
         await until(lambda: PROCESS.held == 0)
-        assert (await harness.ask(greedy, "x" * (2 * MIB)))[0] == 200
+        assert (await harness.ask("x" * (2 * MIB), of=greedy))[0] == 200
         assert await harness.states(greedy) != []
 
 
@@ -423,8 +417,7 @@ async def test_a_call_without_room_for_its_bytes_is_made_up_for_by_the_clients_r
     openai = pytest.importorskip("openai", reason="openai is not installed")
     limits = GatewayLimits(bytes_per_attempt=6 * MIB)
     async with GatewayHarness(limits=limits, keep=keep) as harness:
-        attempt = await harness.attempt()
-        client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=20)
+        client = openai.AsyncOpenAI(base_url=harness.url("/v1"), api_key="none", max_retries=20)
         harness.model.hold()
 
         async def ask(word: str) -> object:
@@ -436,7 +429,7 @@ async def test_a_call_without_room_for_its_bytes_is_made_up_for_by_the_clients_r
         harness.model.release()
         await asyncio.gather(*calls)
         await client.close()
-        recorded = model_calls(await harness.spans(attempt))
+        recorded = model_calls(await harness.spans())
         assert [call.state for call in recorded].count("ok") == 4
         assert "refused" in [call.state for call in recorded]
         assert refused_for_good(recorded) == []
@@ -444,23 +437,21 @@ async def test_a_call_without_room_for_its_bytes_is_made_up_for_by_the_clients_r
 
 async def test_a_call_without_room_for_its_bytes_is_not_made_up_for_by_another_call() -> None:
     async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=6 * MIB)) as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
-        first = asyncio.create_task(harness.ask(attempt, "one" + "x" * 4 * MIB))
+        first = asyncio.create_task(harness.ask("one" + "x" * 4 * MIB))
         await harness.model.until(arrived(1))
-        assert (await harness.ask(attempt, "two" + "x" * 4 * MIB))[0] == 429
+        assert (await harness.ask("two" + "x" * 4 * MIB))[0] == 429
         harness.model.release()
         assert (await first)[0] == 200
-        assert (await harness.ask(attempt, "too" + "x" * 4 * MIB))[0] == 200
-        assert [call.state for call in refused_for_good(model_calls(await harness.spans(attempt)))] == ["refused"]
+        assert (await harness.ask("too" + "x" * 4 * MIB))[0] == 200
+        assert [call.state for call in refused_for_good(model_calls(await harness.spans()))] == ["refused"]
 
 
 async def test_a_body_is_held_until_its_call_is_recorded() -> None:
     async with GatewayHarness() as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
         body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "x" * MIB}]}).encode()
-        call = asyncio.create_task(harness.post(harness.url(attempt), body))
+        call = asyncio.create_task(harness.post("/chat/completions", body))
         await harness.model.until(arrived(1))
         assert PROCESS.held == len(body)
         harness.model.release()
@@ -470,9 +461,8 @@ async def test_a_body_is_held_until_its_call_is_recorded() -> None:
 
 async def test_what_a_body_expands_to_is_held_and_one_alone_always_fits() -> None:
     async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=12 * MIB)) as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
-        url = harness.url(attempt, "/completions")
+        url = harness.url("/completions")
         body = json.dumps({"model": "policy", "prompt": [1] * 500_000}).encode()  # 1.5 MB, 20 MB as a value
         call = asyncio.create_task(harness.post(url, body))
         await harness.model.until(arrived(1))

@@ -464,14 +464,12 @@ async def test_a_call_of_each_dialect_is_replayed_from_a_file_without_any_model(
     path = tmp_path / "calls.jsonl"
     body = {"model": "policy", **BODIES[route]}
     async with GatewayHarness(record=path) as harness:
-        attempt = await harness.attempt()
-        status, reply = await harness.post(harness.url(attempt, f"/v1/{route}"), body)
+        status, reply = await harness.post(f"/v1/{route}", body)
         assert status == 200
-        (recorded,) = await harness.raw(attempt)
+        (recorded,) = await harness.raw()
     async with GatewayHarness(replay=path, model_list=[]) as harness:
-        attempt = await harness.attempt()
-        assert await harness.post(harness.url(attempt, f"/v1/{route}"), body) == (200, reply)
-        (replayed,) = await harness.raw(attempt)
+        assert await harness.post(f"/v1/{route}", body) == (200, reply)
+        (replayed,) = await harness.raw()
         assert harness.model.calls == []
     fields = ("state", "prompt_token_ids", "completion_token_ids", "completion_logprobs", "finish_reason")
     assert {name: replayed.get(name) for name in fields} == {name: recorded.get(name) for name in fields}

@@ -175,9 +175,8 @@ async def test_a_stream_that_is_cut_after_any_byte_is_whole_or_an_error_for_agen
     made: list[bytes] = []
     with FaultyEngine({"cut": cutting(framing, made)}) as engine:
         async with GatewayHarness(model_list=engine.entries) as harness:
-            attempt = await harness.attempt()
-            answers = await cut_at(harness, harness.url(attempt), made, which)
-            spans = await harness.spans(attempt)
+            answers = await cut_at(harness, harness.url(), made, which)
+            spans = await harness.spans()
         states = {
             int(str(parent.attributes["gen_ai.prompt.0.content"])): str(raw.attributes["agentlightning.call.state"])
             for parent in spans
@@ -262,13 +261,13 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
         ):
             libraries = Client(by_openai, by_anthropic)
             whole = await harness.attempt()
-            assert await call(libraries.at(harness.url(whole, "")), "cut", str(10**6)) == SAID
+            assert await call(libraries.at(harness.url("", of=whole)), "cut", str(10**6)) == SAID
             assert await harness.states(whole) == [state]
             ends = [match.end() for match in re.finditer(rb"\n\n", made[0])]
             for place in sorted({end + apart for end in ends for apart in (-3, -1, 0)} - {len(made[0])}):
                 attempt = await harness.attempt()
                 try:
-                    text = await call(libraries.at(harness.url(attempt, "")), "cut", str(place))
+                    text = await call(libraries.at(harness.url("", of=attempt)), "cut", str(place))
                 except (openai.APIError, anthropic.APIError):
                     assert await harness.states(attempt) == ["upstream_error"], place
                 else:
@@ -282,8 +281,7 @@ async def test_a_stream_of_two_choices_that_ends_before_the_second_began_is_not_
 
     with FaultyEngine({"cut": first_only}) as engine:
         async with GatewayHarness(model_list=engine.entries) as harness:
-            attempt = await harness.attempt()
             body = {"model": "cut", "messages": [{"role": "user", "content": "go"}], "stream": True, "n": 2}
-            async with harness.session.post(harness.url(attempt), json=body) as reply:
+            async with harness.session.post(harness.url(), json=body) as reply:
                 assert seen(reply.status, await reply.read()).error
-            assert await harness.states(attempt) == ["upstream_error"]
+            assert await harness.states() == ["upstream_error"]

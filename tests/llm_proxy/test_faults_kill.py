@@ -167,9 +167,8 @@ async def test_every_answer_that_an_agent_got_is_on_file_however_the_gateway_die
 
 async def test_a_call_that_was_recorded_before_the_kill_is_not_recorded_again(tmp_path: Path) -> None:
     async with GatewayHarness(journal=tmp_path / "calls") as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
-        call = asyncio.create_task(harness.ask(attempt))
+        call = asyncio.create_task(harness.ask())
         await harness.model.until(lambda calls: len(calls) == 1)
         begun = (tmp_path / "calls").read_bytes()  # what is on file if the kill comes just after the spans are stored
         harness.model.release()
@@ -178,8 +177,8 @@ async def test_a_call_that_was_recorded_before_the_kill_is_not_recorded_again(tm
         assert not (tmp_path / "calls").exists()
         (tmp_path / "calls").write_bytes(begun)
         await harness.proxy.start()
-        assert await harness.states(attempt) == ["ok"]
-        assert len(await harness.spans(attempt)) == 2
+        assert await harness.states() == ["ok"]
+        assert len(await harness.spans()) == 2
         assert b"ended" in (tmp_path / "calls").read_bytes()
 
 
@@ -210,14 +209,13 @@ def test_a_journal_with_broken_lines_tells_of_the_calls_that_can_be_read(tmp_pat
 async def test_a_full_disk_ends_the_journal_and_not_the_calls(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with GatewayHarness(journal=tmp_path / "calls") as harness:
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.ask())[0] == 200
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # no file of this process may grow beyond it
-            assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 200]
+            assert [(await harness.ask())[0] for _ in range(2)] == [200, 200]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        assert await harness.states(attempt) == ["ok"] * 3
+        assert await harness.states() == ["ok"] * 3
     assert caplog.text.count("cannot be written") == 1
 
 

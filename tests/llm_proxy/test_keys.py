@@ -93,7 +93,7 @@ async def test_the_whole_matrix_of_routes_dialects_and_keys(
         async with GatewayHarness(model_list=[entry], policies=policies) as harness:
             mine, theirs = await harness.attempt(), await harness.attempt()
             own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
-            base = harness.url(mine, "")
+            base = harness.url("", of=mine)
             wrong: list[str] = []
             for what, (route, body) in ROUTES.items():
                 for tail, before in PREFIXES.items():
@@ -128,7 +128,7 @@ async def test_one_right_key_among_several_passes_and_another_attempts_key_alone
     async with GatewayHarness() as harness:
         mine, theirs = await harness.attempt(), await harness.attempt()
         own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
-        url = harness.url(mine)
+        url = harness.url(of=mine)
         assert (await call(harness, url, CHAT, {"Authorization": "Basic czNjcmV0"}))[0] == none
         for right, beside in itertools.permutations(HEADERS.values(), 2):
             assert (await call(harness, url, CHAT, beside("dummy") | right(own)))[0] == 200
@@ -184,8 +184,8 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
             shown: list[str] = []
             for fault in faults:
                 model.faults = [fault]
-                shown.append((await call(harness, harness.url(attempt, tail), body, headers))[1])
-            shown.append((await call(harness, harness.url(attempt, tail), body, {"x-api-key": forged}))[1])
+                shown.append((await call(harness, harness.url(tail, of=attempt), body, headers))[1])
+            shown.append((await call(harness, harness.url(tail, of=attempt), body, {"x-api-key": forged}))[1])
             assert PROVIDER_KEY in model.calls[0].headers[header]
             sent = "".join(str(call.headers) for call in model.calls)
             assert not [secret for secret in (AGENT_SECRET, own, TOKEN) if secret in sent]
@@ -200,7 +200,7 @@ async def test_the_question_what_an_engine_is_shows_no_key(caplog: pytest.LogCap
         stub.owner = PROVIDER_KEY
         async with GatewayHarness(model_list=[stub.entry(api_key=PROVIDER_KEY)]) as harness:
             attempt: AttemptedRollout = await harness.attempt()
-            assert (await call(harness, harness.url(attempt), CHAT, {}))[0] == 200
+            assert (await call(harness, harness.url(of=attempt), CHAT, {}))[0] == 200
             spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
     assert PROVIDER_KEY not in spans + caplog.text
 
@@ -219,7 +219,7 @@ async def test_a_provider_key_may_come_from_the_environment(monkeypatch: pytest.
     monkeypatch.setenv("MY_PROVIDER_KEY", PROVIDER_KEY)
     async with GatewayHarness() as harness:
         harness.proxy.update_model_list([harness.model.entry("policy", api_key="os.environ/MY_PROVIDER_KEY")])
-        await harness.ask(await harness.attempt())
+        await harness.ask()
         assert harness.model.calls[0].headers["authorization"] == f"Bearer {PROVIDER_KEY}"
         process_secrets.forget()
         with pytest.raises(ValueError, match="environment variable MY_PROVIDER_KEY, which is not set"):

@@ -316,17 +316,14 @@ def test_every_call_ends_in_a_state_and_an_answer_whatever_is_said(
         with FaultyEngine({"policy": way}) as engine:
             native = {"dialects": [route]} if data.draw(st.booleans()) else {}
             async with GatewayHarness(model_list=[engine.entry("policy", engine="vllm", **native)]) as harness:
-                attempt = await harness.attempt()
-                async with harness.session.post(
-                    harness.url(attempt, f"/{route}"), data=json.dumps(body).encode()
-                ) as answer:
+                async with harness.session.post(harness.url(f"/{route}"), data=json.dumps(body).encode()) as answer:
                     text = await answer.read()
                     status, kind = answer.status, answer.content_type
                 assert status == 200 or 400 <= status < 500 or status in (501, 502), (status, text)
                 if kind == "application/json":
                     json.loads(text)
-                assert await harness.states(attempt)  # one for each choice
-                assert len({span.sequence_id for span in await harness.spans(attempt)}) == 1
+                assert await harness.states()  # one for each choice
+                assert len({span.sequence_id for span in await harness.spans()}) == 1
                 assert sum(harness.proxy.stats()["calls"].values()) == 1
                 assert harness.proxy.stats()["lost"] == harness.proxy.stats()["rejected"] == 0
 

@@ -144,10 +144,9 @@ async def test_an_external_model_without_tokens_is_neither_warned_of_nor_blamed_
     with ModelServer(tokens=False) as model:
         policies: dict[str, Any] = {"bought": {"kind": "external"}}
         async with GatewayHarness(model_list=entries(model, "policy"), policies=policies) as harness:
-            attempt = await harness.attempt()
-            assert (await harness.ask(attempt))[0] == 200
-            assert await harness.states(attempt) == ["no_tokens"]
-            (call,) = TracerTraceToTriplet().explain(await harness.spans(attempt)).calls
+            assert (await harness.ask())[0] == 200
+            assert await harness.states() == ["no_tokens"]
+            (call,) = TracerTraceToTriplet().explain(await harness.spans()).calls
             assert call.reason == "not_selected"
     assert not caplog.records
 
@@ -156,7 +155,7 @@ async def test_without_policies_calls_belong_to_none_and_a_role_is_the_name_of_t
     harness: GatewayHarness,
 ) -> None:
     attempt = await harness.attempt()
-    await harness.ask(attempt)
+    await harness.ask(of=attempt)
     llm = harness.proxy.as_resource(attempt.rollout_id, attempt.attempt.attempt_id, role="writer")
     body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
     assert (await harness.post(f"{llm.endpoint}/chat/completions", body))[0] == 200
@@ -170,7 +169,7 @@ async def test_without_policies_calls_belong_to_none_and_a_role_is_the_name_of_t
 
 
 async def test_without_policies_what_is_no_role_is_refused(harness: GatewayHarness) -> None:
-    url = harness.url(await harness.attempt()).replace("/rollout/", "/role/wri%2Fter/rollout/")
+    url = harness.url().replace("/rollout/", "/role/wri%2Fter/rollout/")
     status, body = await harness.post(url, {"model": "policy", "messages": []})
     assert (status, body["error"]["code"]) == (404, "unknown_role")
     assert "'wri/ter' is no role: 1 to 128 letters" in body["error"]["message"]
@@ -189,18 +188,17 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 async def test_a_call_that_fits_no_policy_is_refused_and_recorded(team: GatewayHarness, case: str) -> None:
     prefix, model, status, text = REFUSED[case]
-    attempt = await team.attempt()
-    url = team.url(attempt).replace("/rollout/", f"{prefix}/rollout/")
+    url = team.url().replace("/rollout/", f"{prefix}/rollout/")
     answer = await team.post(url, {"model": model, "messages": []})
     assert answer[0] == status
     assert text in answer[1]["error"]["message"]
-    assert await team.states(attempt) == ["refused"]
+    assert await team.states() == ["refused"]
     assert not team.model.calls
 
 
 @pytest.mark.parametrize("tail", ["/models", "/messages/count_tokens"])
 async def test_an_unknown_role_is_refused_where_nothing_is_generated_too(team: GatewayHarness, tail: str) -> None:
-    url = team.url(await team.attempt(), tail).replace("/rollout/", "/role/wroter/rollout/")
+    url = team.url(tail).replace("/rollout/", "/role/wroter/rollout/")
     method = "GET" if tail == "/models" else "POST"
     async with team.session.request(method, url, json={"model": "gpt", "messages": []}) as reply:
         assert reply.status == 404
@@ -210,7 +208,7 @@ async def test_an_unknown_role_is_refused_where_nothing_is_generated_too(team: G
 async def test_a_call_without_a_role_is_refused_where_all_policies_have_one() -> None:
     policies: dict[str, Any] = {"main": {"kind": "trained", "roles": ["solver"]}}
     async with GatewayHarness(policies=policies) as harness:
-        status, body = await harness.ask(await harness.attempt())
+        status, body = await harness.ask()
         assert (status, body["error"]["code"]) == (400, "no_policy")
         assert "roles: solver" in body["error"]["message"]
 
@@ -301,20 +299,18 @@ async def test_a_trained_policy_may_name_a_model_that_its_algorithm_adds(caplog:
     async with GatewayHarness(policies=policies) as harness:
         assert "no model 'policy-7b' in model_list; did you mean 'policy'?" in caplog.text
         harness.proxy.update_model_list([harness.model.entry("policy-7b")])
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt, model="policy-7b"))[0] == 200
-        assert (await harness.raw(attempt))[0]["policy"] == "main"
+        assert (await harness.ask(model="policy-7b"))[0] == 200
+        assert (await harness.raw())[0]["policy"] == "main"
 
 
 async def test_calls_that_are_replayed_from_a_file_have_their_policies_without_any_model(tmp_path: Path) -> None:
     policies: Any = {"judge": {"kind": "frozen", "models": ["policy"]}}
     file = tmp_path / "calls.jsonl"
     async with GatewayHarness(record=file) as harness:
-        await harness.ask(await harness.attempt())
+        await harness.ask(of=await harness.attempt())
     async with GatewayHarness(model_list=[], replay=file, policies=policies) as harness:
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 200
-        assert (await harness.raw(attempt))[0]["policy"] == "judge"
+        assert (await harness.ask())[0] == 200
+        assert (await harness.raw())[0]["policy"] == "judge"
 
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet, LlmProxyTraceToTriplet, TraceToMessages])

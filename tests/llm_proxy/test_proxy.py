@@ -125,7 +125,7 @@ def test_a_malformed_entry_is_refused_by_place_and_changes_nothing(case: str) ->
 @pytest.mark.parametrize(("model", "sent"), [("hosted_vllm/a/b", "a/b"), ("openai/x", "x"), ("Qwen/Q3", "Qwen/Q3")])
 async def test_the_model_server_gets_its_own_name_for_the_model(harness: GatewayHarness, model: str, sent: str) -> None:
     harness.proxy.update_model_list([harness.model.entry("policy", model=model)])
-    await harness.ask(await harness.attempt())
+    await harness.ask()
     assert harness.model.calls[0].request["model"] == sent
 
 
@@ -145,11 +145,10 @@ async def test_it_leaves_no_port_and_no_thread_behind() -> None:
 
 
 async def test_a_restart_serves_the_same_address(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    url = harness.url(attempt)
+    url = harness.url()
     await harness.proxy.restart()
-    assert harness.url(attempt) == url
-    assert (await harness.ask(attempt))[0] == 200
+    assert harness.url() == url
+    assert (await harness.ask())[0] == 200
 
 
 async def test_a_store_is_needed_to_start() -> None:
@@ -158,14 +157,13 @@ async def test_a_store_is_needed_to_start() -> None:
 
 
 async def test_a_store_can_be_changed_while_serving(harness: GatewayHarness) -> None:
-    old, new = harness.store, InMemoryLightningStore()
-    assert (await harness.ask(await harness.attempt()))[0] == 200
-    harness.proxy.set_store(new)
-    harness.store = new
+    assert (await harness.ask())[0] == 200
+    harness.store = InMemoryLightningStore()
+    harness.proxy.set_store(harness.store)
     attempt = await harness.attempt()
-    assert (await harness.ask(attempt))[0] == 200
+    assert (await harness.ask(of=attempt))[0] == 200
     assert await harness.states(attempt) == ["ok"]
-    assert harness.proxy.get_store() is new is not old
+    assert harness.proxy.get_store() is harness.store
 
 
 @pytest.mark.parametrize(("launch_mode", "text"), [("thread", "not thread-safe"), ("asyncio", "not async-safe")])
@@ -181,7 +179,7 @@ async def test_a_second_start_is_refused_and_a_second_stop_only_warns(
 ) -> None:
     with pytest.raises(RuntimeError, match="already running"):
         await harness.proxy.start()
-    assert (await harness.ask(await harness.attempt()))[0] == 200
+    assert (await harness.ask())[0] == 200
     await harness.proxy.stop()
     await harness.proxy.stop()
     assert [record.getMessage() for record in caplog.records] == ["LLMProxy.stop: the gateway is not running"]
@@ -202,16 +200,15 @@ async def test_a_taken_port_is_said(harness: GatewayHarness) -> None:
 async def test_two_gateways_in_one_process_do_not_know_each_other(harness: GatewayHarness) -> None:
     async with GatewayHarness() as other:
         mine, theirs = await harness.attempt(), await other.attempt()
-        await asyncio.gather(harness.ask(mine), other.ask(theirs))
+        await asyncio.gather(harness.ask(of=mine), other.ask(of=theirs))
         assert await harness.states(mine) == await other.states(theirs) == ["ok"]
         assert len(harness.model.calls) == len(other.model.calls) == 1
         assert await harness.store.get_rollout_by_id(theirs.rollout_id) is None
 
 
 async def test_stats_count_calls_by_state(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    await harness.ask(attempt)
-    await harness.ask(attempt, model="unknown")
+    await harness.ask()
+    await harness.ask(model="unknown")
     await harness.post(harness.proxy.server_launcher.endpoint, {})
     assert harness.proxy.stats() == {
         "calls": {"ok": 1, "refused": 1},
@@ -227,7 +224,7 @@ async def test_stats_count_calls_by_state(harness: GatewayHarness) -> None:
 
 async def test_200_calls_at_once_are_each_recorded_and_answered_in_their_own_words(harness: GatewayHarness) -> None:
     attempts = [await harness.attempt() for _ in range(20)]
-    answers = await asyncio.gather(*[harness.ask(a, f"{i} {j}") for i, a in enumerate(attempts) for j in range(10)])
+    answers = await asyncio.gather(*[harness.ask(f"{i} {j}", of=a) for i, a in enumerate(attempts) for j in range(10)])
     texts = [body["choices"][0]["message"]["content"] for _, body in answers]
     assert texts == [f"you said {i} {j}" for i in range(20) for j in range(10)]
     for i, attempt in enumerate(attempts):
@@ -245,7 +242,7 @@ async def test_calls_are_mirrored_as_they_are_stored(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("AGENT_LIGHTNING_OTLP_ENDPOINT", collector.url)
         async with GatewayHarness(keep="tokens") as harness:
             attempt = await harness.attempt()
-            status, _ = await harness.ask(attempt, "a secret")
+            status, _ = await harness.ask("a secret", of=attempt)
             assert status == 200
         stored = await harness.store.query_spans(attempt.rollout_id)
         assert {span.span_id: span.sequence_id for span in collector.spans} == {

@@ -42,7 +42,7 @@ async def test_a_url_without_an_attempt_is_404_that_shows_the_right_form(harness
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v2/chat/completions", "/v1/images/generations"])
 async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(harness: GatewayHarness, tail: str) -> None:
-    answer = await harness.post(harness.url(await harness.attempt(), tail), {"model": "policy", "messages": MESSAGES})
+    answer = await harness.post(harness.url(tail), {"model": "policy", "messages": MESSAGES})
     assert answer[0] == 404
     message = error_of(answer)["message"]
     assert all(served in message for served in ("POST chat/completions", "POST messages", "GET models"))
@@ -58,7 +58,7 @@ async def test_what_is_not_served_for_an_attempt_is_404_that_lists_what_is(harne
     ],
 )
 async def test_geminis_api_is_refused_with_what_to_use_instead(harness: GatewayHarness, tail: str) -> None:
-    answer = await harness.post(harness.url(await harness.attempt(), tail), {"contents": []})
+    answer = await harness.post(harness.url(tail), {"contents": []})
     assert answer[0] == 404
     error = error_of(answer)
     assert error["code"] == "unsupported_api"
@@ -67,7 +67,7 @@ async def test_geminis_api_is_refused_with_what_to_use_instead(harness: GatewayH
 
 async def test_a_models_name_may_have_a_colon(harness: GatewayHarness) -> None:
     harness.proxy.update_model_list([harness.model.entry("qwen:7b")])
-    async with harness.session.get(harness.url(await harness.attempt(), "/v1/models/qwen:7b")) as reply:
+    async with harness.session.get(harness.url("/v1/models/qwen:7b")) as reply:
         assert (reply.status, (await reply.json())["id"]) == (200, "qwen:7b")
 
 
@@ -82,7 +82,7 @@ async def test_an_id_outside_the_grammar_is_404(harness: GatewayHarness, rollout
 
 
 async def test_the_wrong_method_is_405(harness: GatewayHarness) -> None:
-    url = harness.url(await harness.attempt())
+    url = harness.url()
     async with harness.session.get(url) as reply:
         assert reply.status == 405
         assert "POST" in (await reply.json())["error"]["message"]
@@ -99,7 +99,7 @@ async def test_health_is_open_and_asks_no_model(harness: GatewayHarness) -> None
 
 async def test_an_unknown_rollout_or_attempt_is_404_before_any_inference(harness: GatewayHarness) -> None:
     attempt = await harness.attempt()
-    right = harness.url(attempt)
+    right = harness.url(of=attempt)
     for wrong, word in (
         (right.replace(attempt.rollout_id, "ro-none"), "ro-none"),
         (right.replace(attempt.attempt.attempt_id, "at-none"), "at-none"),
@@ -115,7 +115,7 @@ async def test_an_unknown_rollout_or_attempt_is_404_before_any_inference(harness
 async def test_an_attempt_that_has_ended_is_403_with_the_reason(harness: GatewayHarness, status: Any) -> None:
     attempt = await harness.attempt()
     await harness.store.update_attempt(attempt.rollout_id, attempt.attempt.attempt_id, status=status)
-    answer = await harness.ask(attempt)
+    answer = await harness.ask(of=attempt)
     assert answer[0] == 403
     assert f"it has ended ({status})" in error_of(answer)["message"]
     assert harness.model.calls == []
@@ -127,9 +127,9 @@ async def test_the_end_of_an_attempt_is_noticed_although_answers_of_the_store_ar
     assert admission.LOOKUP_SECONDS <= 1.0
     monkeypatch.setattr(admission, "LOOKUP_SECONDS", 0.05)
     attempt = await harness.attempt()
-    assert (await harness.ask(attempt))[0] == 200
+    assert (await harness.ask(of=attempt))[0] == 200
     await harness.store.update_rollout(attempt.rollout_id, status="cancelled")
-    while (answer := await harness.ask(attempt))[0] == 200:
+    while (answer := await harness.ask(of=attempt))[0] == 200:
         pass
     assert answer[0] == 403
     assert "its rollout has ended (cancelled)" in error_of(answer)["message"]
@@ -138,8 +138,8 @@ async def test_the_end_of_an_attempt_is_noticed_although_answers_of_the_store_ar
 async def test_an_attempt_whose_place_was_taken_is_refused(harness: GatewayHarness) -> None:
     first = await harness.attempt()
     second = await harness.store.start_attempt(first.rollout_id)
-    assert (await harness.ask(first))[0] == 403
-    assert (await harness.ask(second))[0] == 200
+    assert (await harness.ask(of=first))[0] == 403
+    assert (await harness.ask(of=second))[0] == 200
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -159,17 +159,16 @@ BAD_REQUESTS: dict[str, tuple[Any, int, str | None]] = {
 @pytest.mark.parametrize("case", BAD_REQUESTS)
 async def test_a_bad_request_names_the_field_and_is_recorded_as_refused(harness: GatewayHarness, case: str) -> None:
     body, status, param = BAD_REQUESTS[case]
-    attempt = await harness.attempt()
-    answer = await harness.post(harness.url(attempt), body)
+    answer = await harness.post("/chat/completions", body)
     assert answer[0] == status
     assert error_of(answer)["param"] == param
-    [call] = await harness.raw(attempt)
+    [call] = await harness.raw()
     assert (call["state"], call["http_status"], call["upstream_tries"]) == ("refused", status, 0)
     assert harness.model.calls == []
 
 
 async def test_an_unknown_model_is_answered_with_the_known_ones(harness: GatewayHarness) -> None:
-    answer = await harness.ask(await harness.attempt(), model="gpt")
+    answer = await harness.ask(model="gpt")
     error = error_of(answer)
     assert error["code"] == "model_not_found"
     assert "'gpt'" in error["message"]
@@ -181,20 +180,18 @@ async def test_an_unknown_model_is_answered_with_the_known_ones(harness: Gateway
 
 async def test_a_body_beyond_the_bound_is_413() -> None:
     async with GatewayHarness(limits=GatewayLimits(body_bytes=5000)) as harness:
-        attempt = await harness.attempt()
-        answer = await harness.ask(attempt, "x" * 5000)
+        answer = await harness.ask("x" * 5000)
         assert answer[0] == 413
         assert "5000 bytes" in error_of(answer)["message"]
-        assert (await harness.ask(attempt, "short"))[0] == 200
-        assert await harness.states(attempt) == ["refused", "ok"]
+        assert (await harness.ask("short"))[0] == 200
+        assert await harness.states() == ["refused", "ok"]
 
 
 async def test_a_reply_beyond_the_bound_is_502() -> None:
     async with GatewayHarness(limits=GatewayLimits(body_bytes=1000)) as harness:
         harness.model.answer = lambda _: "y" * 1000
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 502
-        assert await harness.states(attempt) == ["upstream_error"]
+        assert (await harness.ask())[0] == 502
+        assert await harness.states() == ["upstream_error"]
 
 
 @pytest.mark.parametrize(
@@ -202,21 +199,20 @@ async def test_a_reply_beyond_the_bound_is_502() -> None:
 )
 async def test_calls_beyond_the_bound_are_429_with_retry_after_and_recorded(limits: GatewayLimits) -> None:
     async with GatewayHarness(limits=limits) as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
-        running = [asyncio.create_task(harness.ask(attempt)) for _ in range(2)]
+        running = [asyncio.create_task(harness.ask()) for _ in range(2)]
         await harness.model.until(arrived(2))
-        running.append(asyncio.create_task(harness.ask(attempt)))
+        running.append(asyncio.create_task(harness.ask()))
         await until(lambda: harness.proxy.calls_in_hand() == 3)
         body = {"model": "policy", "messages": MESSAGES}
-        async with harness.session.post(harness.url(attempt), json=body) as reply:
+        async with harness.session.post(harness.url(), json=body) as reply:
             assert reply.status == 429
             assert reply.headers["Retry-After"] == "1"
             error_of((reply.status, await reply.json()))
         harness.model.release()
         assert [status for status, _ in await asyncio.gather(*running)] == [200, 200, 200]
-        assert sorted(await harness.states(attempt)) == ["ok", "ok", "ok", "refused"]
-        assert (await harness.ask(attempt))[0] == 200  # the slots are free again
+        assert sorted(await harness.states()) == ["ok", "ok", "ok", "refused"]
+        assert (await harness.ask())[0] == 200  # the slots are free again
 
 
 BODIES: dict[str, dict[str, Any]] = {
@@ -236,11 +232,10 @@ async def test_a_call_waits_in_each_dialect_and_one_beyond_the_queue_is_made_up_
 ) -> None:
     limits = GatewayLimits(calls_per_attempt=1, waiting_calls=1)
     async with GatewayHarness(limits=limits) as harness:
-        attempt = await harness.attempt()
         body = {"model": "policy", **BODIES[tail], **({"stream": True} if stream else {})}
 
         async def ask() -> int:
-            async with harness.session.post(harness.url(attempt, tail), json=body) as reply:
+            async with harness.session.post(harness.url(tail), json=body) as reply:
                 await reply.read()
                 return reply.status
 
@@ -253,20 +248,20 @@ async def test_a_call_waits_in_each_dialect_and_one_beyond_the_queue_is_made_up_
         harness.model.release()
         assert await asyncio.gather(*waiting) == [200, 200]
         assert await ask() == 200
-        assert "refused" in await harness.states(attempt)
-        assert refused_for_good(model_calls(await harness.spans(attempt))) == []
+        assert "refused" in await harness.states()
+        assert refused_for_good(model_calls(await harness.spans())) == []
 
 
 async def test_an_attempt_that_fills_the_queue_gives_its_newest_places_to_others() -> None:
     async with GatewayHarness(limits=GatewayLimits(calls=1, waiting_calls=4)) as harness:
         greedy, others = await harness.attempt(), [await harness.attempt(), await harness.attempt()]
         harness.model.hold()
-        running = asyncio.create_task(harness.ask(greedy, "greedy 0"))
+        running = asyncio.create_task(harness.ask("greedy 0", of=greedy))
         await harness.model.until(arrived(1))
         waiting: list[asyncio.Task[Response]] = []
 
         async def add(attempt: AttemptedRollout, words: str, in_hand: int) -> None:
-            waiting.append(asyncio.create_task(harness.ask(attempt, words)))
+            waiting.append(asyncio.create_task(harness.ask(words, of=attempt)))
             await until(lambda: harness.proxy.calls_in_hand() == in_hand)
 
         for number in range(1, 5):
@@ -276,7 +271,7 @@ async def test_an_attempt_that_fills_the_queue_gives_its_newest_places_to_others
             status, refusal = await waiting[3 - number]
             assert (status, refusal["error"]["code"]) == (429, "too_many_calls")
             assert "a call of another attempt took the place" in refusal["error"]["message"]
-        assert (await harness.ask(greedy, "greedy 5"))[0] == 429  # it has its share
+        assert (await harness.ask("greedy 5", of=greedy))[0] == 429  # it has its share
         harness.model.release()
         assert (await running)[0] == 200
         assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200, 429, 429, 200, 200]
@@ -289,11 +284,11 @@ async def test_a_free_place_goes_to_the_attempt_with_the_fewest_calls_in_hand() 
     async with GatewayHarness(limits=GatewayLimits(calls=3)) as harness:
         greedy, other = await harness.attempt(), await harness.attempt()
         harness.model.hold()
-        running = [asyncio.create_task(harness.ask(greedy, f"greedy {n}")) for n in range(3)]
+        running = [asyncio.create_task(harness.ask(f"greedy {n}", of=greedy)) for n in range(3)]
         await harness.model.until(arrived(3))
-        running += [asyncio.create_task(harness.ask(greedy, "waits first"))]
+        running += [asyncio.create_task(harness.ask("waits first", of=greedy))]
         await until(lambda: harness.proxy.calls_in_hand() == 4)
-        running += [asyncio.create_task(harness.ask(other, "waits second"))]
+        running += [asyncio.create_task(harness.ask("waits second", of=other))]
         await until(lambda: harness.proxy.calls_in_hand() == 5)
         running[0].cancel()
         await harness.model.until(arrived(4))
@@ -305,20 +300,19 @@ async def test_a_free_place_goes_to_the_attempt_with_the_fewest_calls_in_hand() 
 
 async def test_a_client_that_leaves_while_it_waits_frees_its_place() -> None:
     async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1, waiting_calls=1)) as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
-        first = asyncio.create_task(harness.ask(attempt))
+        first = asyncio.create_task(harness.ask())
         await harness.model.until(arrived(1))
-        leaving = asyncio.create_task(harness.ask(attempt))
+        leaving = asyncio.create_task(harness.ask())
         await until(lambda: harness.proxy.calls_in_hand() == 2)
         leaving.cancel()
         await until(lambda: harness.proxy.calls_in_hand() == 1)
-        last = asyncio.create_task(harness.ask(attempt))
+        last = asyncio.create_task(harness.ask())
         await until(lambda: harness.proxy.calls_in_hand() == 2)
         harness.model.release()
         assert (await first)[0] == (await last)[0] == 200
         assert len(harness.model.calls) == 2
-        assert sorted(await harness.states(attempt)) == ["client_left", "ok", "ok"]
+        assert sorted(await harness.states()) == ["client_left", "ok", "ok"]
 
 
 async def test_a_call_whose_attempt_ends_while_it_waits_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +320,9 @@ async def test_a_call_whose_attempt_ends_while_it_waits_is_not_made(monkeypatch:
     async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1)) as harness:
         attempt = await harness.attempt()
         harness.model.hold()
-        first = asyncio.create_task(harness.ask(attempt))
+        first = asyncio.create_task(harness.ask(of=attempt))
         await harness.model.until(arrived(1))
-        second = asyncio.create_task(harness.ask(attempt))
+        second = asyncio.create_task(harness.ask(of=attempt))
         await until(lambda: harness.proxy.calls_in_hand() == 2)
         await harness.store.update_attempt(attempt.rollout_id, attempt.attempt.attempt_id, status="succeeded")
         harness.model.release()
@@ -340,9 +334,8 @@ async def test_a_call_whose_attempt_ends_while_it_waits_is_not_made(monkeypatch:
 
 async def test_a_call_for_which_there_is_no_room_in_time_is_refused() -> None:
     async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1, call_seconds=0.3)) as harness:
-        attempt = await harness.attempt()
         harness.model.hold()
-        calls = [asyncio.create_task(harness.ask(attempt)) for _ in range(3)]
+        calls = [asyncio.create_task(harness.ask()) for _ in range(3)]
         assert {status for status, _ in await asyncio.gather(*calls)} <= {429, 504}
         harness.model.release()
         assert harness.proxy.calls_in_hand() == 0
@@ -352,9 +345,9 @@ async def test_one_attempt_at_its_bound_does_not_hold_up_another() -> None:
     async with GatewayHarness(limits=GatewayLimits(calls_per_attempt=1)) as harness:
         first, second = await harness.attempt(), await harness.attempt()
         harness.model.hold()
-        running = asyncio.create_task(harness.ask(first))
+        running = asyncio.create_task(harness.ask(of=first))
         await harness.model.until(arrived(1))
-        other = asyncio.create_task(harness.ask(second))
+        other = asyncio.create_task(harness.ask(of=second))
         await harness.model.until(arrived(2))
         harness.model.release()
         assert (await running)[0] == (await other)[0] == 200

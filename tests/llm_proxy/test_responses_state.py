@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.access.limits import GatewayLimits
 from agentlightning.llm_proxy.responses_state import AttemptName, Item, ResponseMemory, StoredResponse, begin
-from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.byte_budget import PROCESS
 from tests.llm_proxy.agents import Agent, ResponsesAgent
 from tests.llm_proxy.harness import GatewayHarness
@@ -93,7 +92,7 @@ def test_sizes_add_up_and_stay_within_the_bounds(steps: list[tuple[AttemptName, 
     assert all(remembered.item(attempt, f"msg_{place} ") is None for attempt in (A, B) for place in range(9))
 
 
-# --- requests that lean on it -----------------------------------------------------------------------------------------
+# --- a conversation goes on ------------------------------------------------------------------------------------------
 
 
 Json = dict[str, Any]
@@ -103,9 +102,6 @@ OUTPUT = {"type": "function_call_output", "call_id": "call-1", "output": "3"}
 
 
 AGENT = ResponsesAgent
-
-
-# --- a conversation goes on ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -128,7 +124,7 @@ async def test_a_continued_response_is_asked_as_if_all_had_been_sent_again(
     assert by_id == agent.asked["messages"]
     assert [message["role"] for message in by_id] == ["system", "user", "assistant", "tool"]
     assert by_id[2]["reasoning_content"] == "let me see"
-    (_, call, _) = await agent.harness.raw(agent.attempt)
+    (_, call, _) = await agent.harness.raw()
     assert call["prompt_token_ids"] == encode(" ".join(f"{m['role']} {m.get('content')}" for m in by_id) + " assistant")
 
 
@@ -200,7 +196,7 @@ async def test_responses_of_a_server_that_gives_every_reply_the_same_id_are_told
         await agent.ask(input="?", previous_response_id=response.id)
         texts = [message["content"] for message in agent.asked["messages"]]
         assert texts == [f"question {number}", f"answer {number}", "?"]
-    recorded = [span for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
+    recorded = [span for span in await agent.harness.spans() if span.name == "litellm_request"]
     assert [span.attributes["gen_ai.response.id"] for span in recorded[:3]] == [response.id for response in made]
 
 
@@ -296,7 +292,7 @@ async def test_a_response_that_broke_off_is_not_remembered(agent: Agent) -> None
 async def test_a_response_that_was_withheld_for_want_of_a_record_is_not_remembered() -> None:
     store = TroubledStore()
     async with GatewayHarness(store=store) as harness:
-        agent = ResponsesAgent(harness, await harness.attempt())
+        agent = ResponsesAgent(harness)
         async with agent.client:
             store.errors.append(ValueError("full"))
             name = await broken_off(agent)
@@ -311,7 +307,7 @@ async def test_an_item_that_comes_with_the_history_already_is_refused_as_the_ser
 
 async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None:
     async with GatewayHarness(limits=GatewayLimits(body_bytes=4000)) as harness:
-        agent = ResponsesAgent(harness, await harness.attempt())
+        agent = ResponsesAgent(harness)
         harness.model.answer = lambda request: "ok"
         async with agent.client:
             made = await agent.ask(input="a" * 1500)
@@ -325,7 +321,7 @@ async def test_a_conversation_beyond_the_bound_of_a_request_is_refused() -> None
 async def test_a_large_conversation_is_counted_as_the_value_that_is_made_of_it(agent: Agent) -> None:
     parts = [{"type": "input_text", "text": "a"}] * 5000
     body: Json = {"model": "policy", "input": [{"role": "user", "content": parts}]}
-    url, held = agent.harness.url(agent.attempt, "/responses"), list[int]()
+    url, held = agent.harness.url("/responses"), list[int]()
     agent.harness.model.answer = lambda request: held.append(PROCESS.held) or "yes"
     _, first = await agent.harness.post(url, body)
     await agent.harness.post(url, {"model": "policy", "input": "hi", "previous_response_id": first["id"]})
@@ -335,7 +331,7 @@ async def test_a_large_conversation_is_counted_as_the_value_that_is_made_of_it(a
 
 async def test_older_responses_are_forgotten_beyond_the_bound_and_what_went_on_from_them_stays() -> None:
     async with GatewayHarness(limits=GatewayLimits(remembered_responses=3)) as harness:
-        agent = ResponsesAgent(harness, await harness.attempt())
+        agent = ResponsesAgent(harness)
         async with agent.client:
             made = [await agent.ask(input="0")]
             for number in range(1, 6):
@@ -385,16 +381,15 @@ ITEMS = st.lists(NESTED | st.fixed_dictionaries({"type": KINDS, "id": NESTED}), 
 def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -> None:
     async def run() -> None:
         async with GatewayHarness() as harness:
-            attempt = await harness.attempt()
             loop = asyncio.get_running_loop()
 
             async def ask(body: Json) -> int:
-                status, reply = await harness.post(harness.url(attempt, "/responses"), body)
+                status, reply = await harness.post("/responses", body)
                 assert status in (200, 400, 404), reply
                 assert status == 200 or reply["error"]["message"]
                 if status == 200:
                     more = {"model": "policy", "input": [], "previous_response_id": reply["id"]}
-                    again, second_reply = await harness.post(harness.url(attempt, "/responses"), more)
+                    again, second_reply = await harness.post("/responses", more)
                     assert (again == 200) is (body.get("store") is not False), second_reply
                 return status
 
@@ -405,7 +400,7 @@ def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -
                 asyncio.run_coroutine_threadsafe(ask(body), loop).result()
 
             await asyncio.to_thread(each)
-            assert "internal_error" not in {call.get("error_code") for call in await harness.raw(attempt)}
+            assert "internal_error" not in {call.get("error_code") for call in await harness.raw()}
 
     asyncio.run(run())
 
@@ -413,99 +408,79 @@ def test_nested_nonsense_is_answered_or_refused_and_never_remembered_wrongly() -
 # --- asking for responses ---------------------------------------------------------------------------------------------
 
 
-def client_of(harness: GatewayHarness, attempt: AttemptedRollout) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
-
-
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_a_response_is_shown_as_it_was_given(harness: GatewayHarness, streamed: bool) -> None:
-    harness.model.answer = lambda request: {"reasoning_content": "hm", "content": "yes"}
-    async with client_of(harness, await harness.attempt()) as client:
-        if streamed:
-            async with client.responses.stream(model="policy", input="hi", metadata={"k": "v"}) as stream:
-                made = (await stream.get_final_response()).to_dict()
-        else:
-            made = (await client.responses.create(model="policy", input="hi", metadata={"k": "v"})).to_dict()
-        shown = await client.responses.retrieve(made["id"])
-        assert (shown.output_text, shown.metadata) == ("yes", {"k": "v"})
-        for item in made["output"]:
-            for part in item.get("content", ()):
-                part.pop("parsed", None)  # by the library
-        assert shown.to_dict() == made
-        with pytest.raises(openai.BadRequestError, match="background"):
-            await client.responses.retrieve(made["id"], stream=True)
-        with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
-            await client.responses.cancel(made["id"])
+async def test_a_response_is_shown_as_it_was_given(agent: Agent, streamed: bool) -> None:
+    agent.harness.model.answer = lambda request: {"reasoning_content": "hm", "content": "yes"}
+    made = (await agent.whole(streamed, metadata={"k": "v"})).to_dict()
+    shown = await agent.resource.retrieve(made["id"])
+    assert (shown.output_text, shown.metadata) == ("yes", {"k": "v"})
+    for item in made["output"]:
+        for part in item.get("content", ()):
+            part.pop("parsed", None)  # by the library
+    assert shown.to_dict() == made
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await agent.resource.retrieve(made["id"], stream=True)
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a synchronous response"):
+        await agent.resource.cancel(made["id"])
 
 
-async def test_what_was_said_before_a_response_is_listed_page_by_page(harness: GatewayHarness) -> None:
-    async with client_of(harness, await harness.attempt()) as client:
-        first = await client.responses.create(model="policy", input="one", instructions="never listed")
-        items = [{"role": "user", "content": str(number)} for number in range(30)]
-        second = await client.responses.create(model="policy", input=items, previous_response_id=first.id)
-        texts = ["one", "you said one", *map(str, range(30))]
-        for order, expected in (("asc", texts), ("desc", texts[::-1])):
-            listed = [item async for item in client.responses.input_items.list(second.id, order=order, limit=7)]
-            assert [item.content[0].text for item in listed] == expected
-            assert {(item.type, item.status) for item in listed} == {("message", "completed")}
-        page = await client.responses.input_items.list(second.id)
-        assert (len(page.data), page.has_more) == (20, True)
-        for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nowhere"}):
-            (name,) = wrong
-            with pytest.raises(openai.BadRequestError) as caught:
-                await client.responses.input_items.list(second.id, **wrong)
-            assert caught.value.param == name
+async def test_what_was_said_before_a_response_is_listed_page_by_page(agent: Agent) -> None:
+    first = await agent.ask(input="one", instructions="never listed")
+    items = [{"role": "user", "content": str(number)} for number in range(30)]
+    second = await agent.ask(input=items, previous_response_id=first.id)
+    texts = ["one", "you said one", *map(str, range(30))]
+    listing = agent.resource.input_items
+    for order, expected in (("asc", texts), ("desc", texts[::-1])):
+        listed = [item async for item in listing.list(second.id, order=order, limit=7)]
+        assert [item.content[0].text for item in listed] == expected
+        assert {(item.type, item.status) for item in listed} == {("message", "completed")}
+    page = await listing.list(second.id)
+    assert (len(page.data), page.has_more) == (20, True)
+    for wrong in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"after": "nowhere"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await listing.list(second.id, **wrong)
+        assert {caught.value.param} == set(wrong)
 
 
 async def test_a_large_response_counts_as_bytes_of_its_attempt_while_it_is_shown() -> None:
     async with GatewayHarness(limits=GatewayLimits(bytes_per_attempt=1_000_000)) as harness:
-        attempt = await harness.attempt()
-        url = harness.url(attempt, "/responses")
-        _, made = await harness.post(url, {"model": "policy", "input": "x" * 300_000})
-        other = PROCESS.hold((attempt.rollout_id, attempt.attempt.attempt_id), 1_000_000)
-        with other:
+        _, made = await harness.post("/responses", {"model": "policy", "input": "x" * 300_000})
+        with PROCESS.hold((harness.own.rollout_id, harness.own.attempt.attempt_id), 1_000_000) as other:
             for held, status in ((0, 200), (900_000, 429)):
                 other.add(held)
-                async with harness.session.get(f"{url}/{made['id']}/input_items") as reply:
+                async with harness.session.get(harness.url(f"/responses/{made['id']}/input_items")) as reply:
                     assert reply.status == status
 
 
 @pytest.mark.parametrize("limit", ["0" * 8 + "199", "0" * 8 + "1" + "0" * 5000, "-1", "x", "²"])
 async def test_a_limit_that_is_no_number_in_its_bounds_is_refused(harness: GatewayHarness, limit: str) -> None:
-    attempt = await harness.attempt()
-    _, made = await harness.post(harness.url(attempt, "/responses"), {"model": "policy", "input": "hi"})
-    url = harness.url(attempt, f"/responses/{made['id']}/input_items")
+    _, made = await harness.post("/responses", {"model": "policy", "input": "hi"})
+    url = harness.url(f"/responses/{made['id']}/input_items")
     async with harness.session.get(url, params={"limit": limit}) as reply:
         assert (reply.status, (await reply.json())["error"]["param"]) == (400, "limit")
 
 
-async def test_a_deleted_response_is_gone_and_what_went_on_from_it_stays(harness: GatewayHarness) -> None:
-    async with client_of(harness, await harness.attempt()) as client:
-        first = await client.responses.create(model="policy", input="one")
-        second = await client.responses.create(model="policy", input="two", previous_response_id=first.id)
-        await client.responses.delete(first.id)
-        for operation in (client.responses.retrieve, client.responses.delete):
-            with pytest.raises(openai.NotFoundError, match="not found"):
-                await operation(first.id)
-        with pytest.raises(openai.BadRequestError):
-            await client.responses.create(model="policy", input="?", previous_response_id=first.id)
-        await client.responses.create(model="policy", input="three", previous_response_id=second.id)
-        texts = [message["content"] for message in harness.model.calls[-1].request["messages"]]
-        assert texts == ["one", "you said one", "two", "you said two", "three"]
+async def test_a_deleted_response_is_gone_and_what_went_on_from_it_stays(agent: Agent) -> None:
+    first = await agent.ask(input="one")
+    second = await agent.ask(input="two", previous_response_id=first.id)
+    await agent.resource.delete(first.id)
+    for operation in (agent.resource.retrieve, agent.resource.delete):
+        with pytest.raises(openai.NotFoundError, match="not found"):
+            await operation(first.id)
+    with pytest.raises(openai.BadRequestError):
+        await agent.ask(input="?", previous_response_id=first.id)
+    await agent.ask(input="three", previous_response_id=second.id)
+    texts = [message["content"] for message in agent.asked["messages"]]
+    assert texts == ["one", "you said one", "two", "you said two", "three"]
 
 
-async def test_nothing_of_it_is_a_call_of_the_attempt(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    async with client_of(harness, attempt) as client:
-        made = await client.responses.create(model="policy", input="one")
-        await client.responses.retrieve(made.id)
-        await client.responses.input_items.list(made.id)
-        await client.responses.delete(made.id)
-    assert await harness.states(attempt) == ["ok"]
-    for method, tail in (
-        ("POST", f"/responses/{made.id}"),
-        ("GET", f"/responses/{made.id}/cancel"),
-        ("PUT", "/models"),
-    ):
-        async with harness.session.request(method, harness.url(attempt, tail)) as reply:
+async def test_nothing_of_it_is_a_call_of_the_attempt(agent: Agent) -> None:
+    made = await agent.ask()
+    await agent.resource.retrieve(made.id)
+    await agent.resource.input_items.list(made.id)
+    await agent.resource.delete(made.id)
+    assert await agent.harness.states() == ["ok"]
+    wrong = [("POST", f"/responses/{made.id}"), ("GET", f"/responses/{made.id}/cancel"), ("PUT", "/models")]
+    for method, tail in wrong:
+        async with agent.harness.session.request(method, agent.harness.url(tail)) as reply:
             assert reply.status == 405

@@ -40,7 +40,7 @@ def _body(**fields: Any) -> Json:
 
 async def _read(harness: GatewayHarness, attempt: AttemptedRollout, **fields: Any) -> tuple[int, list[bytes]]:
     """Return the frames as the agent gets them."""
-    async with harness.session.post(harness.url(attempt), json=_body(**fields)) as reply:
+    async with harness.session.post(harness.url(of=attempt), json=_body(**fields)) as reply:
         raw = await reply.read()
         assert reply.content_type == ("text/event-stream" if reply.status == 200 else "application/json")
         return reply.status, [frame + b"\n\n" for frame in raw.split(b"\n\n") if frame]
@@ -81,14 +81,14 @@ async def test_frames_to_which_nothing_was_added_pass_untouched(harness: Gateway
     end = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
     body = b": a comment\n\n" + odd + end + b"data: [DONE]\n\n"
     harness.model.faults = [Fault(body=body, headers={"Content-Type": "text/event-stream"})]
-    async with harness.session.post(harness.url(await harness.attempt()), json=_body()) as reply:
+    async with harness.session.post(harness.url(), json=_body()) as reply:
         assert await reply.read() == body
 
 
 async def test_the_openai_library_reads_streams_and_tool_calls(harness: GatewayHarness) -> None:
     calls = [{"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]
     harness.model.answer = lambda request: {"content": None, "tool_calls": calls}
-    agent = ChatAgent(harness, await harness.attempt())
+    agent = ChatAgent(harness)
     async with agent.client:
         reply = await agent.whole(streamed=True)
     (call,) = reply.choices[0].message.tool_calls
@@ -114,11 +114,10 @@ SSE = {"Content-Type": "text/event-stream"}
 @pytest.mark.parametrize("fault", [Fault(400), Fault(body=b"", headers=SSE)], ids=["refused", "empty"])
 async def test_a_stream_that_never_begins_is_an_ordinary_error(harness: GatewayHarness, fault: Fault) -> None:
     harness.model.faults = [fault]
-    attempt = await harness.attempt()
-    async with harness.session.post(harness.url(attempt), json=_body()) as reply:
+    async with harness.session.post(harness.url(), json=_body()) as reply:
         assert reply.status == (400 if fault.status == 400 else 502)
         assert "error" in await reply.json()
-    assert await harness.states(attempt) == ["upstream_error"]
+    assert await harness.states() == ["upstream_error"]
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ async def test_two_hundred_streams_at_once_reach_their_agents_byte_for_byte() ->
 
         async def one(index: int) -> bytes:
             request_body = body(f"w{index}", return_token_ids=True, logprobs=True)
-            async with session.post(harness.url(attempts[index]), json=request_body) as reply:
+            async with session.post(harness.url(of=attempts[index]), json=request_body) as reply:
                 return await reply.read()
 
         streams = [asyncio.create_task(one(index)) for index in range(STREAMS)]
@@ -186,7 +185,7 @@ async def test_agents_that_leave_at_random_disturb_nobody_and_leave_nothing_behi
         harness.model.hold_frames(8)
 
         async def one(index: int) -> bytes | None:
-            async with session.post(harness.url(attempts[index]), json=body(f"w{index}")) as reply:
+            async with session.post(harness.url(of=attempts[index]), json=body(f"w{index}")) as reply:
                 if index not in leaves_after:
                     return await reply.read()
                 for _ in range(leaves_after[index]):

@@ -47,11 +47,10 @@ async def test_the_agents_own_errors_pass_unchanged_and_are_not_tried_again(
 ) -> None:
     error_body = {"error": {"message": "no such thing", "type": "x", "param": "messages", "code": "y"}, "more": [1]}
     harness.model.faults.append(Fault(status, json.dumps(error_body).encode()))
-    attempt = await harness.attempt()
-    assert await harness.ask(attempt) == (status, error_body)
-    [call] = await harness.raw(attempt)
+    assert await harness.ask() == (status, error_body)
+    [call] = await harness.raw()
     assert (call["state"], call["http_status"], call["upstream_tries"]) == ("upstream_error", status, 1)
-    request_span = (await harness.spans(attempt))[0]
+    request_span = (await harness.spans())[0]
     assert request_span.status.status_code == "ERROR"
     assert "no such thing" in str(request_span.status.description)
 
@@ -59,34 +58,31 @@ async def test_the_agents_own_errors_pass_unchanged_and_are_not_tried_again(
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
 async def test_a_passing_trouble_is_tried_again_and_counted(harness: GatewayHarness, status: int) -> None:
     harness.model.faults += [Fault(status), Fault(status)]
-    attempt = await harness.attempt()
-    assert (await harness.ask(attempt))[0] == 200
-    [call] = await harness.raw(attempt)
+    assert (await harness.ask())[0] == 200
+    [call] = await harness.raw()
     assert (call["state"], call["upstream_tries"]) == ("ok", 3)
 
 
 async def test_a_lasting_trouble_reaches_the_agent_after_four_tries(harness: GatewayHarness) -> None:
     harness.model.faults += [Fault(503) for _ in range(9)]
-    attempt = await harness.attempt()
-    status, body = await harness.ask(attempt)
+    status, body = await harness.ask()
     assert (status, body["error"]["message"]) == (503, "told to answer 503")
-    assert (await harness.raw(attempt))[0]["upstream_tries"] == 4
+    assert (await harness.raw())[0]["upstream_tries"] == 4
 
 
 @pytest.mark.parametrize(("num_retries", "expected"), [(0, 500), (1, 200)])
 async def test_a_500_is_tried_again_only_when_asked_for(num_retries: int, expected: int) -> None:
     async with GatewayHarness(num_retries=num_retries) as harness:
         harness.model.faults.append(Fault(500))
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == expected
-        assert (await harness.raw(attempt))[0]["upstream_tries"] == num_retries + 1
+        assert (await harness.ask())[0] == expected
+        assert (await harness.raw())[0]["upstream_tries"] == num_retries + 1
 
 
 async def test_retry_after_is_honoured(harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     harness.model.faults.append(Fault(429, headers={"Retry-After": "1"}))
     before = time.monotonic()
-    assert (await harness.ask(await harness.attempt()))[0] == 200
+    assert (await harness.ask())[0] == 200
     assert time.monotonic() - before >= 1.0
 
 
@@ -94,23 +90,21 @@ async def test_a_wait_longer_than_the_call_may_take_is_passed_on(monkeypatch: py
     monkeypatch.undo()
     async with GatewayHarness(limits=GatewayLimits(call_seconds=5.0)) as harness:
         harness.model.faults.append(Fault(429, headers={"Retry-After": "20"}))
-        attempt = await harness.attempt()
         body: dict[str, Any] = {"model": "policy", "messages": []}
-        async with harness.session.post(harness.url(attempt), json=body) as reply:
+        async with harness.session.post(harness.url(), json=body) as reply:
             assert reply.status == 429
             assert reply.headers["Retry-After"] == "20"
-        assert (await harness.raw(attempt))[0]["upstream_tries"] == 1
+        assert (await harness.raw())[0]["upstream_tries"] == 1
 
 
 async def test_a_server_that_is_not_there_is_502_in_openais_form(caplog: pytest.LogCaptureFixture) -> None:
     async with GatewayHarness(model_list=[entry(dead_url())]) as harness:
-        attempt = await harness.attempt()
         with caplog.at_level(logging.WARNING):
-            status, body = await harness.ask(attempt)
+            status, body = await harness.ask()
         assert status == 502
         assert "'policy' cannot be reached" in body["error"]["message"]
         assert "127.0.0.1" not in body["error"]["message"]
-        assert (await harness.raw(attempt))[0]["upstream_tries"] == 4
+        assert (await harness.raw())[0]["upstream_tries"] == 4
     assert len(caplog.records) == 1
 
 
@@ -120,13 +114,12 @@ async def test_a_call_waits_for_a_server_that_is_started_again() -> None:
     patient = entry(f"http://127.0.0.1:{server.port}/v1")
     patient["litellm_params"]["unreachable_seconds"] = 60
     async with GatewayHarness(model_list=[patient]) as harness:
-        attempt = await harness.attempt()
-        call = asyncio.ensure_future(harness.ask(attempt))
+        call = asyncio.ensure_future(harness.ask())
         await asyncio.sleep(0.5)  # longer than the usual tries take here
         assert not call.done()
         async with server:
             assert (await call)[0] == 200
-        assert (await harness.raw(attempt))[0]["upstream_tries"] > 4
+        assert (await harness.raw())[0]["upstream_tries"] > 4
 
 
 @pytest.mark.parametrize("seconds", [-1, "long", True, float("inf")])
@@ -156,11 +149,10 @@ GARBAGE = {
 @pytest.mark.parametrize("case", GARBAGE)
 async def test_a_reply_that_cannot_be_used_is_502_and_recorded(harness: GatewayHarness, case: str) -> None:
     harness.model.faults.append(GARBAGE[case])
-    attempt = await harness.attempt()
-    status, body = await harness.ask(attempt)
+    status, body = await harness.ask()
     assert status == 502
     assert body["error"]["type"] == "server_error"
-    [call] = await harness.raw(attempt)
+    [call] = await harness.raw()
     assert (call["state"], call["upstream_tries"]) == ("upstream_error", 1)
     assert "prompt_token_ids" not in call
 
@@ -176,25 +168,23 @@ async def test_what_is_no_http_is_not_quoted_to_the_agent() -> None:
         model = entry(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1")
         model["litellm_params"]["api_key"] = "sk-of-the-gateway"
         async with GatewayHarness(model_list=[model]) as harness:
-            attempt = await harness.attempt()
-            status, body = await harness.ask(attempt)
+            status, body = await harness.ask()
             assert status == 502
             assert "what came is no HTTP answer" in body["error"]["message"]
-            assert "sk-of" not in str(body) + str(await harness.spans(attempt))
+            assert "sk-of" not in str(body) + str(await harness.spans())
 
 
 async def test_a_connection_cut_before_the_reply_is_tried_once_more(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     harness.model.faults.append(Fault(cut="before"))
-    assert (await harness.ask(attempt))[0] == 200
+    assert (await harness.ask())[0] == 200
     harness.model.faults += [Fault(cut="before"), Fault(cut="before")]
-    assert (await harness.ask(attempt))[0] == 502
-    assert [call["upstream_tries"] for call in await harness.raw(attempt)] == [2, 2]
+    assert (await harness.ask())[0] == 502
+    assert [call["upstream_tries"] for call in await harness.raw()] == [2, 2]
 
 
 async def test_an_error_that_is_no_json_keeps_its_status_and_gets_openais_form(harness: GatewayHarness) -> None:
     harness.model.faults.append(Fault(418, b"I am a teapot"))
-    status, body = await harness.ask(await harness.attempt())
+    status, body = await harness.ask()
     assert status == 418
     assert "I am a teapot" in body["error"]["message"]
 
@@ -202,12 +192,11 @@ async def test_an_error_that_is_no_json_keeps_its_status_and_gets_openais_form(h
 async def test_a_call_that_takes_too_long_is_504_and_the_server_is_left() -> None:
     async with GatewayHarness(limits=GatewayLimits(call_seconds=0.2)) as harness:
         harness.model.hold()
-        attempt = await harness.attempt()
-        status, body = await harness.ask(attempt)
+        status, body = await harness.ask()
         assert status == 504
         assert "0.2 seconds" in body["error"]["message"]
         await harness.model.until(lambda calls: calls[0].client_left)
-        assert await harness.states(attempt) == ["upstream_error"]
+        assert await harness.states() == ["upstream_error"]
         assert harness.proxy.stats()["in_flight"] == 0
 
 
@@ -228,9 +217,8 @@ async def test_what_is_no_token_id_or_no_logprob_of_one_is_not_recorded(
 ) -> None:
     reply = {"id": "c", "prompt_token_ids": prompt_ids, "choices": [{"index": 0, **choice}]}
     harness.model.faults.append(Fault(body=json.dumps(reply).encode()))
-    attempt = await harness.attempt()
-    assert (await harness.ask(attempt))[0] == 200
-    [call] = await harness.raw(attempt)
+    assert (await harness.ask())[0] == 200
+    [call] = await harness.raw()
     assert call.get("completion_token_ids") == recorded
     assert "completion_logprobs" not in call
     assert recorded or ("prompt_token_ids" not in call and call["state"] == "no_tokens")
@@ -256,12 +244,11 @@ async def test_tokens_that_do_not_fit_are_marked_and_no_adapter_reads_them(
     harness.model.faults.append(
         Fault(body=body, headers={"Content-Type": "text/event-stream" if streamed else "application/json"})
     )
-    attempt = await harness.attempt()
     request = {"model": "policy", "stream": streamed, "messages": [{"role": "user", "content": "hi"}]}
-    async with harness.session.post(harness.url(attempt), json=request) as answer:
+    async with harness.session.post(harness.url(), json=request) as answer:
         assert (answer.status, b'"x"' in await answer.read()) == (200, True)
-    assert await harness.states(attempt) == ["no_tokens"]
-    spans = await harness.spans(attempt)
+    assert await harness.states() == ["no_tokens"]
+    spans = await harness.spans()
     (triplet,) = TracerTraceToTriplet().adapt(spans)
     assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([], [])
     assert "token_logprobs" not in triplet.response
@@ -278,7 +265,7 @@ async def test_a_dead_endpoint_is_failed_over(caplog: pytest.LogCaptureFixture) 
     async with GatewayHarness() as harness:
         harness.proxy.update_model_list([entry(dead_url()), entry(dead_url()), harness.model.entry("policy")])
         for _ in range(8):
-            assert (await harness.ask(await harness.attempt()))[0] == 200
+            assert (await harness.ask(of=await harness.attempt()))[0] == 200
 
 
 REPLICA_FAULTS = [*({"status": status} for status in (500, 502, 503, 504)), {"cut": "before"}]
@@ -296,7 +283,7 @@ async def test_a_replica_that_fails_is_left_for_another(fault: dict[str, Any], s
             harness.model.faults = [Fault(**fault)] * 9
             attempt = await harness.attempt()
             body = {"model": "policy", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
-            async with harness.session.post(harness.url(attempt), json=body) as reply:
+            async with harness.session.post(harness.url(of=attempt), json=body) as reply:
                 assert (reply.status, b"said" in await reply.read()) == (200, True)
             assert await harness.states(attempt) == ["ok"]
 
@@ -307,7 +294,7 @@ async def test_replicas_that_all_fail_are_asked_once_each() -> None:
         for fault in (Fault(500), Fault(cut="before")):
             harness.model.faults, second.faults = [fault] * 9, [fault] * 9
             before = len(harness.model.calls) + len(second.calls)
-            assert (await harness.ask(await harness.attempt()))[0] in (500, 502)
+            assert (await harness.ask(of=await harness.attempt()))[0] in (500, 502)
             assert len(harness.model.calls) + len(second.calls) - before == 2
 
 
@@ -315,13 +302,12 @@ async def test_new_models_are_served_without_a_restart_and_calls_in_progress_end
     harness: GatewayHarness,
 ) -> None:
     async with ModelServer(lambda _: "from the second") as second:
-        attempt = await harness.attempt()
         harness.model.hold()
-        old = asyncio.create_task(harness.ask(attempt))
+        old = asyncio.create_task(harness.ask())
         await harness.model.until(arrived(1))
         harness.proxy.update_model_list([second.entry("policy"), second.entry("judge")])
-        assert (await harness.ask(attempt))[1]["choices"][0]["message"]["content"] == "from the second"
-        assert (await harness.ask(attempt, model="judge"))[0] == 200
+        assert (await harness.ask())[1]["choices"][0]["message"]["content"] == "from the second"
+        assert (await harness.ask(model="judge"))[0] == 200
         harness.model.release()
         assert (await old)[1]["choices"][0]["message"]["content"] == "you said hi there"
 
@@ -330,15 +316,14 @@ async def test_new_models_are_served_without_a_restart_and_calls_in_progress_end
 
 
 async def test_an_agent_that_leaves_cancels_the_call_and_leaves_a_span_that_says_so(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     harness.model.hold()
-    call = asyncio.create_task(harness.ask(attempt))
+    call = asyncio.create_task(harness.ask())
     await harness.model.until(arrived(1))
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await harness.model.until(lambda calls: calls[0].client_left)
     await until(lambda: harness.proxy.stats()["calls"])
-    [record] = await harness.raw(attempt)
+    [record] = await harness.raw()
     assert (record["state"], record["http_status"]) == ("client_left", 499)
     assert "completion_token_ids" not in record
     assert harness.proxy.stats()["in_flight"] == 0
@@ -382,11 +367,10 @@ async def test_every_call_that_an_engine_puts_off_is_recorded_and_answered_in_it
             entry["litellm_params"] = {**entry["litellm_params"], "dialects": ["messages", "responses"]}
             del entry["litellm_params"]["engine"]
         async with GatewayHarness(model_list=entries) as harness:
-            attempt = await harness.attempt()
 
             async def say(model: str, route: str, stream: bool) -> None:
                 body = {"model": model, **ROUTES[route], **({"stream": True} if stream else {})}
-                async with harness.session.post(harness.url(attempt, route), json=body) as answer:
+                async with harness.session.post(harness.url(route), json=body) as answer:
                     data = await answer.json()
                     assert answer.status == 400, (model, route, data)
                     assert data["error"]["message"]
@@ -403,7 +387,7 @@ async def test_every_call_that_an_engine_puts_off_is_recorded_and_answered_in_it
             ]
             for at in range(0, len(calls), 50):
                 await asyncio.gather(*(say(*call) for call in calls[at : at + 50]))
-            states = await harness.states(attempt)
+            states = await harness.states()
             assert states == ["upstream_error"] * len(calls)
             assert harness.proxy.stats()["calls"] == {"upstream_error": len(calls)}
             assert harness.proxy.stats()["rejected"] == 0

@@ -102,11 +102,10 @@ async def test_no_failure_of_an_upstream_shows_more_than_its_place(caplog: pytes
             for kind, dialects in spoken
         ]
         harness.proxy.update_model_list(entries)
-        attempt = await harness.attempt()
 
         async def say(model: str, route: str) -> str:
             body = {"model": model, **ROUTES[route]}
-            async with harness.session.post(harness.url(attempt, route), json=body, allow_redirects=False) as answer:
+            async with harness.session.post(harness.url(route), json=body, allow_redirects=False) as answer:
                 return f"{answer.status} {dict(answer.headers)} {await answer.text()}"
 
         names = [name + kind for name in bases for kind, _ in spoken]
@@ -116,10 +115,10 @@ async def test_no_failure_of_an_upstream_shows_more_than_its_place(caplog: pytes
             for route in ROUTES:
                 harness.model.faults[:] = [fault] * 2 if fault is not None else []
                 answers += [await say("serves", route), await say("serves-native", route)]
-        async with harness.session.get(harness.url(attempt, "/models")) as listing:
+        async with harness.session.get(harness.url("/models")) as listing:
             answers.append(await listing.text())
         shown = "\n".join([*answers, json.dumps(harness.proxy.stats()), caplog.text])
-        shown += "".join(span.model_dump_json() for span in await harness.spans(attempt))
+        shown += "".join(span.model_dump_json() for span in await harness.spans())
     assert any(line.startswith("501") for line in answers)
     assert f":{harness.model.port}" in shown
     assert HIDDEN not in shown

@@ -34,8 +34,8 @@ async def gateway(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[GatewayHarn
 async def _say(gateway: GatewayHarness, attempt: AttemptedRollout, *messages: Any, **fields: Any) -> int:
     body = {"model": "policy", "messages": list(messages), **fields}
     if not fields.get("stream"):
-        return (await gateway.post(gateway.url(attempt), body))[0]
-    async with gateway.session.post(gateway.url(attempt), json=body) as reply:
+        return (await gateway.post(gateway.url(of=attempt), body))[0]
+    async with gateway.session.post(gateway.url(of=attempt), json=body) as reply:
         await reply.read()
         return reply.status
 
@@ -137,7 +137,7 @@ async def test_a_stream_that_breaks_off_gave_no_answer(gateway: GatewayHarness) 
 
 async def test_a_body_that_cannot_be_read_was_never_answered(gateway: GatewayHarness) -> None:
     attempt = await gateway.attempt()
-    assert (await gateway.post(gateway.url(attempt), b"{"))[0] == 400
+    assert (await gateway.post(gateway.url(of=attempt), b"{"))[0] == 400
     assert await _say(gateway, attempt, U1) == 200
     assert await _refused(gateway, attempt) == ["refused"]
 
@@ -145,14 +145,14 @@ async def test_a_body_that_cannot_be_read_was_never_answered(gateway: GatewayHar
 async def test_the_other_dialects_tell_which_turn_was_refused_too(gateway: GatewayHarness) -> None:
     attempt = await gateway.attempt()
     body = {"model": "policy", "input": "six times seven"}
-    assert (await gateway.post(gateway.url(attempt, "/responses"), {**body, "include": 1}))[0] == 400
+    assert (await gateway.post(gateway.url("/responses", of=attempt), {**body, "include": 1}))[0] == 400
     assert await _refused(gateway, attempt) == ["refused"]
-    assert (await gateway.post(gateway.url(attempt, "/responses"), body))[0] == 200
+    assert (await gateway.post(gateway.url("/responses", of=attempt), body))[0] == 200
     assert await _refused(gateway, attempt) == []
     request_body = {"model": "policy", "max_tokens": 9, "messages": [U1]}
-    assert (await gateway.post(gateway.url(attempt, "/messages"), {**request_body, "tools": 1}))[0] == 400
+    assert (await gateway.post(gateway.url("/messages", of=attempt), {**request_body, "tools": 1}))[0] == 400
     assert await _refused(gateway, attempt) == ["refused"]
-    assert (await gateway.post(gateway.url(attempt, "/messages"), request_body))[0] == 200
+    assert (await gateway.post(gateway.url("/messages", of=attempt), request_body))[0] == 200
     assert await _refused(gateway, attempt) == []
 
 

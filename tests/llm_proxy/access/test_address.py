@@ -15,9 +15,8 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 async def test_azures_client_finds_every_route(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     client = openai.AsyncAzureOpenAI(
-        azure_endpoint=harness.url(attempt, ""), api_key="none", api_version="2026-01-01", max_retries=0
+        azure_endpoint=harness.url(""), api_key="none", api_version="2026-01-01", max_retries=0
     )
     async with client:
         chat = await client.chat.completions.create(model="policy", messages=HI)
@@ -30,22 +29,19 @@ async def test_azures_client_finds_every_route(harness: GatewayHarness) -> None:
         response = await client.responses.create(model="policy", input="hi")
         assert (await client.responses.retrieve(response.id)).output_text == "you said hi"
         assert [model.id async for model in client.models.list()] == ["policy"]
-    assert (await harness.states(attempt)) == ["ok", "ok", "ok", "no_generation", "ok"]
+    assert (await harness.states()) == ["ok", "ok", "ok", "no_generation", "ok"]
 
 
 async def test_the_model_in_azures_path_is_the_one_that_answers(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     names = ("policy", "org/policy-2")
     harness.proxy.update_model_list([harness.model.entry(name) for name in names])
     for name in names:
         for body in ({"messages": HI}, {"messages": HI, "model": "gpt-4o"}):
             for path in (name, name.replace("/", "%2F")):
-                url = harness.url(attempt, f"/openai/deployments/{path}/chat/completions?api-version=2024-10-21")
+                url = harness.url(f"/openai/deployments/{path}/chat/completions?api-version=2024-10-21")
                 status, reply = await harness.post(url, body)
                 assert (status, reply["model"]) == (200, name)
-    status, reply = await harness.post(
-        harness.url(attempt, "/openai/deployments/nobody/chat/completions"), {"messages": HI}
-    )
+    status, reply = await harness.post("/openai/deployments/nobody/chat/completions", {"messages": HI})
     assert (status, reply["error"]["code"]) == (404, "model_not_found")
 
 
@@ -63,14 +59,12 @@ async def test_the_model_in_azures_path_is_the_one_that_answers(harness: Gateway
     ],
 )
 async def test_slashes_too_many_and_a_version_twice_are_passed_over(harness: GatewayHarness, tail: str) -> None:
-    attempt = await harness.attempt()
-    status, reply = await harness.post(harness.url(attempt, tail), {"model": "policy", "messages": HI})
+    status, reply = await harness.post(harness.url(tail), {"model": "policy", "messages": HI})
     assert (status, reply["object"]) == (200, "chat.completion")
 
 
 async def test_another_dialects_refusal_has_its_form_below_such_a_path_too(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    status, reply = await harness.post(harness.url(attempt, "/anthropic//v1//messages/"), {"model": "policy"})
+    status, reply = await harness.post("/anthropic//v1//messages/", {"model": "policy"})
     assert (status, reply["type"]) == (400, "error")
 
 
@@ -129,7 +123,6 @@ def test_a_path_is_read_in_a_time_that_grows_as_its_length(segment: bytes) -> No
 async def test_the_sign_for_a_name_in_our_list_of_routes_is_a_name_like_any_other(
     harness: GatewayHarness, tail: str
 ) -> None:
-    attempt = await harness.attempt()
     for prefix in ("/v1", "/openai/deployments/policy"):
-        async with harness.session.get(harness.url(attempt, f"{prefix}/responses/%3Cid%3E{tail}")) as reply:
+        async with harness.session.get(harness.url(f"{prefix}/responses/%3Cid%3E{tail}")) as reply:
             assert reply.status == 404

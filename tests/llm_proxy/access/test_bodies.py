@@ -40,9 +40,8 @@ def packed(case: str, raw: bytes) -> tuple[str, bytes]:
 @pytest.mark.parametrize("case", PACKED)
 async def test_a_compressed_request_is_the_request(harness: GatewayHarness, case: str) -> None:
     encoding, raw = packed(case, BODY)
-    attempt = await harness.attempt()
     for tail in ("/chat/completions", "/messages/count_tokens"):
-        assert (await harness.post(harness.url(attempt, tail), raw, **{"Content-Encoding": encoding}))[0] == 200
+        assert (await harness.post(harness.url(tail), raw, **{"Content-Encoding": encoding}))[0] == 200
     assert harness.model.calls[0].request["messages"] == json.loads(BODY)["messages"]
     assert "content-encoding" not in harness.model.calls[0].headers
     assert PROCESS.held == 0
@@ -52,31 +51,28 @@ async def test_a_compressed_request_is_the_request(harness: GatewayHarness, case
 async def test_a_bomb_stops_at_the_bound(case: str) -> None:
     encoding, raw = packed(case, b" " * 50_000_000)
     async with GatewayHarness(limits=GatewayLimits(body_bytes=1_000_000)) as harness:
-        attempt = await harness.attempt()
-        status, reply = await harness.post(harness.url(attempt), raw, **{"Content-Encoding": encoding})
+        status, reply = await harness.post("/chat/completions", raw, **{"Content-Encoding": encoding})
         assert (status, reply["error"]["code"]) == (413, "body_too_large")
-        assert await harness.states(attempt) == ["refused"]
+        assert await harness.states() == ["refused"]
     assert PROCESS.held == 0
 
 
 @pytest.mark.parametrize("case", PACKED)
 async def test_what_cannot_be_unpacked_is_refused(harness: GatewayHarness, case: str) -> None:
     encoding, raw = packed(case, BODY)
-    attempt = await harness.attempt()
     for broken in (raw[:-5], raw[: len(raw) // 2], b"", b"no such thing", BODY, raw + b"more"):
-        status, reply = await harness.post(harness.url(attempt), broken, **{"Content-Encoding": encoding})
+        status, reply = await harness.post("/chat/completions", broken, **{"Content-Encoding": encoding})
         assert (status, reply["error"]["code"]) == (400, "invalid_encoding"), broken[:20]
     assert harness.model.calls == []
 
 
 @pytest.mark.parametrize("encoding", ["br", "zstd", "gzip, gzip", "x" * 500])
 async def test_an_encoding_that_is_not_known_is_refused_by_its_name(harness: GatewayHarness, encoding: str) -> None:
-    attempt = await harness.attempt()
-    status, reply = await harness.post(harness.url(attempt), BODY, **{"Content-Encoding": encoding})
+    status, reply = await harness.post("/chat/completions", BODY, **{"Content-Encoding": encoding})
     assert (status, reply["error"]["code"]) == (415, "unsupported_encoding")
     assert "gzip" in reply["error"]["message"]
     identity = {"Content-Encoding": "identity"}
-    assert (await harness.post(harness.url(attempt), BODY, **identity))[0] == 200
+    assert (await harness.post("/chat/completions", BODY, **identity))[0] == 200
 
 
 def test_any_bytes_are_a_request_or_a_refusal() -> None:
@@ -89,7 +85,7 @@ def test_any_bytes_are_a_request_or_a_refusal() -> None:
                 st.binary(max_size=60) | st.binary(max_size=20).map(gzip.compress), st.sampled_from(["gzip", "deflate"])
             )
             def each(raw: bytes, encoding: str) -> None:
-                request = harness.post(harness.url(attempt), raw, **{"Content-Encoding": encoding})
+                request = harness.post(harness.url(of=attempt), raw, **{"Content-Encoding": encoding})
                 status, reply = asyncio.run_coroutine_threadsafe(request, loop).result()
                 assert (status, bool(reply["error"]["message"])) == (400, True)
 

@@ -23,23 +23,23 @@ from tests.stubs.model_server import Fault, ModelServer
 async def test_a_rollout_that_has_used_up_its_tokens_makes_no_further_call() -> None:
     async with GatewayHarness(limits=GatewayLimits(tokens_per_rollout=10)) as harness:
         attempt, other = await harness.attempt(), await harness.attempt()
-        answers = [await harness.ask(attempt, "one two three four five six") for _ in range(3)]
+        answers = [await harness.ask("one two three four five six", of=attempt) for _ in range(3)]
         assert [status for status, _ in answers] == [200, 429, 429]
         error = answers[1][1]["error"]
         assert error["code"] == "budget_exhausted"
         assert "of 10 (tokens)" in error["message"]
         assert len(harness.model.calls) == 1
         assert await harness.states(attempt) == ["ok", "refused", "refused"]
-        assert (await harness.ask(other))[0] == 200
+        assert (await harness.ask(of=other))[0] == 200
 
 
 async def test_every_attempt_of_a_rollout_draws_on_the_same_budget() -> None:
     async with GatewayHarness(limits=GatewayLimits(tokens_per_rollout=10)) as harness:
         first = await harness.attempt()
-        await harness.ask(first, "one two three four five six")
+        await harness.ask("one two three four five six", of=first)
         await harness.store.update_attempt(first.rollout_id, "latest", status="failed")
         again = await harness.store.start_attempt(first.rollout_id)
-        assert (await harness.ask(again))[0] == 429
+        assert (await harness.ask(of=again))[0] == 429
 
 
 async def test_a_budget_in_money_counts_by_the_prices_of_the_model() -> None:
@@ -47,14 +47,12 @@ async def test_a_budget_in_money_counts_by_the_prices_of_the_model() -> None:
     async with GatewayHarness(model, limits=GatewayLimits(cost_per_rollout=1.0)) as harness:
         entry = model.entry("policy", input_cost_per_token=0.0, output_cost_per_token=0.2)
         harness.proxy.update_model_list([entry])
-        attempt = await harness.attempt()
-        assert [(await harness.ask(attempt))[0] for _ in range(3)] == [200, 200, 429]
+        assert [(await harness.ask())[0] for _ in range(3)] == [200, 200, 429]
 
 
 async def test_an_engine_without_token_ids_is_counted_by_what_it_says() -> None:
     async with GatewayHarness(ModelServer(tokens=False), limits=GatewayLimits(tokens_per_rollout=5)) as harness:
-        attempt = await harness.attempt()
-        assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 429]
+        assert [(await harness.ask())[0] for _ in range(2)] == [200, 429]
 
 
 async def test_all_prompts_of_a_call_count_and_each_only_once() -> None:
@@ -67,16 +65,15 @@ async def test_all_prompts_of_a_call_count_and_each_only_once() -> None:
         ]
         for attempt, fields, status in ((twice, {"prompt": ["a", "b"], "n": 2}, 200), (once, {}, 429)):
             harness.model.faults.append(Fault(body=json.dumps({"id": "c", "choices": choices}).encode()))
-            url = harness.url(attempt, "/completions")
+            url = harness.url("/completions", of=attempt)
             assert (await harness.post(url, {**body, **fields}))[0] == 200
             assert (await harness.post(url, body))[0] == status
 
 
 async def test_the_agents_library_raises_its_own_error_with_the_reason() -> None:
     async with GatewayHarness(limits=GatewayLimits(tokens_per_rollout=1)) as harness:
-        attempt = await harness.attempt()
-        await harness.ask(attempt)
-        client = openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="none", max_retries=0)
+        await harness.ask()
+        client = openai.AsyncOpenAI(base_url=harness.url("/v1"), api_key="none", max_retries=0)
         with pytest.raises(openai.RateLimitError, match="budget_exhausted"):
             await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
         await client.close()

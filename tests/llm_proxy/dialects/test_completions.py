@@ -54,8 +54,8 @@ async def test_a_stream_of_several_choices_is_put_together_by_their_numbers(agen
             texts[choice.index] += choice.text
             assert choice.logprobs is None or len(choice.logprobs.tokens) > 0
     assert texts == {0: TEXT, 1: f"{TEXT} 1"}
-    calls = await agent.harness.raw(agent.attempt)
-    records = [span.attributes for span in await agent.harness.spans(agent.attempt) if span.name == "litellm_request"]
+    calls = await agent.harness.raw()
+    records = [span.attributes for span in await agent.harness.spans() if span.name == "litellm_request"]
     assert [one["gen_ai.response.id"] for one in records] == [name, f"{name}#1"]
     assert [one["gen_ai.completion.0.content"] for one in records] == list(texts.values())
     assert [call["completion_token_ids"] for call in calls] == [encode(text) for text in texts.values()]
@@ -85,8 +85,8 @@ async def test_each_prompt_is_the_message_of_a_record_of_its_own(
     agent: Agent, prompt: Any, shown: list[str], ids: list[list[int]]
 ) -> None:
     reply = await agent.ask(prompt=prompt)
-    calls = await agent.harness.raw(agent.attempt)
-    records = [span.attributes for span in (await agent.harness.spans(agent.attempt))[::2]]
+    calls = await agent.harness.raw()
+    records = [span.attributes for span in (await agent.harness.spans())[::2]]
     assert [attributes["gen_ai.prompt.0.content"] for attributes in records] == shown
     assert not any("gen_ai.prompt.1.content" in attributes for attributes in records)
     assert [call["prompt_token_ids"] for call in calls] == ids
@@ -101,7 +101,7 @@ async def test_a_bad_request_is_the_librarys_own_error(agent: Agent, fields: Jso
     with pytest.raises((openai.BadRequestError, openai.NotFoundError)) as caught:
         await agent.ask(**fields)
     assert caught.value.param == param
-    assert await agent.harness.states(agent.attempt) == ["refused"]
+    assert await agent.harness.states() == ["refused"]
 
 
 # --- embeddings and models -------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ async def test_embeddings_pass_and_are_recorded_without_a_warning(
 async def test_readers_do_not_take_an_embedding_for_a_lost_sample(agent: Agent) -> None:
     await _embed(agent)
     await agent.ask()
-    spans = await agent.harness.spans(agent.attempt)
+    spans = await agent.harness.spans()
     for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
         (triplet,) = adapter.adapt(spans)
         assert triplet.response["token_ids"] == encode("you said once upon")
@@ -146,7 +146,7 @@ async def test_a_refusal_of_an_embedding_is_the_librarys_own_error(agent: Agent,
     agent.harness.model.faults = [Fault(status)]
     with pytest.raises(openai.APIStatusError, match=f"told to answer {status}"):
         await _embed(agent)
-    assert await agent.harness.states(agent.attempt) == ["upstream_error"]
+    assert await agent.harness.states() == ["upstream_error"]
 
 
 async def test_a_reply_that_is_no_embedding_is_502_and_says_what_was_expected(agent: Agent) -> None:
@@ -164,7 +164,7 @@ async def test_each_of_several_choices_is_recorded_as_a_call_and_is_a_row(agent:
     if stream:
         async for _ in reply:
             pass
-    texts, spans = ["you said hi", "you said hi 1", "you said hi 2"], await agent.harness.spans(agent.attempt)
+    texts, spans = ["you said hi", "you said hi 1", "you said hi 2"], await agent.harness.spans()
     raws, requests = spans[1::2], spans[::2]
     assert [span.name for span in requests] == ["litellm_request"] * 3
     assert [raw.parent_id for raw in raws] == [span.span_id for span in requests]
@@ -208,10 +208,10 @@ async def test_the_text_form_is_to_the_letter_what_older_adapters_read(agent: Ag
         {"prompt": "hi"} if route == "completions" else {"input": "hi"} if route == "responses" else {"messages": HI}
     )
     body |= {"max_output_tokens": body.pop("max_tokens")} if route == "responses" else {}
-    async with agent.harness.session.post(agent.harness.url(agent.attempt, f"/v1/{route}"), json=body) as reply:
+    async with agent.harness.session.post(agent.harness.url(f"/v1/{route}"), json=body) as reply:
         assert reply.status == 200
         await reply.read()
-    parent, raw = await agent.harness.spans(agent.attempt)
+    parent, raw = await agent.harness.spans()
     prompt = encode("hi" if route == "completions" else "user hi assistant")
     name = parent.attributes["gen_ai.response.id"]
     older = {key: value for key, value in raw.attributes.items() if key.startswith("llm.")}

@@ -20,14 +20,13 @@ SSE = {"Content-Type": "text/event-stream"}
 
 @pytest.fixture(params=AGENTS)
 async def agent(request: pytest.FixtureRequest, harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
-    made = AGENTS[request.param](harness, await harness.attempt())
+    made = AGENTS[request.param](harness)
     async with made.client:
         yield made
 
 
 async def test_the_synchronous_clients_read_the_same(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    url, options = harness.url(attempt, ""), {"api_key": "none", "max_retries": 0}
+    url, options = harness.url(""), {"api_key": "none", "max_retries": 0}
 
     def ask() -> list[str]:
         with anthropic.Anthropic(base_url=url, **options) as client:  # pyright: ignore[reportArgumentType]
@@ -40,7 +39,7 @@ async def test_the_synchronous_clients_read_the_same(harness: GatewayHarness) ->
                 return [*texts, response.output_text, stream.get_final_response().output_text]
 
     assert await asyncio.to_thread(ask) == ["you said hi"] * 4
-    assert await harness.states(attempt) == ["ok"] * 4
+    assert await harness.states() == ["ok"] * 4
 
 
 async def test_the_first_words_come_before_the_last_are_made(agent: Agent) -> None:
@@ -49,10 +48,10 @@ async def test_the_first_words_come_before_the_last_are_made(agent: Agent) -> No
     pieces = agent.pieces()
     first = await anext(pieces)
     assert first == "one"
-    assert await agent.harness.raw(agent.attempt) == []
+    assert await agent.harness.raw() == []
     agent.harness.model.release()
     assert "".join([first, *[piece async for piece in pieces]]) == "one two three"
-    assert await agent.harness.states(agent.attempt) == ["ok"]
+    assert await agent.harness.states() == ["ok"]
 
 
 CHAT = b'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "ha"}, "finish_reason": null}]}\n\n'
@@ -118,13 +117,13 @@ REFUSALS: list[tuple[str, int, Any, str]] = [
 async def test_a_servers_refusal_is_the_librarys_own_error(
     harness: GatewayHarness, route: str, status: int, error: Any, kind: str, stream: bool
 ) -> None:
-    agent = AGENTS[route](harness, await harness.attempt())
+    agent = AGENTS[route](harness)
     harness.model.faults = [Fault(status)]
     async with agent.client:
         with pytest.raises(error, match=f"told to answer {status}") as caught:
             await agent.ask(stream=stream)
     assert (caught.value.status_code, caught.value.type) == (status, kind)
-    assert await harness.states(agent.attempt) == ["upstream_error"]
+    assert await harness.states() == ["upstream_error"]
 
 
 @pytest.mark.parametrize("route", ["messages", "responses"])
@@ -132,7 +131,7 @@ async def test_a_native_stream_passes_frame_by_frame(harness: GatewayHarness, ro
     harness.proxy.update_model_list([harness.model.entry("policy", dialects=[route])])
     body = {"model": "policy", "stream": True, **AGENTS[route].defaults}
     read: list[bytes] = []
-    for url in (harness.url(await harness.attempt(), f"/v1/{route}"), f"{harness.model.base_url}/{route}"):
+    for url in (harness.url(f"/v1/{route}"), f"{harness.model.base_url}/{route}"):
         async with harness.session.post(url, json=body) as reply:
             read.append(await reply.read())
     first, second = ((exchange.reply or {})["id"].encode() for exchange in harness.model.calls)

@@ -160,7 +160,7 @@ async def test_a_prefill_is_gone_on_with_by_engines_that_can(agent: Agent, engin
     assert (prefilled["continue_final_message"], prefilled["add_generation_prompt"]) == (True, False)
     assert prefilled["messages"][-1] == {"role": "assistant", "content": "The answer is ("}
     assert "continue_final_message" not in plain
-    assert await agent.harness.states(agent.attempt) == ["ok", "ok"]
+    assert await agent.harness.states() == ["ok", "ok"]
 
 
 HARMLESS: Json = {
@@ -320,7 +320,7 @@ async def test_counting_tokens_asks_the_engine_and_leaves_no_span(agent: Agent) 
     assert exchange.request["tools"][0]["function"]["name"] == "add"
     assert exchange.request["add_generation_prompt"] is False
     assert set(exchange.request) == {"model", "messages", "tools", "add_generation_prompt"}
-    assert await agent.harness.spans(agent.attempt) == []
+    assert await agent.harness.spans() == []
 
 
 async def test_an_engine_that_does_not_count_is_an_error_that_says_so_and_is_asked_once(agent: Agent) -> None:
@@ -343,7 +343,7 @@ async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
             return (await agent.ask()).content[0].text
 
     attempt = await harness.attempt()
-    for url in (harness.url(attempt, "").replace(attempt.rollout_id, "ro-none"), harness.url(attempt, "/v2")):
+    for url in (harness.url("", of=attempt).replace(attempt.rollout_id, "ro-none"), harness.url("/v2", of=attempt)):
         with pytest.raises(anthropic.NotFoundError) as caught:
             await answer(harness, attempt, base_url=url)
         assert caught.value.type == "not_found_error"
@@ -397,7 +397,7 @@ async def test_what_cannot_be_translated_is_a_400_that_names_the_field(agent: Ag
 async def _events(agent: Agent, **fields: Any) -> list[tuple[str, Json]]:
     """Return the events of a stream as they come over the wire."""
     body = {"model": "policy", "max_tokens": 50, "messages": HI, "stream": True, **fields}
-    async with agent.harness.session.post(agent.harness.url(agent.attempt, "/v1/messages"), json=body) as reply:
+    async with agent.harness.session.post(agent.harness.url("/v1/messages"), json=body) as reply:
         assert (reply.status, reply.content_type) == (200, "text/event-stream")
         frames = [frame.split("\n") for frame in (await reply.text()).split("\n\n") if frame]
     events = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in frames]
@@ -463,7 +463,7 @@ async def test_a_tool_call_that_goes_on_after_its_end_breaks_the_stream(agent: A
     agent.harness.model.faults = [Fault(body=piece(0, "{}") + piece(1, "{") + piece(0, "{}"), headers=SSE)]
     with pytest.raises(anthropic.APIStatusError, match="went back to the tool call"):
         await agent.whole(streamed=True)
-    assert await agent.harness.states(agent.attempt) == ["upstream_error"]
+    assert await agent.harness.states() == ["upstream_error"]
 
 
 # --- a server that speaks the dialect itself -------------------------------------------------------------------------
@@ -472,7 +472,7 @@ async def test_a_tool_call_that_goes_on_after_its_end_breaks_the_stream(agent: A
 @pytest.fixture
 async def native(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
     harness.proxy.update_model_list([harness.model.entry("claude", model="anthropic/claude-9", api_key="provider-key")])
-    made = MessagesAgent(harness, await harness.attempt())
+    made = MessagesAgent(harness)
     async with made.client:
         yield made
 
@@ -503,7 +503,7 @@ async def test_a_native_server_gets_the_request_as_it_is_with_its_key_in_its_hea
     assert "authorization" not in exchange.headers
     assert "x-secret" not in exchange.headers
     body = {"model": "claude", "max_tokens": 9, "messages": HI}
-    await native.harness.post(native.harness.url(native.attempt, "/v1/messages"), body)
+    await native.harness.post("/v1/messages", body)
     assert native.harness.model.calls[1].headers["anthropic-version"] == "2023-06-01"
 
 
@@ -538,7 +538,7 @@ async def test_a_native_servers_own_error_is_heard(native: Agent) -> None:
         with pytest.raises(anthropic.APIStatusError) as caught:
             await native.whole(bool(streamed), model="claude")
         assert caught.value.body == error_body
-    assert await native.harness.states(native.attempt) == ["upstream_error", "upstream_error"]
+    assert await native.harness.states() == ["upstream_error", "upstream_error"]
 
 
 async def test_a_native_stream_that_ends_early_is_an_error(native: Agent) -> None:
@@ -558,7 +558,7 @@ async def test_a_native_server_counts_tokens_itself(native: Agent) -> None:
 
 
 async def test_a_server_of_messages_only_is_asked_in_no_other_dialect(native: Agent) -> None:
-    status, body = await native.harness.ask(native.attempt, model="claude")
+    status, body = await native.harness.ask(model="claude")
     assert status == 400
     assert "served by messages only, not by chat/completions" in body["error"]["message"]
     assert native.harness.model.calls == []
@@ -568,7 +568,7 @@ async def test_the_dialects_of_a_server_may_be_listed(agent: Agent) -> None:
     harness = agent.harness
     harness.proxy.update_model_list([harness.model.entry("both", dialects=["chat/completions", "messages"])])
     await agent.ask(model="both")
-    assert (await harness.ask(agent.attempt, model="both"))[0] == 200
+    assert (await harness.ask(model="both"))[0] == 200
     assert [exchange.path for exchange in harness.model.calls] == ["/v1/messages", "/v1/chat/completions"]
     with pytest.raises(ValueError, match=r"dialects must be a list out of .*messages; got \['smoke signs'\]"):
         harness.proxy.update_model_list([harness.model.entry("m", dialects=["smoke signs"])])

@@ -456,7 +456,7 @@ async def test_what_cannot_be_translated_is_a_400_that_names_the_field(agent: Ag
 async def _events(agent: Agent, **fields: Any) -> list[Json]:
     """Return the events of a stream as they come over the wire."""
     body = {"model": "policy", "input": "hi", "stream": True, **fields}
-    async with agent.harness.session.post(agent.harness.url(agent.attempt, "/v1/responses"), json=body) as reply:
+    async with agent.harness.session.post(agent.harness.url("/v1/responses"), json=body) as reply:
         assert (reply.status, reply.content_type) == (200, "text/event-stream")
         frames = [frame.split("\n") for frame in (await reply.text()).split("\n\n") if frame]
     events = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in frames]
@@ -544,7 +544,7 @@ async def test_the_event_of_an_error_goes_on_with_the_numbers(agent: Agent) -> N
 async def native(harness: GatewayHarness) -> AsyncGenerator[Agent, None]:
     entry = harness.model.entry("gpt", model="openai/gpt-9", api_key="provider-key", dialects=["responses"])
     harness.proxy.update_model_list([entry])
-    made = ResponsesAgent(harness, await harness.attempt())
+    made = ResponsesAgent(harness)
     async with made.client:
         yield made
 

@@ -37,7 +37,7 @@ async def ask(harness: GatewayHarness, route: str, tools: list[Json], **fields: 
     """Make one call; return status, reply and the typed attributes of its record."""
     attempt = await harness.attempt()
     body = {"model": "policy", **REQUEST[route], "tools": tools, **fields}
-    status, reply = await harness.post(harness.url(attempt, f"/v1/{route}"), body)
+    status, reply = await harness.post(harness.url(f"/v1/{route}", of=attempt), body)
     (call,) = await harness.raw(attempt)
     return status, reply, call
 

@@ -131,7 +131,7 @@ async def test_new_rollouts_go_where_there_is_least_to_do(two: tuple[GatewayHarn
     attempts = [await harness.attempt() for _ in range(8)]
     for server in (harness.model, second):
         server.hold()
-    asking = [asyncio.create_task(harness.ask(attempt)) for attempt in attempts]
+    asking = [asyncio.create_task(harness.ask(of=attempt)) for attempt in attempts]
     await harness.model.until(arrived(4))
     await asyncio.to_thread(second.wait_until, arrived(4))
     for server in (harness.model, second):
@@ -144,7 +144,7 @@ async def test_a_server_that_says_503_is_left_for_the_other_at_once(two: tuple[G
     harness, second = two
     harness.model.faults = [Fault(503)] * 50
     for _ in range(6):
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask(of=await harness.attempt()))[0] == 200
     assert len(second.calls) == 6
     assert len(harness.model.calls) <= FAILURES
 
@@ -157,7 +157,7 @@ async def test_an_endpoint_that_is_out_is_asked_and_comes_back() -> None:
         second.get_status = 503
         second.faults = [Fault(503)] * FAILURES
         while harness.proxy.stats()["endpoints"][name] != "out":
-            assert (await harness.ask(await harness.attempt()))[0] == 200
+            assert (await harness.ask(of=await harness.attempt()))[0] == 200
         gets_before = second.gets
         await until(lambda: second.gets >= gets_before + 2)
         assert harness.proxy.stats()["endpoints"][name] == "out"
@@ -165,7 +165,7 @@ async def test_an_endpoint_that_is_out_is_asked_and_comes_back() -> None:
         second.get_status = 200
         await until(lambda: harness.proxy.stats()["endpoints"][name] == "failing")
         harness.model.hold()
-        held = [asyncio.create_task(harness.ask(await harness.attempt())) for _ in range(3)]
+        held = [asyncio.create_task(harness.ask(of=await harness.attempt())) for _ in range(3)]
         await asyncio.to_thread(second.wait_until, lambda calls: calls[-1].status == 200)
         harness.model.release()
         assert [status for status, _ in await asyncio.gather(*held)] == [200] * 3

@@ -45,7 +45,7 @@ async def test_a_call_is_recorded_with_its_tokens_and_shown_without_them(
     engine: str, streamed: bool, kind: type[Agent]
 ) -> None:
     async with desk_with(engine) as (harness, stub):
-        agent = kind(harness, await harness.attempt())
+        agent = kind(harness)
         async with agent.client:
             reply = await agent.ask(stream=streamed)
             chunks = [chunk async for chunk in reply] if streamed else [reply]
@@ -67,9 +67,8 @@ async def test_a_call_is_recorded_with_its_tokens_and_shown_without_them(
 
 async def test_what_the_agent_asks_for_itself_stays_in_its_reply() -> None:
     async with desk_with("sglang") as (harness, _):
-        attempt = await harness.attempt()
         wishes = {"return_prompt_token_ids": True, "return_meta_info": True, "logprobs": True}
-        (choice,) = (await harness.post(harness.url(attempt), {**HI, **wishes}))[1]["choices"]
+        (choice,) = (await harness.post("/chat/completions", {**HI, **wishes}))[1]["choices"]
         assert choice["prompt_token_ids"] == PROMPT
         assert choice["meta_info"]["output_token_logprobs"][0][1] == COMPLETION[0]
         assert choice["logprobs"]["content"]
@@ -79,7 +78,7 @@ async def test_llama_cpp_gives_the_tokens_of_a_chats_answer_but_not_of_its_promp
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with desk_with("llama.cpp") as (harness, _):
-        agent = ChatAgent(harness, await harness.attempt())
+        agent = ChatAgent(harness)
         async with agent.client:
             assert not (await agent.ask()).choices[0].logprobs
             chunks = [chunk async for chunk in await agent.ask(stream=True)]
@@ -96,20 +95,18 @@ async def test_llama_cpp_gives_the_tokens_of_a_chats_answer_but_not_of_its_promp
 
 async def test_llama_cpp_is_trainable_where_the_prompt_is_sent_as_token_ids() -> None:
     async with desk_with("llama.cpp") as (harness, _):
-        attempt = await harness.attempt()
-        status, _ = await harness.post(harness.url(attempt, "/completions"), {"model": "policy", "prompt": PROMPT})
+        status, _ = await harness.post("/completions", {"model": "policy", "prompt": PROMPT})
         assert status == 200
-        (call,) = await harness.raw(attempt)
+        (call,) = await harness.raw()
         assert (call["state"], call["prompt_token_ids"], call["completion_token_ids"]) == ("ok", PROMPT, COMPLETION)
 
 
 async def test_a_provider_is_not_asked_for_what_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
     async with desk_with("openai", model="openai/gpt") as (harness, stub):
-        attempt = await harness.attempt()
-        assert (await harness.post(harness.url(attempt), HI))[0] == 200
+        assert (await harness.post("/chat/completions", HI))[0] == 200
         assert set(stub.asked[0]) == {"model", "messages"}
-        assert await harness.states(attempt) == ["no_tokens"]
-        assert (await harness.spans(attempt))[0].attributes["gen_ai.system"] == "openai"
+        assert await harness.states() == ["no_tokens"]
+        assert (await harness.spans())[0].attributes["gen_ai.system"] == "openai"
     assert ["its API has none" in record.getMessage() for record in caplog.records] == [True]
 
 
@@ -118,9 +115,8 @@ async def test_an_engine_that_lists_no_models_is_asked_as_its_entry_says_or_as_v
     engine: str, settings: dict[str, Any]
 ) -> None:
     async with desk_with(engine, lists_models=False, **settings) as (harness, stub):
-        attempt = await harness.attempt()
-        await harness.post(harness.url(attempt), HI)
-        assert await harness.states(attempt) == ["ok"]
+        await harness.post("/chat/completions", HI)
+        assert await harness.states() == ["ok"]
         assert ("return_prompt_token_ids" in stub.asked[0]) == (engine == "sglang")
 
 
@@ -128,7 +124,7 @@ async def test_sglang_streams_at_once_for_a_policy_that_is_not_trained() -> None
     async with StubEngine("sglang").serving() as stub:
         policies: Any = {"reference": {"kind": "frozen"}}
         async with GatewayHarness(model_list=[stub.entry()], policies=policies) as harness:
-            agent = ChatAgent(harness, await harness.attempt())
+            agent = ChatAgent(harness)
             async with agent.client:
                 assert "".join([piece async for piece in agent.pieces()]) == ANSWER
             (request,) = stub.asked
@@ -166,7 +162,7 @@ async def test_a_provider_is_asked_at_its_address_with_the_key(provider: str, mo
     monkeypatch.setenv("SOME_KEY", "sk-of-the-provider")
     model_list = [entry(f"{provider}/org/gpt-4o", api_key="os.environ/SOME_KEY")]
     async with GatewayHarness(model, model_list=model_list) as harness:
-        status, _ = await harness.ask(await harness.attempt())
+        status, _ = await harness.ask()
         assert status == 200
     (call,) = model.calls
     assert (call.request["model"], call.headers["authorization"]) == ("org/gpt-4o", "Bearer sk-of-the-provider")
@@ -175,9 +171,8 @@ async def test_a_provider_is_asked_at_its_address_with_the_key(provider: str, mo
 async def test_anthropic_is_asked_in_its_own_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
     model = stub_at("anthropic", monkeypatch)
     async with GatewayHarness(model, model_list=[entry("anthropic/claude", api_key="sk-of-anthropic")]) as harness:
-        attempt = await harness.attempt()
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-        assert (await harness.post(harness.url(attempt, "/v1/messages"), body))[0] == 200
+        assert (await harness.post("/v1/messages", body))[0] == 200
     assert (model.calls[0].path, model.calls[0].headers["x-api-key"]) == ("/v1/messages", "sk-of-anthropic")
 
 
@@ -200,7 +195,7 @@ async def test_the_address_of_openai_may_stand_in_the_environment_and_then_needs
     with ModelServer() as model:
         monkeypatch.setenv(variable, model.base_url)
     async with GatewayHarness(model, model_list=[entry("openai/gpt-4o")]) as harness:
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask())[0] == 200
     (call,) = model.calls
     assert (call.request["model"], call.headers.get("authorization")) == ("gpt-4o", None)
 
@@ -213,7 +208,7 @@ async def test_a_key_that_an_entry_does_not_give_is_the_environments_and_stays_t
     variable = f"{provider.upper()}_API_KEY"
     monkeypatch.setenv(variable, "sk-of-the-environment")
     async with GatewayHarness(model, model_list=[entry(f"{provider}/m")]) as harness:
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask())[0] == 200
     assert model.calls[0].headers["authorization"] == "Bearer sk-of-the-environment"
     assert os.environ[variable] == "sk-of-the-environment"
 

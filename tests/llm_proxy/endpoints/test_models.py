@@ -54,7 +54,7 @@ async def test_a_server_that_is_too_slow_is_left_for_the_next(
     harness.proxy.update_model_list([slow, second.entry("policy")])
     attempt = await attempt_at(harness, harness.model)
     harness.model.hold()
-    async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
         if streamed:
             stream = await client.chat.completions.create(**HI, stream=True)
             words = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
@@ -71,18 +71,17 @@ async def test_a_server_that_is_too_slow_is_left_for_the_next(
 async def test_the_only_server_being_too_slow_is_a_504_that_names_the_setting(harness: GatewayHarness) -> None:
     harness.proxy.update_model_list([harness.model.entry("policy", timeout=SHORT)])
     harness.model.hold()
-    attempt = await harness.attempt()
-    status, body = await harness.ask(attempt)
+    status, body = await harness.ask()
     assert (status, body["error"]["code"]) == (504, "timeout")
     assert "'policy' was too slow: timeout (no reply in 0.2 s, as its entry says); tries: 1" in body["error"]["message"]
-    assert await harness.states(attempt) == ["upstream_error"]
+    assert await harness.states() == ["upstream_error"]
 
 
 async def test_a_timeout_is_tried_again_as_often_as_num_retries_says() -> None:
     async with GatewayHarness(num_retries=2) as harness:
         harness.proxy.update_model_list([harness.model.entry("policy", timeout=SHORT)])
         harness.model.hold()
-        status, body = await harness.ask(await harness.attempt())
+        status, body = await harness.ask()
         assert (status, "tries: 3" in body["error"]["message"]) == (504, True)
 
 
@@ -95,7 +94,7 @@ async def test_a_stream_has_the_time_until_its_first_bytes_and_then_all_that_it_
     attempt = await attempt_at(harness, harness.model)
     harness.model.hold_frames(0)  # the head of the stream comes, and no frame
     second.hold_frames(1)
-    async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
         stream = aiter(await client.chat.completions.create(**HI, stream=True))
         first = await anext(stream)
         await asyncio.sleep(3 * SHORT)
@@ -108,14 +107,13 @@ async def test_a_stream_has_the_time_until_its_first_bytes_and_then_all_that_it_
 async def test_stream_timeout_does_not_hold_for_a_reply_in_one_piece() -> None:
     async with GatewayHarness(ModelServer(delay=3 * SHORT)) as harness:
         harness.proxy.update_model_list([harness.model.entry("policy", stream_timeout=SHORT)])
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask())[0] == 200
 
 
 async def test_counting_tokens_has_the_timeout_too(harness: GatewayHarness) -> None:
     harness.proxy.update_model_list([harness.model.entry("policy", timeout=SHORT)])
     harness.model.hold()
-    attempt = await harness.attempt()
-    status, body = await harness.post(harness.url(attempt, "/v1/messages/count_tokens"), HI)
+    status, body = await harness.post("/v1/messages/count_tokens", HI)
     assert (status, "TimeoutError" in body["error"]["message"]) == (502, True)
 
 
@@ -128,7 +126,7 @@ async def test_calls_at_the_same_time_are_shared_by_weight(two: tuple[GatewayHar
     attempts = [await harness.attempt() for _ in range(8)]
     for server in (harness.model, second):
         server.hold()
-    asking = [asyncio.create_task(harness.ask(attempt)) for attempt in attempts]
+    asking = [asyncio.create_task(harness.ask(of=attempt)) for attempt in attempts]
     await until(lambda: len(harness.model.calls) + len(second.calls) == 8)
     for server in (harness.model, second):
         server.release()
@@ -172,19 +170,17 @@ async def test_max_tokens_holds_where_a_request_names_no_limit(harness: GatewayH
     prompt, name = ROUTES[route]
     dialects = ["chat/completions", "completions", "responses"]
     harness.proxy.update_model_list([harness.model.entry("policy", max_tokens=33, dialects=dialects)])
-    attempt = await harness.attempt()
     for limit_in_request, limit in ((None, 33), (500, 500)):
         body = {"model": "policy", **prompt, name: limit_in_request}
-        assert (await harness.post(harness.url(attempt, route), body))[0] == 200
+        assert (await harness.post(harness.url(route), body))[0] == 200
         assert harness.model.calls[-1].request[name] == limit
 
 
 async def test_a_limit_in_the_newer_spelling_is_a_limit_and_embeddings_have_none(harness: GatewayHarness) -> None:
     harness.proxy.update_model_list([harness.model.entry("policy", max_tokens=33)])
-    attempt = await harness.attempt()
-    await harness.ask(attempt, max_completion_tokens=5)
+    await harness.ask(max_completion_tokens=5)
     assert "max_tokens" not in harness.model.calls[-1].request
-    assert (await harness.post(harness.url(attempt, "/v1/embeddings"), {"model": "policy", "input": "hi"}))[0] == 200
+    assert (await harness.post("/v1/embeddings", {"model": "policy", "input": "hi"}))[0] == 200
     assert "max_tokens" not in harness.model.calls[-1].request
 
 
@@ -197,7 +193,7 @@ async def test_each_endpoint_adds_its_own_and_the_record_says_what_was_asked(
     harness.proxy.update_model_list([first, second.entry("policy", max_tokens=33, extra_body=body)])
     attempt = await attempt_at(harness, harness.model)
     harness.model.faults.append(Fault(503))
-    assert (await harness.ask(attempt, temperature=1.0))[0] == 200
+    assert (await harness.ask(of=attempt, temperature=1.0))[0] == 200
     assert (harness.model.calls[0].request["max_tokens"], harness.model.calls[0].request["top_k"]) == (7, 1)
     upstream_request = second.calls[0].request
     assert {name: upstream_request[name] for name in body} == body
@@ -213,7 +209,7 @@ async def test_anthropics_messages_get_the_body_too_translated_or_not(harness: G
     for dialects in (["chat/completions"], ["messages"]):
         entry = harness.model.entry("policy", dialects=dialects, max_tokens=33, extra_body={"top_k": 4})
         harness.proxy.update_model_list([entry])
-        assert (await harness.post(harness.url(attempt, "/v1/messages"), body))[0] == 200
+        assert (await harness.post(harness.url("/v1/messages", of=attempt), body))[0] == 200
         request = harness.model.calls[-1].request
         assert (request["top_k"], request.get("max_tokens", request.get("max_completion_tokens"))) == (4, 9)
 
@@ -240,7 +236,7 @@ async def test_headers_go_out_with_every_request(
     headers = {"X-Tenant": "os.environ/OUR_TENANT", "User-Agent": "our agents/1", "anthropic-beta": "ours"}
     chosen = {} if dialects is None else {"dialects": dialects}
     harness.proxy.update_model_list([harness.model.entry("policy", extra_headers=headers, **chosen)])
-    url = harness.url(await harness.attempt(), route)
+    url = harness.url(route)
     async with harness.session.post(url, json={"model": "policy", **body}, headers={"anthropic-beta": "its"}) as reply:
         assert reply.status == 200
         await reply.read()
@@ -258,8 +254,8 @@ async def test_headers_go_out_with_questions_of_what_serves_and_of_health() -> N
         harness.proxy.update_model_list([engine_entry, second.entry("policy"), unknown])
         harness.model.faults = [Fault(500)]
         attempt = await attempt_at(harness, harness.model)
-        assert (await harness.ask(attempt))[0] == 200
-        assert (await harness.ask(attempt, model="other"))[0] == 200
+        assert (await harness.ask(of=attempt))[0] == 200
+        assert (await harness.ask(of=attempt, model="other"))[0] == 200
         await until(lambda: len(harness.model.get_headers) == 2)
         assert {path: sent["x-tenant"] for path, sent in harness.model.get_headers.items()} == {
             "/v1/models": TENANT,
@@ -276,14 +272,13 @@ async def test_a_header_is_kept_from_agents_records_and_logs(
         {"provider": {"api_key": "body-planted"}},
     )
     harness.proxy.update_model_list([harness.model.entry("policy", extra_headers=headers, extra_body=body)])
-    attempt = await harness.attempt()
     error_body = json.dumps({"error": {"message": f"refused: Basic {TENANT}, {TENANT}, body-planted"}}).encode()
     harness.model.faults = [Fault(400, error_body)]
     harness.model.answer = lambda request: f"the weather agent says {TENANT}"
-    answers = [await harness.ask(attempt) for _ in range(2)]
+    answers = [await harness.ask() for _ in range(2)]
     assert [status for status, _ in answers] == [400, 200]
     assert answers[1][1]["choices"][0]["message"]["content"] == "the weather agent says [redacted]"
-    spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+    spans = "".join(span.model_dump_json() for span in await harness.spans())
     shown = json.dumps(answers) + spans + caplog.text + repr(ModelTable(harness.proxy.model_list).all_endpoints)
     assert TENANT not in shown
     assert "body-planted" not in shown

@@ -63,7 +63,7 @@ async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
     async with gateway(backup, health=HealthChecks(failures=99)) as harness:
         harness.model.faults = [fault] * 9
         attempt = await harness.attempt()
-        async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
             if streamed:
                 stream = await client.chat.completions.create(**HI, stream=True)
                 words = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
@@ -76,7 +76,7 @@ async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
         assert (record["asked"], record["model"], record["state"]) == ("policy", "backup", "ok")
         assert await trained(harness, attempt) == 0
         harness.model.faults.clear()
-        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.ask(of=attempt))[0] == 200
         assert (await asked_and_answered(harness, attempt))["model"] is None
         assert await trained(harness, attempt) == 1
 
@@ -88,7 +88,7 @@ async def test_a_fallback_answers_where_nothing_listens_or_an_entry_is_out_of_ti
         async with GatewayHarness(model_list=entries, fallbacks={"gone": ["slow"], "slow": ["backup"]}) as harness:
             slow.hold()
             attempt = await harness.attempt()
-            assert (await harness.ask(attempt, model="gone"))[0] == 200
+            assert (await harness.ask(of=attempt, model="gone"))[0] == 200
             assert await asked_and_answered(harness, attempt) == {
                 **{"asked": "gone", "model": "backup", "state": "ok"},
                 **{"policy": "backup", "policy_kind": "frozen"},
@@ -99,21 +99,20 @@ async def test_a_fallback_answers_where_nothing_listens_or_an_entry_is_out_of_ti
 async def test_a_request_that_a_model_refuses_goes_to_no_fallback(backup: ModelServer, status: int) -> None:
     async with gateway(backup) as harness:
         harness.model.faults = [Fault(status)]
-        assert (await harness.ask(await harness.attempt()))[0] == status
+        assert (await harness.ask())[0] == status
         assert backup.calls == []
 
 
 async def test_a_stream_that_broke_off_is_not_begun_anew_by_a_fallback(backup: ModelServer) -> None:
     async with gateway(backup) as harness:
         harness.model.hold_frames(2)
-        attempt = await harness.attempt()
-        async with harness.session.post(harness.url(attempt), json={**HI, "stream": True}) as reply:
+        async with harness.session.post(harness.url(), json={**HI, "stream": True}) as reply:
             await reply.content.readany()
             harness.model.stop()
             assert b'"error"' in await reply.content.read()
         harness.model.start()
         assert backup.calls == []
-        assert await harness.states(attempt) == ["upstream_error"]
+        assert await harness.states() == ["upstream_error"]
 
 
 async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
@@ -123,7 +122,7 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
         harness.model.faults, backup.faults = [Fault(500)], [Fault(401)]
         attempt = await harness.attempt()
         with caplog.at_level(logging.WARNING):
-            status, body = await harness.ask(attempt)
+            status, body = await harness.ask(of=attempt)
         assert (status, body["error"]["message"]) == (500, "told to answer 500")
         error = (await harness.spans(attempt))[0].attributes["error.message"]
         assert str(error).startswith("The model server of 'policy' answered 500")
@@ -142,10 +141,9 @@ async def test_each_fallback_is_asked_in_a_dialect_of_its_own(backup: ModelServe
             entries = [harness.model.entry("policy", **own), backup.entry("backup", **other)]
             harness.proxy.update_model_list(entries)
             harness.model.faults = [Fault(500)] * 2
-            attempt = await harness.attempt()
-            status, body = await harness.post(harness.url(attempt, "/v1/messages"), {**HI, "max_tokens": 9})
+            status, body = await harness.post("/v1/messages", {**HI, "max_tokens": 9})
             assert (status, body["content"][0]["text"]) == (200, "the backup says so")
-            status, body = await harness.post(harness.url(attempt, "/v1/responses"), {"model": "policy", "input": "hi"})
+            status, body = await harness.post("/v1/responses", {"model": "policy", "input": "hi"})
             assert (status, body["output"][-1]["content"][0]["text"]) == (200, "the backup says so")
             routes = {"chat/completions"} if second is None else set(native)
             assert {call.path.removeprefix("/v1/") for call in backup.calls} == routes
@@ -157,7 +155,7 @@ async def test_a_fallback_that_cannot_be_asked_in_any_form_is_passed_over(backup
     async with gateway(backup, texts, fallbacks={"policy": ["texts", "backup"]}) as harness:
         harness.model.faults = [Fault(500)]
         attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.ask(of=attempt))[0] == 200
         assert (await asked_and_answered(harness, attempt))["model"] == "backup"
 
 
@@ -165,8 +163,7 @@ async def test_a_fallback_that_cannot_be_asked_in_any_form_is_passed_over(backup
 async def test_other_routes_have_fallbacks_too(backup: ModelServer, route: str, text: Any) -> None:
     async with gateway(backup) as harness:
         harness.model.faults = [Fault(500)]
-        attempt = await harness.attempt()
-        assert (await harness.post(harness.url(attempt, route), {"model": "policy", **text}))[0] == 200
+        assert (await harness.post(harness.url(route), {"model": "policy", **text}))[0] == 200
         assert [call.path for call in backup.calls] == [route]
 
 
@@ -174,12 +171,11 @@ async def test_a_file_of_calls_holds_no_tokens_of_a_fallback(backup: ModelServer
     file = tmp_path / "calls.jsonl"
     async with gateway(backup, record=file) as harness:
         harness.model.faults = [Fault(500)]
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask(of=await harness.attempt()))[0] == 200
     async with gateway(backup, replay=file) as harness:
-        attempt = await harness.attempt()
-        status, body = await harness.ask(attempt)
+        status, body = await harness.ask()
         assert (status, body["choices"][0]["message"]["content"]) == (200, "the backup says so")
-        assert await harness.states(attempt) == ["no_tokens"]
+        assert await harness.states() == ["no_tokens"]
 
 
 async def test_a_batch_has_fallbacks_too(backup: ModelServer) -> None:
@@ -195,7 +191,7 @@ async def test_the_replicas_of_a_model_are_asked_before_its_fallback(backup: Mod
         for failing, answered in (([harness.model], None), ([harness.model, second], "backup")):
             for server in failing:
                 server.faults = [Fault(500)]
-            assert (await harness.ask(attempt))[0] == 200
+            assert (await harness.ask(of=attempt))[0] == 200
             assert (await asked_and_answered(harness, attempt))["model"] == answered
             for server in failing:
                 server.faults = []
@@ -204,7 +200,7 @@ async def test_the_replicas_of_a_model_are_asked_before_its_fallback(backup: Mod
 async def test_a_fallback_is_asked_at_once_where_a_server_puts_off_for_long(backup: ModelServer) -> None:
     async with gateway(backup) as harness:
         harness.model.faults = [Fault(429, headers={"Retry-After": "25"})] * 2
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask())[0] == 200
         assert (len(harness.model.calls), len(backup.calls)) == (1, 1)
 
 
@@ -216,20 +212,20 @@ async def test_a_model_that_goes_on_failing_is_left_alone_until_it_is_well(backu
         harness.model.faults = [Fault(500)] * 99
         attempt = await harness.attempt()
         for _ in range(checks.failures + 5):
-            assert (await harness.ask(attempt))[0] == 200
+            assert (await harness.ask(of=attempt))[0] == 200
         assert (len(harness.model.calls), len(backup.calls)) == (checks.failures, checks.failures + 5)
         backup.faults = [Fault(401)]
         harness.model.faults = []
-        assert (await harness.ask(attempt))[0] == 200, "where all fallbacks fail, trying is better than refusing"
+        assert (await harness.ask(of=attempt))[0] == 200, "where all fallbacks fail, trying is better than refusing"
         assert (await asked_and_answered(harness, attempt))["model"] is None
         assert harness.proxy.stats()["endpoints"][name] == "serving"
 
         harness.model.faults = [Fault(500)] * checks.failures
         for _ in range(checks.failures):
-            assert (await harness.ask(attempt))[0] == 200
+            assert (await harness.ask(of=attempt))[0] == 200
         harness.model.get_status = 200
         await until(lambda: harness.proxy.stats()["endpoints"][name] == "failing")
-        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.ask(of=attempt))[0] == 200
         assert (await asked_and_answered(harness, attempt))["model"] is None
 
 
@@ -240,7 +236,7 @@ async def test_what_a_fallback_answered_for_the_policy_is_trained_by_nobody(back
     async with gateway(backup, policies={**TRAINED, "rest": {"kind": "frozen"}}) as harness:
         harness.model.faults = [Fault(500)] * 2
         attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 200
+        assert (await harness.ask(of=attempt))[0] == 200
         url = harness.proxy.as_resource(*_ids(attempt), role="solver").endpoint + "/chat/completions"
         assert (await harness.post(url, HI))[0] == 200
         assert (await asked_and_answered(harness, attempt))["policy_kind"] == "frozen"
@@ -252,7 +248,7 @@ async def test_what_the_policy_answered_as_the_fallback_of_another_model_is_the_
     async with gateway(backup, policies=policies, fallbacks={"backup": ["policy"]}) as harness:
         backup.faults = [Fault(500)] * 2
         attempt = await harness.attempt()
-        assert (await harness.ask(attempt, model="backup"))[0] == 200
+        assert (await harness.ask(of=attempt, model="backup"))[0] == 200
         record = await asked_and_answered(harness, attempt)
         assert (record["asked"], record["model"], record["policy"]) == ("backup", "policy", "learner")
         assert await trained(harness, attempt, "learner") == 1
@@ -268,7 +264,7 @@ async def test_a_fallback_that_is_of_the_same_policy_is_trained(backup: ModelSer
         harness.model.faults = [Fault(500)] * 2
         attempt = await harness.attempt()
         url = harness.proxy.as_resource(*_ids(attempt), "policy", role="solver").endpoint + "/chat/completions"
-        for each in (url, harness.url(attempt)):
+        for each in (url, harness.url(of=attempt)):
             assert (await harness.post(each, HI))[0] == 200
         assert len(backup.calls) == await trained(harness, attempt, "learner") == 2
 
@@ -276,11 +272,10 @@ async def test_a_fallback_that_is_of_the_same_policy_is_trained(backup: ModelSer
 async def test_calls_at_the_same_time_have_each_their_own_model_on_record(backup: ModelServer) -> None:
     async with gateway(backup, aliases={"gpt-4o": "policy"}, health=HealthChecks(failures=99)) as harness:
         harness.model.faults = [Fault(500)] * 15
-        attempt = await harness.attempt()
         names = ["policy", "backup", "gpt-4o"] * 10
-        asking = [harness.ask(attempt, f"call {i}", model=name) for i, name in enumerate(names)]
+        asking = [harness.ask(f"call {i}", model=name) for i, name in enumerate(names)]
         assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 30
-        spans = await harness.spans(attempt)
+        spans = await harness.spans()
         requests = {span.span_id: span for span in spans if span.name == "litellm_request"}
         answers = {f"call {i}": name for i, name in enumerate(names)}
         for span in spans:
@@ -305,7 +300,7 @@ def _ids(attempt: AttemptedRollout) -> tuple[str, str]:
 async def test_an_alias_is_the_model_by_another_name(backup: ModelServer) -> None:
     async with gateway(backup, aliases={"gpt-4o": "policy"}, policies=TRAINED) as harness:
         attempt = await harness.attempt()
-        assert (await harness.ask(attempt, model="gpt-4o"))[0] == 200
+        assert (await harness.ask(of=attempt, model="gpt-4o"))[0] == 200
         assert harness.model.calls[0].request["model"] == "policy"
         assert await asked_and_answered(harness, attempt) == {
             **{"asked": "gpt-4o", "model": "policy", "state": "ok"},
@@ -315,9 +310,9 @@ async def test_an_alias_is_the_model_by_another_name(backup: ModelServer) -> Non
         role = harness.proxy.as_resource(*_ids(attempt), "gpt-4o", role="solver")
         assert role.model == "policy"
         assert (await harness.post(f"{role.endpoint}/chat/completions", {**HI, "model": "gpt-4o"}))[0] == 200
-        counting = harness.url(attempt, "/v1/messages/count_tokens")
+        counting = harness.url("/v1/messages/count_tokens", of=attempt)
         assert (await harness.post(counting, {**HI, "model": "gpt-4o"}))[0] == 200
-        async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["policy", "backup", "gpt-4o"]
             assert (await client.models.retrieve("gpt-4o")).id == "gpt-4o"
             with pytest.raises(openai.NotFoundError, match="Did you mean 'gpt-4o'"):
@@ -330,7 +325,7 @@ async def test_an_alias_has_the_fallbacks_of_its_model_and_may_be_one(backup: Mo
         harness.model.faults = [Fault(500)] * 2
         attempt = await harness.attempt()
         for name in ("gpt-4o", "policy"):
-            assert (await harness.ask(attempt, model=name))[0] == 200
+            assert (await harness.ask(of=attempt, model=name))[0] == 200
             record = await asked_and_answered(harness, attempt)
             assert (record["asked"], record["model"]) == (name, "backup")
 
@@ -348,7 +343,7 @@ async def test_a_configuration_of_litellm_is_read(backup: ModelServer) -> None:
         async with GatewayHarness(model_list=None, litellm_config=config) as harness:
             model.faults = [Fault(500), Fault(500)]
             attempt = await harness.attempt()
-            assert (await harness.ask(attempt, model="gpt-4o"))[0] == 200
+            assert (await harness.ask(of=attempt, model="gpt-4o"))[0] == 200
             assert (await asked_and_answered(harness, attempt))["model"] == "backup"
             assert len(model.calls) == 2, "one retry"
 
@@ -357,7 +352,7 @@ async def test_default_fallbacks_are_those_of_models_without_their_own(backup: M
     config = {"litellm_settings": {"default_fallbacks": ["backup"]}}
     async with gateway(backup, fallbacks=None, litellm_config=config) as harness:
         harness.model.faults = [Fault(500)]
-        assert (await harness.ask(await harness.attempt()))[0] == 200
+        assert (await harness.ask())[0] == 200
         await backup.until(arrived(1))
 
 
@@ -456,7 +451,7 @@ async def harness() -> AsyncGenerator[GatewayHarness, None]:
 
 
 async def test_openais_client_lists_and_retrieves_models(harness: GatewayHarness) -> None:
-    url = harness.url(await harness.attempt(), "/v1")
+    url = harness.url("/v1")
     async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["policy", "org/judge"]
         for name in ("policy", "org/judge"):
@@ -466,7 +461,7 @@ async def test_openais_client_lists_and_retrieves_models(harness: GatewayHarness
 
 
 async def test_anthropics_client_lists_and_retrieves_models(harness: GatewayHarness) -> None:
-    url = harness.url(await harness.attempt(), "")
+    url = harness.url("")
     async with anthropic.AsyncAnthropic(base_url=url, api_key="any", max_retries=0) as client:
         assert [model.id async for model in client.models.list()] == ["policy", "org/judge"]
         assert (await client.models.retrieve("org/judge")).display_name == "org/judge"

@@ -17,7 +17,7 @@ SECRET = "swordfish"
 
 async def _everything(harness: GatewayHarness, **fields: object) -> tuple[list[Span], str]:
     attempt = await harness.attempt()
-    assert (await harness.ask(attempt, f"the word is {SECRET}", **fields))[0] == 200
+    assert (await harness.ask(f"the word is {SECRET}", of=attempt, **fields))[0] == 200
     spans = await harness.spans(attempt)
     return spans, "".join(span.model_dump_json() for span in spans)
 
@@ -25,9 +25,8 @@ async def _everything(harness: GatewayHarness, **fields: object) -> tuple[list[S
 async def test_what_has_the_shape_of_a_key_is_hidden_and_its_tokens_stay() -> None:
     key = "sk-" + "a1B2c3D4e5F6g7H8i9J0" * 2
     async with GatewayHarness() as harness:
-        attempt = await harness.attempt()
-        status, reply = await harness.ask(attempt, f"the key is {key}")
-        spans = await harness.spans(attempt)
+        status, reply = await harness.ask(f"the key is {key}")
+        spans = await harness.spans()
     assert status == 200
     assert key in str(reply)
     assert key not in "".join(span.model_dump_json() for span in spans)
@@ -69,19 +68,17 @@ async def test_if_the_users_function_fails_nothing_leaves_and_the_agent_is_told(
         raise RuntimeError("no dictionary")
 
     async with GatewayHarness(redact=redact) as harness:
-        attempt = await harness.attempt()
-        status, body = await harness.ask(attempt, SECRET)
+        status, body = await harness.ask(SECRET)
         assert status == 503
         assert body["error"]["code"] == "record_lost"
-        assert await harness.spans(attempt) == []
+        assert await harness.spans() == []
         assert harness.proxy.stats()["lost"] == 1
 
 
 async def test_an_error_message_is_text_too() -> None:
     async with GatewayHarness(keep="tokens") as harness:
-        attempt = await harness.attempt()
-        await harness.post(harness.url(attempt), {"model": SECRET, "messages": []})
-        spans = await harness.spans(attempt)
+        await harness.post("/chat/completions", {"model": SECRET, "messages": []})
+        spans = await harness.spans()
         assert spans[0].attributes["error.type"] == "refused"
         assert "There is no model" not in "".join(span.model_dump_json() for span in spans)
 

@@ -55,15 +55,14 @@ async def test_a_call_whose_texts_grow_when_written_is_recorded_whole_or_by_hash
     text = GROWING[case]
     answer = text if case in ("umlauts", "emoji", "quotes") else "short"
     async with GatewayHarness(ModelServer(lambda _: answer), store=store) as harness:
-        attempt = await harness.attempt()
         request_body = {"model": "policy", "messages": [{"role": "user", "content": text}], "stream": streamed}
         body = json.dumps(request_body, ensure_ascii=case != "umlauts").encode()
-        async with harness.session.post(harness.url(attempt), data=io.BytesIO(body)) as reply:
+        async with harness.session.post(harness.url(), data=io.BytesIO(body)) as reply:
             assert reply.status == 200, await reply.text()
             assert (b"[DONE]" in await reply.read()) == streamed
         assert harness.proxy.stats()["lost"] == 0
-        assert await harness.states(attempt) == ["ok"]
-        prompt = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+        assert await harness.states() == ["ok"]
+        prompt = str((await harness.spans())[0].attributes["gen_ai.prompt.0.content"])
         written = text.encode("utf-8", "replace")
         sha = hashlib.sha256(written).hexdigest()
         assert prompt in (written.decode(), f"[not kept: {len(written)} bytes, sha256 {sha}]")
@@ -95,13 +94,12 @@ async def test_a_call_of_half_a_million_tokens_keeps_as_many_as_fit(
 ) -> None:
     with FaultyEngine({"policy": answers_in_many_tokens}) as engine:
         async with GatewayHarness(model_list=engine.entries, store=store) as harness:
-            attempt = await harness.attempt()
             body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "stream": streamed}
-            async with harness.session.post(harness.url(attempt), json=body) as reply:
+            async with harness.session.post(harness.url(), json=body) as reply:
                 assert reply.status == 200, await reply.text()
                 await reply.read()
             assert harness.proxy.stats()["lost"] == 0
-            [call] = await harness.raw(attempt)
+            [call] = await harness.raw()
             assert call["state"] == "ok"
             assert len(call["completion_token_ids"]) == TOKENS
 
@@ -116,11 +114,10 @@ async def test_a_store_that_takes_less_gets_a_smaller_record() -> None:
             return await super().add_many_spans(spans)
 
     async with GatewayHarness(store=SmallStore()) as harness:
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt, "x" * 50_000))[0] == 200
+        assert (await harness.ask("x" * 50_000))[0] == 200
         assert harness.proxy.stats()["lost"] == 0
-        assert await harness.states(attempt) == ["ok"]
-        assert "sha256" in str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+        assert await harness.states() == ["ok"]
+        assert "sha256" in str((await harness.spans())[0].attributes["gen_ai.prompt.0.content"])
 
 
 def call_of(tokens: int, messages: int = 1) -> GatewayCall:
@@ -176,10 +173,9 @@ async def test_a_call_that_cannot_be_written_down_leaves_a_bare_record(monkeypat
 
     monkeypatch.setattr(recorder, "spans_of", breaks)
     async with GatewayHarness() as harness:
-        attempt = await harness.attempt()
-        answers = await asyncio.gather(*(harness.ask(attempt) for _ in range(2)))
+        answers = await asyncio.gather(*(harness.ask() for _ in range(2)))
         assert [status for status, _ in answers] == [500, 500]
-        assert await harness.states(attempt) == ["upstream_error"] * 2
+        assert await harness.states() == ["upstream_error"] * 2
         assert harness.proxy.stats()["lost"] == 0
 
 

@@ -16,18 +16,17 @@ async def _record(path: Path, *contents: str) -> None:
     async with GatewayHarness(record=path) as harness:
         attempt = await harness.attempt()
         for content in contents:
-            assert (await harness.ask(attempt, content))[0] == 200
+            assert (await harness.ask(content, of=attempt))[0] == 200
 
 
 async def test_what_was_recorded_is_replayed_without_a_model_server_and_with_its_tokens(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     await _record(path, "first", "second")
     async with GatewayHarness(replay=path, model_list=[]) as harness:
-        attempt = await harness.attempt()
-        status, reply = await harness.ask(attempt, "second")
+        status, reply = await harness.ask("second")
         assert (status, reply["choices"][0]["message"]["content"]) == (200, "you said second")
         assert "prompt_token_ids" not in reply
-        (call,) = await harness.raw(attempt)
+        (call,) = await harness.raw()
         assert call["completion_token_ids"] == encode("you said second")
         assert harness.model.calls == []
 
@@ -35,12 +34,11 @@ async def test_what_was_recorded_is_replayed_without_a_model_server_and_with_its
 async def test_a_stream_is_replayed_from_a_call_that_was_none_and_back(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     async with GatewayHarness(record=path) as harness:
-        attempt = await harness.attempt()
         body = {"model": "policy", "messages": [{"role": "user", "content": "hi"}], "stream": True}
-        async with harness.session.post(harness.url(attempt), json=body) as streamed:
+        async with harness.session.post(harness.url(), json=body) as streamed:
             await streamed.read()
     async with GatewayHarness(replay=path) as harness:
-        assert (await harness.ask(await harness.attempt(), "hi"))[1]["choices"][0]["message"][
+        assert (await harness.ask("hi", of=await harness.attempt()))[1]["choices"][0]["message"][
             "content"
         ] == "you said hi"
 
@@ -50,10 +48,9 @@ async def test_the_same_request_is_replayed_in_the_order_of_its_recording(tmp_pa
     path = tmp_path / "calls.jsonl"
     async with GatewayHarness(ModelServer(answer=lambda request: next(answers)), record=path) as harness:
         for _ in range(3):
-            await harness.ask(await harness.attempt())
+            await harness.ask(of=await harness.attempt())
     async with GatewayHarness(replay=path) as harness:
-        attempt = await harness.attempt()
-        replies = [(await harness.ask(attempt))[1]["choices"][0]["message"]["content"] for _ in range(4)]
+        replies = [(await harness.ask())[1]["choices"][0]["message"]["content"] for _ in range(4)]
     assert replies == ["one", "two", "three", "three"]
 
 
@@ -61,12 +58,11 @@ async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like
     path = tmp_path / "calls.jsonl"
     await _record(path, "what is six times seven", "tell a joke")
     async with GatewayHarness(replay=path) as harness:
-        attempt = await harness.attempt()
-        status, body = await harness.ask(attempt, "what is six times eight")
+        status, body = await harness.ask("what is six times eight")
         assert status == 404
         assert body["error"]["code"] == "replay_miss"
         assert "six times seven" in body["error"]["message"]
-        assert await harness.states(attempt) == ["upstream_error"]
+        assert await harness.states() == ["upstream_error"]
         assert harness.model.calls == []
 
 
@@ -74,10 +70,10 @@ async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like
 async def test_every_text_comes_back_from_the_file(tmp_path: Path, reply_text: str) -> None:
     path = tmp_path / "calls.jsonl"
     async with GatewayHarness(ModelServer(answer=lambda request: reply_text), record=path) as harness:
-        status, made = await harness.ask(await harness.attempt(), reply_text)
+        status, made = await harness.ask(reply_text, of=await harness.attempt())
         assert status == 200
     async with GatewayHarness(replay=path, model_list=[]) as harness:
-        status, reply = await harness.ask(await harness.attempt(), reply_text)
+        status, reply = await harness.ask(reply_text, of=await harness.attempt())
         assert (status, reply["choices"][0]["message"]) == (200, made["choices"][0]["message"])
 
 
@@ -85,7 +81,7 @@ async def test_the_nearest_call_can_be_replayed_instead(tmp_path: Path) -> None:
     path = tmp_path / "calls.jsonl"
     await _record(path, "what is six times seven", "tell a joke")
     async with GatewayHarness(replay=path, replay_match="nearest") as harness:
-        _, reply = await harness.ask(await harness.attempt(), "what is six times eight")
+        _, reply = await harness.ask("what is six times eight")
         assert reply["choices"][0]["message"]["content"] == "you said what is six times seven"
 
 
@@ -93,9 +89,8 @@ async def test_one_file_for_both_asks_only_what_it_does_not_hold(tmp_path: Path)
     path = tmp_path / "calls.jsonl"
     for _ in range(2):
         async with GatewayHarness(record=path, replay=path) as harness:
-            attempt = await harness.attempt()
             for content in ("a", "b"):
-                assert (await harness.ask(attempt, content))[0] == 200
+                assert (await harness.ask(content))[0] == 200
             count = len(harness.model.calls)
     assert count == 0
     assert len(path.read_text().splitlines()) == 2

@@ -22,12 +22,11 @@ from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
 
 
 async def test_the_record_holds_the_tokens_that_the_engine_consumed_and_produced(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    status, _ = await harness.ask(attempt, "hi there")
+    status, _ = await harness.ask("hi there")
     engine = harness.model.calls[0].reply
     assert status == 200
     assert engine is not None
-    [call] = await harness.raw(attempt)
+    [call] = await harness.raw()
     assert call["prompt_token_ids"] == engine["prompt_token_ids"] == encode("user hi there assistant")
     assert call["completion_token_ids"] == engine["choices"][0]["token_ids"] == encode("you said hi there")
     assert call["completion_logprobs"] == logprobs_of(call["completion_token_ids"])
@@ -38,9 +37,8 @@ async def test_the_record_holds_the_tokens_that_the_engine_consumed_and_produced
 
 
 async def test_a_call_is_two_spans_with_one_number_the_second_below_the_first(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    await harness.ask(attempt)
-    request, raw = await harness.spans(attempt)
+    await harness.ask()
+    request, raw = await harness.spans()
     assert (request.name, raw.name) == ("litellm_request", "raw_gen_ai_request")
     assert request.sequence_id == raw.sequence_id == 1
     assert (raw.parent_id, raw.trace_id) == (request.span_id, request.trace_id)
@@ -54,9 +52,8 @@ async def test_the_request_span_holds_messages_tools_and_parameters() -> None:
     tool_call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     tool = {"type": "function", "function": {"name": "add", "description": "sum", "parameters": {"type": "object"}}}
     async with GatewayHarness(ModelServer(lambda _: {"content": None, "tool_calls": [tool_call]})) as harness:
-        attempt = await harness.attempt()
-        await harness.ask(attempt, "1 and 1", tools=[tool], temperature=0.5, max_tokens=9)
-        attributes = (await harness.spans(attempt))[0].attributes
+        await harness.ask("1 and 1", tools=[tool], temperature=0.5, max_tokens=9)
+        attributes = (await harness.spans())[0].attributes
     assert attributes["gen_ai.prompt.0.role"] == "user"
     assert attributes["gen_ai.prompt.0.content"] == "1 and 1"
     assert attributes["gen_ai.completion.0.tool_calls.0.name"] == "add"
@@ -81,7 +78,7 @@ async def test_the_request_span_holds_messages_tools_and_parameters() -> None:
 async def test_the_agent_sees_exactly_what_it_asked_for(
     harness: GatewayHarness, options: dict[str, Any], ids_shown: bool, logprobs_shown: bool
 ) -> None:
-    _, body = await harness.ask(await harness.attempt(), **options)
+    _, body = await harness.ask(**options)
     sent = harness.model.calls[0].reply
     assert sent is not None
     expected = {**sent, "choices": [dict(sent["choices"][0])]}
@@ -95,7 +92,7 @@ async def test_the_agent_sees_exactly_what_it_asked_for(
 async def test_the_engine_is_asked_for_ids_and_logprobs_and_else_gets_the_request_as_it_was(
     harness: GatewayHarness,
 ) -> None:
-    await harness.ask(await harness.attempt(), "hi", temperature=0.3, made_up={"x": [1, 2]})
+    await harness.ask("hi", temperature=0.3, made_up={"x": [1, 2]})
     assert harness.model.calls[0].request == {
         "model": "policy",
         "messages": [{"role": "user", "content": "hi"}],
@@ -108,10 +105,9 @@ async def test_the_engine_is_asked_for_ids_and_logprobs_and_else_gets_the_reques
 
 async def test_an_engine_without_token_ids_is_recorded_as_such_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with GatewayHarness(ModelServer(tokens=False)) as harness:
-        attempt = await harness.attempt()
         with caplog.at_level(logging.WARNING):
-            assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 200]
-        assert await harness.states(attempt) == ["no_tokens", "no_tokens"]
+            assert [(await harness.ask())[0] for _ in range(2)] == [200, 200]
+        assert await harness.states() == ["no_tokens", "no_tokens"]
     [warning] = [record.getMessage() for record in caplog.records]
     assert "'policy' gives no token ids" in warning
     assert "return_token_ids" in warning
@@ -120,16 +116,15 @@ async def test_an_engine_without_token_ids_is_recorded_as_such_and_said_once(cap
 @pytest.mark.parametrize("field", ["return_token_ids", "logprobs"])
 async def test_an_engine_that_refuses_a_field_of_ours_is_asked_without_it(field: str) -> None:
     async with GatewayHarness(ModelServer(refused_fields=(field,))) as harness:
-        attempt = await harness.attempt()
-        assert [(await harness.ask(attempt))[0] for _ in range(2)] == [200, 200]
+        assert [(await harness.ask())[0] for _ in range(2)] == [200, 200]
         assert [field in call.request for call in harness.model.calls] == [True, False, False]
-        states = await harness.states(attempt)
+        states = await harness.states()
     assert states == (["no_tokens"] * 2 if field == "return_token_ids" else ["ok"] * 2)
 
 
 async def test_a_field_that_the_agent_itself_sent_is_its_own_to_hear_about() -> None:
     async with GatewayHarness(ModelServer(refused_fields=("logprobs",))) as harness:
-        status, body = await harness.ask(await harness.attempt(), logprobs=True)
+        status, body = await harness.ask(logprobs=True)
         assert status == 400
         assert body["error"]["param"] == "logprobs"
         assert len(harness.model.calls) == 1
@@ -138,7 +133,7 @@ async def test_a_field_that_the_agent_itself_sent_is_its_own_to_hear_about() -> 
 async def test_calls_get_their_number_when_they_arrive(harness: GatewayHarness) -> None:
     attempt = await harness.attempt()
     harness.model.hold()
-    call = asyncio.create_task(harness.ask(attempt))
+    call = asyncio.create_task(harness.ask(of=attempt))
     await harness.model.until(arrived(1))
     later = await harness.store.add_many_spans(
         [
@@ -157,34 +152,29 @@ async def test_calls_get_their_number_when_they_arrive(harness: GatewayHarness) 
 
 
 async def test_a_part_too_big_to_keep_is_recorded_as_its_hash_and_size(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     huge = "x" * (KEPT_BYTES + 1)
-    status, _ = await harness.ask(attempt, huge)
+    status, _ = await harness.ask(huge)
     assert status == 200
     assert len(harness.model.calls[0].request["messages"][0]["content"]) == len(huge)
-    text = str((await harness.spans(attempt))[0].attributes["gen_ai.prompt.0.content"])
+    text = str((await harness.spans())[0].attributes["gen_ai.prompt.0.content"])
     assert text == f"[not kept: {len(huge)} bytes, sha256 {hashlib.sha256(huge.encode()).hexdigest()}]"
-    assert await harness.states(attempt) == ["ok"]
+    assert await harness.states() == ["ok"]
 
 
 async def test_message_parts_are_kept_as_json(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     parts = [{"type": "text", "text": "größe?"}]
     body = {"model": "policy", "messages": [{"role": "user", "content": parts}]}
     harness.model.answer = lambda _: "large"
-    assert (await harness.post(harness.url(attempt), body))[0] == 200
-    assert (await harness.spans(attempt))[0].attributes[
-        "gen_ai.prompt.0.content"
-    ] == '[{"type": "text", "text": "größe?"}]'
+    assert (await harness.post("/chat/completions", body))[0] == 200
+    assert (await harness.spans())[0].attributes["gen_ai.prompt.0.content"] == '[{"type": "text", "text": "größe?"}]'
 
 
 async def test_odd_content_is_recorded_as_far_as_text_can_hold_it(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
     body = (
         b'{"model": "policy", "seed": NaN, "messages": [{"role": "user", "content": "half \\ud83d pair"}, {"role": 3}]}'
     )
-    assert (await harness.post(harness.url(attempt), body))[0] == 200
-    attributes = (await harness.spans(attempt))[0].attributes
+    assert (await harness.post("/chat/completions", body))[0] == 200
+    attributes = (await harness.spans())[0].attributes
     assert attributes["gen_ai.prompt.0.content"] == "half ? pair"
     assert attributes["gen_ai.prompt.1.role"] == "3"
 
@@ -194,10 +184,9 @@ async def test_a_choice_without_tokens_is_no_tokens_beside_one_that_has_them(har
     del choices[1]["token_ids"]
     reply = {"id": "c", "prompt_token_ids": [1], "choices": choices}
     harness.model.faults.append(Fault(body=json.dumps(reply).encode()))
-    attempt = await harness.attempt()
-    await harness.ask(attempt, n=2)
-    assert await harness.states(attempt) == ["ok", "no_tokens"]
-    assert (await harness.raw(attempt))[0]["completion_token_ids"] == [5]
+    await harness.ask(n=2)
+    assert await harness.states() == ["ok", "no_tokens"]
+    assert (await harness.raw())[0]["completion_token_ids"] == [5]
 
 
 async def test_many_choices_find_room_together(harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,23 +197,21 @@ async def test_many_choices_find_room_together(harness: GatewayHarness, monkeypa
     ]
     reply = {"id": "c", "prompt_token_ids": [1] * 500, "choices": choices}
     harness.model.faults.append(Fault(body=json.dumps(reply).encode()))
-    attempt = await harness.attempt()
-    await harness.ask(attempt, n=60)
-    calls = await harness.raw(attempt)
+    await harness.ask(n=60)
+    calls = await harness.raw()
     assert [call["completion_token_ids"] for call in calls] == [[i] * 300 for i in range(60)]
-    assert sum(len(span.model_dump_json()) for span in await harness.spans(attempt)) < 1.2 * 2**20
+    assert sum(len(span.model_dump_json()) for span in await harness.spans()) < 1.2 * 2**20
 
 
 async def test_of_several_prompts_each_choice_has_its_own(harness: GatewayHarness) -> None:
     choices = [{"index": i, "token_ids": [i], "prompt_token_ids": [i // 2], "text": f"t{i}"} for i in range(6)]
     harness.model.faults.append(Fault(body=json.dumps({"id": "c", "choices": choices}).encode()))
-    attempt = await harness.attempt()
     body = {"model": "policy", "prompt": ["a", "b", "c"], "n": 2}
-    assert (await harness.post(harness.url(attempt, "/completions"), body))[0] == 200
-    records = [span.attributes for span in (await harness.spans(attempt))[::2]]
+    assert (await harness.post("/completions", body))[0] == 200
+    records = [span.attributes for span in (await harness.spans())[::2]]
     assert [attributes["gen_ai.prompt.0.content"] for attributes in records] == [*"aabbcc"]
     assert ["gen_ai.prompt.1.content" in attributes for attributes in records] == [False] * 6
-    assert [call["prompt_token_ids"] for call in await harness.raw(attempt)] == [[0], [0], [1], [1], [2], [2]]
+    assert [call["prompt_token_ids"] for call in await harness.raw()] == [[0], [0], [1], [1], [2], [2]]
 
 
 def test_a_record_of_many_prompts_grows_with_their_number() -> None:
@@ -239,10 +226,9 @@ async def test_a_store_behind_http_keeps_the_same_spans() -> None:
     server = LightningStoreServer(InMemoryLightningStore(), port=0)
     await server.start()
     async with GatewayHarness(store=server) as harness:
-        attempt = await harness.attempt()
-        assert (await harness.ask(attempt))[0] == 200
-        assert await harness.states(attempt) == ["ok"]
-        request, raw = await harness.spans(attempt)
+        assert (await harness.ask())[0] == 200
+        assert await harness.states() == ["ok"]
+        request, raw = await harness.spans()
         assert Span.model_validate(raw.model_dump()) == raw
         assert raw.parent_id == request.span_id
     await server.stop()

@@ -50,35 +50,32 @@ def test_without_the_package_the_entry_is_refused_with_the_way_to_get_it() -> No
 
 @needs_litellm
 async def test_a_chat_goes_through_litellm_and_is_recorded(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    status, body = await harness.post(harness.url(attempt), {**HI, "temperature": 0.5})
+    status, body = await harness.post("/chat/completions", {**HI, "temperature": 0.5})
     assert status == 200
     assert body["choices"][0]["message"]["content"] == "you said hi"
     (call,) = harness.model.calls
     assert call.headers["authorization"] == f"Bearer {PROVIDER_KEY}"
     assert (call.request["model"], call.request["temperature"]) == ("m", 0.5)
-    assert await harness.states(attempt) == ["no_tokens"]
-    assert (await harness.spans(attempt))[0].attributes["gen_ai.system"] == "openai"
+    assert await harness.states() == ["no_tokens"]
+    assert (await harness.spans())[0].attributes["gen_ai.system"] == "openai"
 
 
 @needs_litellm
 async def test_a_stream_goes_through_litellm_as_it_comes(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=harness.url("/v1"), api_key="any", max_retries=0) as client:
         stream = await client.chat.completions.create(**HI, stream=True)
         pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
     assert "".join(pieces) == "you said hi"
     assert len([piece for piece in pieces if piece]) == 3
-    (call,) = await harness.raw(attempt)
+    (call,) = await harness.raw()
     assert (call["state"], call["streamed"]) == ("no_tokens", True)
 
 
 @needs_litellm
 async def test_anthropics_messages_reach_it_by_translation(harness: GatewayHarness) -> None:
-    attempt = await harness.attempt()
-    status, body = await harness.post(harness.url(attempt, "/messages"), {**HI, "max_tokens": 9})
+    status, body = await harness.post("/messages", {**HI, "max_tokens": 9})
     assert (status, body["content"][0]["text"]) == (200, "you said hi")
-    assert (await harness.post(harness.url(attempt, "/messages/count_tokens"), HI))[0] == 501
+    assert (await harness.post("/messages/count_tokens", HI))[0] == 501
 
 
 @needs_litellm
@@ -88,11 +85,10 @@ async def test_a_providers_refusal_keeps_its_status_and_shows_no_key(
 ) -> None:
     error_body = {"error": {"message": f"no: {PROVIDER_KEY}", "type": "x", "param": None, "code": "y"}}
     harness.model.faults.append(Fault(status, json.dumps(error_body).encode()))
-    attempt = await harness.attempt()
     with caplog.at_level(logging.INFO):
-        answer = await harness.post(harness.url(attempt), HI)
+        answer = await harness.post("/chat/completions", HI)
     assert answer[0] == status
-    spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+    spans = "".join(span.model_dump_json() for span in await harness.spans())
     assert PROVIDER_KEY not in json.dumps(answer) + spans + caplog.text
     assert len(harness.model.calls) == 1
 
@@ -100,8 +96,7 @@ async def test_a_providers_refusal_keeps_its_status_and_shows_no_key(
 @needs_litellm
 @pytest.mark.parametrize("field", ["api_base", "base_url", "api_key", "extra_headers", "mock_response", "fallbacks"])
 async def test_an_agent_cannot_say_where_litellm_sends_the_key(harness: GatewayHarness, field: str) -> None:
-    attempt = await harness.attempt()
-    status, body = await harness.post(harness.url(attempt), {**HI, field: "http://127.0.0.1:9/v1"})
+    status, body = await harness.post("/chat/completions", {**HI, field: "http://127.0.0.1:9/v1"})
     assert (status, body["error"]["param"]) == (400, field)
     assert harness.model.calls == []
 
@@ -109,17 +104,15 @@ async def test_an_agent_cannot_say_where_litellm_sends_the_key(harness: GatewayH
 @needs_litellm
 async def test_a_provider_that_is_busy_is_tried_again_by_the_gateway(harness: GatewayHarness) -> None:
     harness.model.faults.append(Fault(429))
-    attempt = await harness.attempt()
-    assert (await harness.post(harness.url(attempt), HI))[0] == 200
-    assert (await harness.raw(attempt))[0]["upstream_tries"] == 2
+    assert (await harness.post("/chat/completions", HI))[0] == 200
+    assert (await harness.raw())[0]["upstream_tries"] == 2
 
 
 @needs_litellm
 async def test_a_provider_that_is_not_there_is_502() -> None:
     async with GatewayHarness(model_list=[entry(api_base="http://127.0.0.1:9/v1", api_key="x")]) as harness:
-        attempt = await harness.attempt()
-        assert (await harness.post(harness.url(attempt), HI))[0] == 502
-        assert (await harness.raw(attempt))[0]["upstream_tries"] == 4
+        assert (await harness.post("/chat/completions", HI))[0] == 502
+        assert (await harness.raw())[0]["upstream_tries"] == 4
 
 
 @needs_litellm
@@ -146,9 +139,8 @@ CALL: Any = {"id": "call_1", "type": "function", "function": {"name": "weather",
 @needs_litellm
 async def test_tools_are_served_plain_and_streamed(harness: GatewayHarness) -> None:
     harness.model.answer = lambda request: {"content": None, "tool_calls": [CALL]}
-    attempt = await harness.attempt()
     arguments: Any = {**HI, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
-    async with openai.AsyncOpenAI(base_url=harness.url(attempt, "/v1"), api_key="any", max_retries=0) as client:
+    async with openai.AsyncOpenAI(base_url=harness.url("/v1"), api_key="any", max_retries=0) as client:
         whole = (await client.chat.completions.create(**arguments)).choices[0].message.tool_calls or []
         stream = await client.chat.completions.create(**arguments, stream=True)
         deltas = [c.choices[0].delta.tool_calls or [] async for c in stream if c.choices]
@@ -171,13 +163,12 @@ async def test_a_package_that_litellm_lacks_is_named_and_the_call_is_not_repeate
     for name in [name for name in sys.modules if name.startswith(("mcp", "litellm.proxy", "litellm.responses.mcp"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)  # as if it were not installed
-    attempt = await harness.attempt()
-    status, body = await harness.post(harness.url(attempt), {**HI, "tools": [WEATHER], "stream": streamed})
+    status, body = await harness.post("/chat/completions", {**HI, "tools": [WEATHER], "stream": streamed})
     assert status == 502
     assert "mcp" in body["error"]["message"]
     assert "agl-framework[litellm]" in body["error"]["message"]
     assert "cannot be reached" not in body["error"]["message"]
-    assert (await harness.raw(attempt))[0]["upstream_tries"] == 1
+    assert (await harness.raw())[0]["upstream_tries"] == 1
     assert harness.model.calls == []
 
 
@@ -185,11 +176,10 @@ async def test_a_package_that_litellm_lacks_is_named_and_the_call_is_not_repeate
 async def test_a_setting_that_litellm_cannot_work_with_is_told_in_its_words() -> None:
     wrong = {"model_name": "policy", "litellm_params": {"model": "nobody-knows/m", "engine": "litellm", "api_key": "x"}}
     async with GatewayHarness(model_list=[wrong]) as harness:
-        attempt = await harness.attempt()
-        status, body = await harness.post(harness.url(attempt), HI)
+        status, body = await harness.post("/chat/completions", HI)
         assert 400 <= status < 600
         assert "LLM Provider NOT provided" in body["error"]["message"]
-        assert (await harness.raw(attempt))[0]["upstream_tries"] == 1
+        assert (await harness.raw())[0]["upstream_tries"] == 1
 
 
 @needs_litellm
@@ -202,8 +192,7 @@ async def test_an_error_in_the_library_itself_is_told_in_its_words_and_without_t
         raise litellm.exceptions.APIConnectionError(f"no field 'x' {PROVIDER_KEY}", "openai", "m")  # as it wraps all
 
     monkeypatch.setattr(litellm, "acompletion", broken)
-    attempt = await harness.attempt()
-    status, body = await harness.post(harness.url(attempt), HI)
+    status, body = await harness.post("/chat/completions", HI)
     message = body["error"]["message"]
     assert (status, "no field 'x'" in message, "cannot be reached" in message) == (502, True, False)
     assert PROVIDER_KEY not in message
@@ -216,15 +205,14 @@ async def test_the_settings_of_an_entry_reach_the_provider(harness: GatewayHarne
     harness.proxy.update_model_list(
         [entry(api_base=harness.model.base_url, api_key=PROVIDER_KEY, weight=2, **settings)]
     )
-    attempt = await harness.attempt()
-    async with harness.session.post(harness.url(attempt), json={**HI, "stream": streamed}) as reply:
+    async with harness.session.post(harness.url(), json={**HI, "stream": streamed}) as reply:
         assert reply.status == 200
         await reply.read()
     (call,) = harness.model.calls
     assert (call.request["max_tokens"], call.request["top_k"], call.request["ours"]) == (33, 3, [1])
     assert call.headers["x-tenant"] == "t-1"
     assert "weight" not in call.request
-    assert (await harness.spans(attempt))[0].attributes["gen_ai.request.max_tokens"] == 33
+    assert (await harness.spans())[0].attributes["gen_ai.request.max_tokens"] == 33
 
 
 @needs_litellm
@@ -234,12 +222,11 @@ async def test_a_provider_that_is_too_slow_is_left_for_a_fallback(streamed: bool
         entries = [entry(api_base=slow.base_url, api_key="x", timeout=0.3), other.entry("backup")]
         async with GatewayHarness(model_list=entries, fallbacks={"policy": ["backup"]}) as harness:
             (slow.hold_frames(0) if streamed else slow.hold())
-            attempt = await harness.attempt()
-            async with harness.session.post(harness.url(attempt), json={**HI, "stream": streamed}) as reply:
+            async with harness.session.post(harness.url(), json={**HI, "stream": streamed}) as reply:
                 assert reply.status == 200
                 assert b"you" in await reply.read()
             assert (len(slow.calls), len(other.calls)) == (1, 1)
-            (call,) = await harness.raw(attempt)
+            (call,) = await harness.raw()
             assert (call["model"], call["state"]) == ("backup", "ok")
 
 
@@ -257,10 +244,9 @@ async def test_a_provider_that_the_program_registered_with_litellm_is_reached_th
     monkeypatch.setattr(litellm, "custom_provider_map", [{"provider": "our-llm", "custom_handler": Ours()}])
     entries = [{"model_name": "policy", "litellm_params": {"model": "our-llm/tiny"}}]
     async with GatewayHarness(model_list=entries) as harness:
-        attempt = await harness.attempt()
-        status, body = await harness.post(harness.url(attempt), HI)
+        status, body = await harness.post("/chat/completions", HI)
         assert (status, body["choices"][0]["message"]["content"]) == (200, "tiny answers")
-        assert (await harness.spans(attempt))[0].attributes["gen_ai.system"] == "our-llm"
+        assert (await harness.spans())[0].attributes["gen_ai.system"] == "our-llm"
 
 
 @needs_litellm

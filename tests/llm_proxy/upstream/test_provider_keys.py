@@ -264,20 +264,19 @@ async def test_no_agent_span_or_file_has_the_key(case: str, streamed: bool, tmp_
         async with GatewayHarness(
             model_list=entries, record=tmp_path / "calls", journal=tmp_path / "journal"
         ) as harness:
-            attempt = await harness.attempt()
 
             async def ask(size: int) -> str:
                 request_body = {"model": f"m{size}", **body, "stream": streamed}
-                async with harness.session.post(harness.url(attempt, route), json=request_body) as answer:
+                async with harness.session.post(harness.url(route), json=request_body) as answer:
                     assert answer.status == 200
                     return await answer.text()
 
             got = await asyncio.gather(*(ask(size) for size in sizes))
-            states = await harness.states(attempt)
+            states = await harness.states()
             assert states == ["no_tokens"] * len(sizes)
-            span_texts = [span.model_dump_json() for span in await harness.spans(attempt)]
+            span_texts = [span.model_dump_json() for span in await harness.spans()]
             files = [(tmp_path / name).read_text() for name in ("calls", "journal")]
-            texts = [str(span.attributes.get("gen_ai.completion.0.content")) for span in await harness.spans(attempt)]
+            texts = [str(span.attributes.get("gen_ai.completion.0.content")) for span in await harness.spans()]
     for text in [*got, *span_texts, *files]:
         assert KEY not in text
         assert LONG not in text
