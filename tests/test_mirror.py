@@ -17,6 +17,7 @@ FOLDERS = {
     "seeds": "the documents, snippet by snippet, word for word",
     "store/conformance": "what every store promises, by kinds of work; runs on each backend and over HTTP",
     "training/conformance": "what every algorithm that trains weights promises of a run",
+    "typing": "programs of users, as their type checkers see them",
 }
 """Folders whose tests belong to no one package, and what they are for."""
 

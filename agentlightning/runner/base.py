@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
@@ -133,31 +133,44 @@ class Runner(ParallelWorkerBase, Generic[T]):
         return RunContext(self, agent, store, hooks, worker_id or 0)
 
 
+def _overridable(callback: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
+    """Hide the signature from type checkers, so that an override may name fewer keywords and may be sync."""
+    return callback
+
+
 class Hook(ParallelWorkerBase):
-    """Callbacks of the runner. Override any; take only the keywords you need; sync or async."""
+    """Callbacks of the runner. Override any; take only the keywords you need; sync or async.
+
+    Each override may name a part of the keywords that its signature lists here.
+    """
 
     @override
     def __init__(self) -> None:
         super().__init__()
 
+    @_overridable
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
         """Called when resources are resolved and tracing has not begun."""
 
+    @_overridable
     async def on_trace_start(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
         """Called when the trace context is open and the agent has not been called."""
 
+    @_overridable
     async def on_trace_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
         """Called when the agent has returned and the trace context is still open."""
 
+    @_overridable
     async def on_rollout_error(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, error: BaseException
     ) -> None:
         """Called when this exception, of the agent or of ours, ended the attempt; before `on_rollout_end`."""
 
+    @_overridable
     async def on_rollout_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: list[Span]
     ) -> None:

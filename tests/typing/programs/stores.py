@@ -1,0 +1,28 @@
+"""The store, from a program of a user's own."""
+
+import asyncio
+
+import agentlightning as agl
+
+
+async def main() -> None:
+    store = agl.InMemoryLightningStore()
+    rollout = await store.start_rollout(input={"question": "1+1"}, mode="train")
+    reveal_type(rollout)  # R: AttemptedRollout
+    reveal_type(rollout.attempt)  # R: Attempt
+    claimed = await store.dequeue_rollout(worker_id="w")
+    reveal_type(claimed)  # R: AttemptedRollout | None
+    print(claimed.rollout_id)  # E
+    await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
+    await store.update_attempt(rollout.rollout_id, "latest", status="done")  # E pyright
+    page = await store.query_rollouts(status_in=["succeeded"], limit=10)
+    reveal_type(page)  # R: PaginatedResult[AttemptedRollout | Rollout]
+    for each in page:
+        reveal_type(each)  # R: Rollout
+    await store.enqueue_rollout()  # E
+    client = agl.LightningStoreClient("http://localhost:4747")
+    reveal_type(await client.get_rollout_by_id("r"))  # R: AttemptedRollout | Rollout | None
+    await store.update_rollout(rollout_id="r", status="succeeded", configuration=None)  # E
+
+
+asyncio.run(main())
