@@ -54,6 +54,8 @@ class Heartbeats:
         self.held = set[str]()
         """Ids of the attempts that the worker holds, which its heartbeats name. The runner's loop changes it, and no
         thread can interrupt one operation on a set."""
+        self._clock_offset = 0.0
+        """Seconds by which the store's clock is ahead of this machine's, by the last answer to a heartbeat."""
         self._interval = interval
         self._jitter = jitter
         self._include_gpu = include_gpu
@@ -69,7 +71,7 @@ class Heartbeats:
         beats = self._interval > 0
         if beats:
             try:
-                await within(self._interval, self._store.update_worker(self._worker_id, attempts=list(self.held)))
+                await within(self._interval, self._send(self._store))
             except NotImplementedError:
                 logger.warning("[%s] the store takes no heartbeats: a lost worker is not noticed", self._worker_id)
                 beats = False
@@ -101,7 +103,7 @@ class Heartbeats:
         if silence is None:
             yield
             return
-        renewing = self._begin(partial(_renew, rollout, max(silence / 3, SHORTEST_INTERVAL)))
+        renewing = self._begin(partial(self._renew, rollout, max(silence / 3, SHORTEST_INTERVAL)))
         try:
             yield
         finally:
@@ -137,17 +139,24 @@ class Heartbeats:
         except Exception as error:  # the figures are optional; the heartbeat itself counts
             logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
         try:
-            beat = store.update_worker(self._worker_id, stats, attempts=list(self.held))
-            await within(self._interval, beat)
+            await within(self._interval, self._send(store, stats))
         except Exception as error:  # the next one may get through; otherwise the lease runs out
             logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
 
+    async def _send(self, store: LightningStore, *stats: object) -> None:
+        before = time.time()
+        worker = await store.update_worker(self._worker_id, *stats, attempts=list(self.held))
+        noted = getattr(worker, "last_heartbeat_time", None)  # a user's store may return nothing
+        if noted is not None:
+            self._clock_offset = noted - (before + time.time()) / 2
 
-async def _renew(rollout: AttemptedRollout, interval: float, store: LightningStore) -> None:
-    while True:
-        await asyncio.sleep(interval)
-        try:
-            sign = store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, last_heartbeat_time=time.time())
-            await within(max(interval, SHORTEST_TRY), sign)
-        except Exception as error:  # the next one may get through
-            logger.debug("[Rollout %s] heartbeat of the attempt failed: %s", rollout.rollout_id, error)
+    async def _renew(self, rollout: AttemptedRollout, interval: float, store: LightningStore) -> None:
+        attempt = rollout.attempt
+        while True:
+            await asyncio.sleep(interval)
+            try:
+                alive_at = time.time() + self._clock_offset
+                sign = store.update_attempt(rollout.rollout_id, attempt.attempt_id, last_heartbeat_time=alive_at)
+                await within(max(interval, SHORTEST_TRY), sign)
+            except Exception as error:  # the next one may get through
+                logger.debug("[Rollout %s] heartbeat of the attempt failed: %s", rollout.rollout_id, error)

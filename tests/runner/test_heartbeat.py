@@ -20,7 +20,7 @@ from agentlightning.store.base import UNSET, LightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import RolloutConfig, Worker
+from agentlightning.types import Attempt, RolloutConfig, Worker
 from tests.runner.serving import run_tasks, runner_of
 
 
@@ -133,10 +133,11 @@ async def sleeps(task: float) -> float:
     return 1.0
 
 
-async def one_attempt(store: LightningStore, rollout_id: str) -> None:
-    """Check that nothing but one attempt was made, and that it ended well."""
+async def one_attempt(store: LightningStore, rollout_id: str) -> Attempt:
+    """Check that nothing but one attempt was made, and that it ended well; return it."""
     (attempt,) = await store.query_attempts(rollout_id)
     assert (attempt.status, attempt.outcome) == ("succeeded", "scored")
+    return attempt
 
 
 async def test_an_agent_that_blocks_the_loop_keeps_its_lease() -> None:
@@ -187,6 +188,19 @@ async def test_an_attempt_whose_silence_is_limited_is_kept_alive_while_its_agent
     (finished,) = await run_tasks(store, agent, 0.6, config=config, heartbeat_launch_mode=mode)
     await one_attempt(store, finished.rollout_id)
     assert not [thread.name for thread in threading.enumerate() if thread.name.endswith("-attempts")]
+
+
+@pytest.mark.parametrize("skew", [-60.0, 60.0])
+async def test_an_attempt_is_kept_alive_by_a_machine_whose_clock_differs_from_the_store_s(
+    skew: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "time", SimpleNamespace(time=lambda: time.time() + skew))
+    store = InMemoryLightningStore(scan_debounce_seconds=0.05)
+    config = RolloutConfig(unresponsive_seconds=0.3)
+    (finished,) = await run_tasks(store, blocks, 0.6, config=config)
+    attempt = await one_attempt(store, finished.rollout_id)
+    assert attempt.last_heartbeat_time is not None
+    assert attempt.start_time <= attempt.last_heartbeat_time <= time.time()
 
 
 async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
