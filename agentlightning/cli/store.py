@@ -246,11 +246,11 @@ def check(db: str = _DB, as_json: bool = JSON) -> int:
 
     spec = spec_of(db)
     if spec.startswith(("postgres", "mongodb")):
-        from agentlightning.store.database_check import check_database
+        from agentlightning.store.check import check_database
 
         report, db = check_database(spec), public_form(spec)
     else:
-        from agentlightning.store.sqlite.check import check_file
+        from agentlightning.store.check import check_file
 
         report = check_file(_file_of(db))
     if as_json:

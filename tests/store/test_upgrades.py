@@ -19,11 +19,10 @@ import pytest
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore
-from agentlightning.store.database_check import check_database
+from agentlightning.store.check import check_database, check_file
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.rules.durable import SCHEMA_VERSION
 from agentlightning.store.spec import store_from_spec
-from agentlightning.store.sqlite.check import check_file
 from agentlightning.store.summaries.defaults import final_reward, query_summaries
 from agentlightning.types import RunRecord
 from tests.fixtures.stores import story

@@ -6,22 +6,18 @@ The thread also reads when nobody waits: a listener that does not read holds bac
 from __future__ import annotations
 
 import logging
-import selectors
-import socket
 import threading
 import time
-from typing import TYPE_CHECKING
 
 import psycopg
 
 from agentlightning.store.postgres.link import Place, reason
 
-if TYPE_CHECKING:
-    from _typeshed import HasFileno
-
 logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 """Seconds without a call after which the thread ends and the connection is closed."""
+_LOOK_SECONDS = 0.1
+"""Seconds after which the thread looks whether it should end."""
 _RECONNECT_SECONDS = 0.5
 _HELD_BACK_SECONDS = 0.02
 
@@ -38,19 +34,14 @@ class Listener:
         self._last_call = 0.0
         self._news = threading.Event()
         self._held_back = False
-        self._closed = False
-        self._stopper: socket.socket | None = None
-        """Closing it wakes the thread."""
+        self._closed = threading.Event()
 
     def await_change(self, timeout: float) -> bool:
         """Block for at most `timeout` seconds until there may be changes; return False if there certainly are none."""
-        self._last_call = time.monotonic()
         with self._lock:
-            if self._thread is None and not self._closed:
-                self._stopper, stop = socket.socketpair()
-                self._thread = threading.Thread(
-                    target=self._run, args=(stop,), name="agl-postgres-listener", daemon=True
-                )
+            self._last_call = time.monotonic()
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="agl-postgres-listener", daemon=True)
                 self._thread.start()
         held_back, self._held_back = self._held_back, False
         news = self._news.wait(min(timeout, _HELD_BACK_SECONDS) if held_back else timeout)
@@ -65,42 +56,34 @@ class Listener:
     def close(self) -> None:
         """End the thread and wait for it; may be called twice."""
         with self._lock:
-            self._closed = True
-            thread, stopper = self._thread, self._stopper
-        if thread is not None and stopper is not None:
-            stopper.close()
+            self._closed.set()
+            thread = self._thread
+        if thread is not None:
             thread.join()
 
-    def _run(self, stop: socket.socket) -> None:
+    def _run(self) -> None:
         failing = False
-        while True:
+        while not self._is_over():
             try:
                 with self._place.connect() as db:
                     db.execute(f'LISTEN "{self._channel}"'.encode())
                     failing = False
                     self._news.set()  # earlier announcements were missed
-                    while time.monotonic() - self._last_call <= _IDLE_SECONDS:
-                        if stop in _readable(stop, db, timeout=_IDLE_SECONDS):
-                            break
-                        if any(note.payload != self._instance for note in db.notifies(timeout=0)):
+                    while not self._is_over():
+                        notes = db.notifies(timeout=_LOOK_SECONDS, stop_after=1)
+                        if any(note.payload != self._instance for note in notes):
                             self._news.set()
+                    return
             except psycopg.Error as error:
                 if not failing:
                     logger.warning("%r: not hearing changes of other processes: %s", self._place, reason(error))
                 failing = True
-                _readable(stop, timeout=_RECONNECT_SECONDS)
-            with self._lock:
-                if self._closed or time.monotonic() - self._last_call > _IDLE_SECONDS:
-                    self._thread = None
-                    if self._stopper is not None:
-                        self._stopper.close()
-                    break
-        stop.close()
+                self._closed.wait(_RECONNECT_SECONDS)
 
-
-def _readable(*sources: HasFileno, timeout: float) -> list[object]:
-    """Wait until one of the sources has something to read, and return those that have."""
-    with selectors.DefaultSelector() as selector:
-        for source in sources:
-            selector.register(source, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(timeout)]
+    def _is_over(self) -> bool:
+        """Return True if this thread ends now: the store was closed, or nobody asks."""
+        with self._lock:
+            over = self._closed.is_set() or time.monotonic() - self._last_call > _IDLE_SECONDS
+            if over:
+                self._thread = None
+            return over

@@ -56,15 +56,11 @@ class Presence:
         Raises:
             StoreWriteError: one of them is missing, replaced, or cut short.
         """
-        self.check()
+        size, log_size = self._check_files()
+        if not self._damage and (size < self._size or log_size < self._log_size):
+            self._damage = self._damage_of(db, size)
         if self._damage:
             raise self._lost(self._damage)
-        database, log = _stat(self._path), _stat(self.log)
-        size, log_size = (0 if each is None else each.st_size for each in (database, log))
-        if size < self._size or log_size < self._log_size:
-            self._damage = self._damage_of(db, size)
-            if self._damage:
-                raise self._lost(self._damage)
         self._size, self._log_size = size, log_size
 
     def check(self) -> None:
@@ -74,13 +70,7 @@ class Presence:
             StoreWriteError: one of them is missing or replaced, or the log was cut short. The data of the transaction
                 is lost.
         """
-        self.check_database()
-        for suffix in ("-wal", "-shm"):
-            stat = _stat(self._real + suffix)
-            if stat is not None:
-                self._others.setdefault(suffix, (stat.st_dev, stat.st_ino))
-            if suffix in self._others:
-                self._check(suffix, self._others[suffix], stat)
+        self._check_files()
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             log = os.open(self.log, os.O_RDONLY)
             try:
@@ -90,6 +80,17 @@ class Presence:
             if begins and begins not in _LOG_BEGINS:
                 self._damage = "its write-ahead log was cut short"
                 raise self._lost(self._damage)
+
+    def _check_files(self) -> tuple[int, int]:
+        """Check that no file is missing or replaced; return the sizes of the database and its log."""
+        database = _stat(self._path)
+        self._check("", self.database, database)
+        log, memory = _stat(self.log), _stat(f"{self._real}-shm")
+        for suffix, stat in (("-wal", log), ("-shm", memory)):
+            if stat is not None:
+                self._others.setdefault(suffix, (stat.st_dev, stat.st_ino))
+            self._check(suffix, self._others.get(suffix), stat)
+        return database.st_size if database else 0, log.st_size if log else 0
 
     def _check(self, suffix: str, expected: tuple[int, int] | None, stat: os.stat_result | None) -> None:
         if expected is None or (stat is not None and (stat.st_dev, stat.st_ino) == expected):

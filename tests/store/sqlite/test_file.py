@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from agentlightning.errors import BadRequestError, ConflictError, StoreWriteError
+from agentlightning.store.check import check_file
 from agentlightning.store.rules.durable import LISTED, SCHEMA_VERSION
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.store.sqlite import file as sqlite_file
-from agentlightning.store.sqlite.check import check_file
 from agentlightning.store.sqlite.file import backup_file
 from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentlightning.errors import DamagedRecordError
+from agentlightning.store.check import check_file
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.store.sqlite.check import check_file
 from agentlightning.types import RunRecord
 
 
