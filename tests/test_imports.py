@@ -266,6 +266,60 @@ def _reachable(graph: grimp.ImportGraph, module: str) -> set[str]:
     return modules
 
 
+DOCUMENTED = {"_exit", "_getframe", "_current_frames", "_asdict", "_enter_task", "_leave_task", "_thread"}
+"""Names with an underscore that the manual of Python describes, as `os._exit`, and those for makers of event loops."""
+WITHOUT_PUBLIC_NAME = {
+    "_TRACER_PROVIDER": "tracer/provider.py: a stand-in that leaves a program its one call of `set_tracer_provider`",
+    "_active_span_processor": "utils/otel.py: the processors of a provider",
+    "_span_processors": "utils/otel.py: the same",
+    "_actions": "config.py: an option of argparse that help does not show",
+    "_attn_implementation": "training/learner/forward.py: the attention that a model of transformers runs",
+    "_cdata": "training/learner/memory.py: the storage that tensors share",
+    "_is_mkldnn_bf16_supported": "engine/served.py: whether this processor multiplies in bfloat16",
+    "_save_checkpoint": "training/external/trl/session.py: TRL's own checkpoint at a step of ours",
+    "_threads_queues": "execution/children.py: a forked process must not join the executors' threads, which it lacks",
+    "_resource_tracker": "utils/descendants.py: the helper processes of multiprocessing, which are spared",
+    "_forkserver": "utils/descendants.py: the same",
+    "_forkserver_pid": "utils/descendants.py: the same",
+    "_selector": "utils/concurrency/main_thread.py: whether a loop has a server, which a blocking agent would stop",
+    "_set_running_loop": "utils/concurrency/main_thread.py: asyncio lists it for makers of event loops",
+}
+"""Private names of other packages that are read, and where and why."""
+
+
+def test_no_private_name_of_another_package_is_read_but_those_that_are_listed() -> None:
+    root = Path(agl.__file__).parent
+    trees = {path.relative_to(root).as_posix(): ast.parse(path.read_text()) for path in root.rglob("*.py")}
+    own: set[str] = set()
+    reads: dict[str, set[str]] = {}
+    for file, tree in trees.items():
+        for node in ast.walk(tree):
+            names: list[str] = []
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    own.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                    own.add(name)
+                case (
+                    ast.Attribute(attr=name)
+                    | ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_])
+                ):
+                    names = [name]
+                case ast.Import(names=modules):
+                    names = [part for module in modules for part in module.name.split(".")]
+                case ast.ImportFrom(module=str(module), names=found) if not module.startswith("agentlightning"):
+                    names = [*module.split("."), *(each.name for each in found)]
+                case _:
+                    continue
+            for name in names:
+                if name.startswith("_") and not name.endswith("__"):
+                    reads.setdefault(name, set()).add(file)
+    own -= {"_TRACER_PROVIDER"}  # set, too
+    types_only = {"_typeshed", "_internal", "_model_construction"}
+    foreign = {name: files for name, files in reads.items() if name not in own | DOCUMENTED | types_only}
+    assert foreign == {name: {why.partition(":")[0]} for name, why in WITHOUT_PUBLIC_NAME.items()}
+
+
 NAMED_BY_DOCUMENTS = """adapter.base algorithm.FastAlgorithm algorithm.base algorithm.decorator contrib.reward.agentos
 contrib.runner.agentos emitter.annotation env_var.LightningEnvVar execution.base execution.client_server
 execution.shared_memory runner.agent runner.base runner.legacy semconv store.client_server store.memory

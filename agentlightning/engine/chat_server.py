@@ -13,7 +13,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final
 from uuid import uuid4
@@ -36,6 +36,7 @@ from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.http.allowed_hosts import AllowedHosts, HostDoor
 from agentlightning.utils.http.auth import BearerAuth
 from agentlightning.utils.http.byte_budget import ClientLeftError, client_hold, read_body
+from agentlightning.utils.http.dispatch import unless_left
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen
 from agentlightning.utils.http.uvicorn_server import AsgiServer
@@ -104,7 +105,6 @@ class ServerThread:
         self._server.request_stop()
         if self._thread.is_alive():
             self._thread.join(timeout)
-        self._server.force_exit = True
         self._socket.close()
 
 
@@ -115,7 +115,7 @@ def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> A
         try:
             with client_hold(request.scope) as hold:
                 body = _json_of(await read_body(request.scope, request.receive, hold))
-                reply = await _while_connected(request, service.reply(body, request.headers.get(ATTEMPT_HEADER)))
+                reply = await unless_left(service.reply(body, request.headers.get(ATTEMPT_HEADER)), request.receive)
             if isinstance(body, dict) and body.get("stream"):
                 return Response(CHAT.stream_of(reply, body), media_type="text/event-stream")
             return Response(json_bytes(reply), media_type="application/json")
@@ -148,25 +148,6 @@ def _json_of(body: bytes) -> object:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
-
-
-async def _while_connected(request: Request, answer: Coroutine[Any, Any, dict[str, object]]) -> dict[str, object]:
-    """Return the answer; if the client closes the connection first, cancel it and raise `ClientLeftError`."""
-
-    async def wait_for_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    answering, disconnect = asyncio.ensure_future(answer), asyncio.ensure_future(wait_for_disconnect())
-    try:
-        await asyncio.wait((answering, disconnect), return_when=asyncio.FIRST_COMPLETED)
-        if not answering.done():
-            raise ClientLeftError("the client closed the connection before it was answered")
-        return answering.result()
-    finally:
-        for task in (answering, disconnect):
-            task.cancel()
-        await asyncio.gather(answering, disconnect, return_exceptions=True)
 
 
 class _ClientGenerator:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ParamSpec, TypeVar
+from functools import partial
 
 from agentlightning.llm_proxy.access.bodies import DigestedBody
 from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits, count_of
@@ -36,7 +36,7 @@ from agentlightning.llm_proxy.replies import (
     json_reply,
     unusable,
 )
-from agentlightning.llm_proxy.responses_state import AttemptName, NamedStream, ResponseMemory, begin
+from agentlightning.llm_proxy.responses_state import AttemptName, ResponseMemory, begin
 from agentlightning.llm_proxy.sse import data_of, with_data
 from agentlightning.llm_proxy.upstream.http import Upstream, UpstreamResponse, UpstreamStream
 from agentlightning.llm_proxy.upstream.provider_keys import without_tokens
@@ -46,10 +46,7 @@ from agentlightning.utils.http.auth import Scope
 from agentlightning.utils.http.byte_budget import Hold
 
 logger = logging.getLogger(__name__)
-P = ParamSpec("P")
-T = TypeVar("T")
 
-_AGENT, _SERVER = "The request", "The model server's reply"
 _OURS = ("hosted_vllm",)
 """Prefixes of models in their entries whose servers run no tools."""
 _FRAMES_A_TURN = 64
@@ -263,15 +260,14 @@ class Forwarder:
         call, wire = exchange.call, request.wire
         reader = wire.read_stream(request.body)
         writer = None if request.translated is None else request.translated.write_stream(request.agent_request)
-        if writer is not None and call.turn is not None:
-            writer = NamedStream(writer, call.turn, self.memory)
+        name = None if call.turn is None else partial(call.turn.named, self.memory)
         last, number = b"", 0
         try:
             async for frame in stream.frames():
                 number, call.bytes = number + 1, call.bytes + len(frame)
                 if number > MOST_FRAMES:
                     raise stream.broken(f"a stream of more than {MOST_FRAMES} frames")
-                data = await self._off_loop.run(len(frame), convert_frame, reader, frame, writer)
+                data = await self._off_loop.run(len(frame), convert_frame, reader, frame, writer, name)
                 if call.first_frame_at is None:
                     call.first_frame_at = time.time()
                 if reader.ended:
@@ -288,8 +284,8 @@ class Forwarder:
                 record = {**record, "id": call.turn.name}
         except BaseException:  # the received part of the reply is kept, whatever ends it
             with suppress(Exception):  # the reply may break off because it cannot be read
-                partial = reader.reply()
-                call.broke_off(None if partial is None else wire.record_of(partial))
+                received = reader.reply()
+                call.broke_off(None if received is None else wire.record_of(received))
             raise
         await self._answered(call, request, reply, record, None if writer is None else writer.reply, call.bytes)
         await self._record(call, request, reply)
@@ -304,7 +300,7 @@ class Forwarder:
             CallFailed: 400 that names the wrong field; 501, the server does not count; its own refusal.
         """
         dialect = MESSAGES if route == _COUNTED[MESSAGES.route] else RESPONSES
-        request = await self._off_loop.run(len(raw), _blamed_on(_AGENT)(dialect.read_count), raw)
+        request = await self._off_loop.run(len(raw), dialect.read_count, raw)
         wire, endpoints = _wire_and_endpoints(self._models(), dialect, request["model"], attempt[0])
         size = len(raw)
         if wire is not dialect:
@@ -313,7 +309,7 @@ class Forwarder:
                 await turn.hold_value(hold, self._off_loop)
                 size += turn.size
                 request = await self._off_loop.run(size, turn.expanded)
-            request = await self._off_loop.run(size, _blamed_on(_AGENT)(dialect.count_to_chat), request)
+            request = await self._off_loop.run(size, dialect.count_to_chat, request)
         while True:
             endpoint = endpoints.pop(0)
             try:
@@ -361,34 +357,9 @@ def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
     return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
-def _blamed_on(who: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Turn an error of a function that reads a request or response into that call's failure, which names its sender.
-
-    No such error is expected; the dialects refuse by name what they cannot read.
-    """
-
-    def blaming(read: Callable[P, T]) -> Callable[P, T]:
-        def reading(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return read(*args, **kwargs)
-            except CallFailed:
-                raise
-            except Exception as error:  # boundary: an error in reading foreign data is answered and logged
-                logger.exception("a part of a call could not be read: %s", who)
-                text = f"{who} cannot be read ({type(error).__name__})"
-                if who == _AGENT:
-                    raise CallFailed(400, text, code="invalid_request") from error
-                raise unusable(text) from error
-
-        return reading
-
-    return blaming
-
-
 # --- pure steps, on a thread for long inputs -------------------------------------------------------------------------
 
 
-@_blamed_on(_AGENT)
 def _read_request(dialect: Dialect, raw: bytes, model: str | None) -> tuple[Json, list[object]]:
     """Return an agent's request and the prompt in it, as messages."""
     request = dialect.read_request(raw, model)
@@ -404,7 +375,6 @@ def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[ob
         return None, None
 
 
-@_blamed_on(_AGENT)
 def _upstream_request(
     dialect: Dialect, wire: Dialect, endpoints: list[ModelEndpoint], agent_request: Json, policy: CallPolicy | None
 ) -> UpstreamRequest:
@@ -420,7 +390,6 @@ def _upstream_request(
     return UpstreamRequest(agent_request, wire, chat, wire.prompt_of(chat), endpoints, agents, left_out)
 
 
-@_blamed_on(_SERVER)
 def convert_reply(
     request: UpstreamRequest, reply: Json, body: bytes, streamed: bool
 ) -> tuple[Json, bytes, Json | None]:
@@ -436,9 +405,8 @@ def convert_reply(
     return record, body if visible == reply and is_strict(body) else json_bytes(visible), None
 
 
-@_blamed_on(_SERVER)
-def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None) -> bytes:
-    """Return the bytes for the agent for one frame."""
+def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None, name: str | None = None) -> bytes:
+    """Return the bytes for the agent for one frame; `name` is the id of a response in the place of the server's."""
     output = reader.feed(frame)
     if b"NaN" in output or b"Infinity" in output:  # which JSON does not have, but may stand in a text
         data = data_of(output)
@@ -449,10 +417,11 @@ def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | Non
         return output
     data = data_of(output)
     chunk = None if data is None or data.strip() == DONE else read_json(data)
-    return b"" if chunk is None else writer.feed(chunk)
+    if chunk is None:
+        return b""
+    return writer.feed(chunk if name is None else {**chunk, "id": name(chunk.get("id"))})
 
 
-@_blamed_on(_SERVER)
 def end_stream(
     request: UpstreamRequest, reader: StreamReader, writer: StreamWriter | None, hid_key: bool
 ) -> tuple[Json, Json, bytes]:
@@ -464,13 +433,11 @@ def end_stream(
     return reply, request.wire.record_of(reply), b"" if writer is None else writer.end()
 
 
-@_blamed_on(_SERVER)
 def _tokens_of(request: UpstreamRequest, reply: Json) -> list[CallTokens | None]:
     """Return the tokens of the choices of a reply, of the first in any case."""
     return [request.wire.tokens_of(reply, request.body), *request.wire.further_tokens_of(reply, request.body)]
 
 
-@_blamed_on(_SERVER)
 def read_reply(wire: Dialect, response: UpstreamResponse) -> Json:
     """Return the reply in a response.
 

@@ -37,7 +37,6 @@ from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.llm_proxy.replies import (
     AgentReply,
     CallFailed,
-    ClientLeft,
     JsonReply,
     ReplyStream,
     busy,
@@ -48,7 +47,8 @@ from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightGate
 from agentlightning.store.base import LightningStore
 from agentlightning.utils.http.auth import Receive, Scope, Send
-from agentlightning.utils.http.byte_budget import PROCESS, Hold
+from agentlightning.utils.http.byte_budget import PROCESS, ClientLeftError, Hold
+from agentlightning.utils.http.dispatch import unless_left
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class Gateway:
                     await self._hold_value(raw, hold)
                     counting = self._forwarder.count(address.route, raw, attempt, hold)
                     return await asyncio.wait_for(counting, self._limits.call_seconds)
-            except ClientLeft:
+            except ClientLeftError:
                 return None
             except TimeoutError:
                 text = f"Counting took longer than {self._limits.call_seconds} seconds"
@@ -208,7 +208,7 @@ class Gateway:
             return await self._while_connected(exchange)
         except CallFailed as refused:
             failure = refused
-        except ClientLeft:
+        except ClientLeftError:
             call.left()
             return None
         except asyncio.CancelledError:  # the gateway stops: record the call, then end
@@ -223,29 +223,14 @@ class Gateway:
 
     async def _while_connected(self, exchange: Exchange) -> AgentReply:
         """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
-        until, has_left = asyncio.timeout(self._limits.call_seconds), False
-
-        async def wait_for_disconnect() -> None:
-            nonlocal has_left
-            while (await exchange.body.receive())["type"] != "http.disconnect":
-                pass
-            has_left = True
-            if not until.expired():
-                until.reschedule(0.0)  # the call ends as after a timeout, and so does its connection to the server
-
+        until = asyncio.timeout(self._limits.call_seconds)
         try:
             async with until:
                 raw = await self._body_of(exchange)
-                disconnect = asyncio.ensure_future(wait_for_disconnect())  # nothing is read before the body has arrived
-                try:
-                    return await self._in_a_slot(exchange, raw)
-                finally:
-                    disconnect.cancel()
+                return await unless_left(self._in_a_slot(exchange, raw), exchange.body.receive)
         except TimeoutError:
             if not until.expired():
                 raise
-            if has_left:
-                raise ClientLeft from None
             text = f"The call took longer than {self._limits.call_seconds} seconds"
             raise CallFailed(504, text, code="timeout", state="upstream_error") from None
 

@@ -12,6 +12,7 @@ from agentlightning.errors import BusyError
 from agentlightning.llm_proxy.access.limits import LONGEST_ERROR, LONGEST_NAME
 from agentlightning.semconv import CallState
 from agentlightning.utils.http.auth import Send
+from agentlightning.utils.http.errors import ErrorReply
 from agentlightning.utils.http.protocol import send_whole
 
 _STREAM_HEADERS = [
@@ -33,14 +34,8 @@ class JsonReply:
         if not self.headers:
             await send_whole(send, self.status, b"application/json", self.body)
             return
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(self.body)),
-            **{name.lower(): value for name, value in self.headers.items()},
-        }
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": self.status, "headers": raw})
-        await send({"type": "http.response.body", "body": self.body})
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
+        await ErrorReply(self.status, self.body, tuple(headers)).send(send)
 
 
 class ReplyStream:
@@ -116,10 +111,6 @@ class CallFailed(Exception):
         if self.retry_after is None or not math.isfinite(self.retry_after):
             return {}
         return {"retry-after": str(max(1, math.ceil(self.retry_after)))}
-
-
-class ClientLeft(Exception):
-    """The agent closed its connection before it had a reply."""
 
 
 @contextmanager

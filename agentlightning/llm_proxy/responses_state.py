@@ -20,10 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs
 
-from typing_extensions import override
-
 from agentlightning.llm_proxy.access.limits import LONGEST_NAME, MOST_ITEMS, GatewayLimits, shown
-from agentlightning.llm_proxy.dialects.base import StreamWriter
 from agentlightning.llm_proxy.dialects.json_values import (
     Json,
     entries_of,
@@ -334,23 +331,6 @@ def _item(fields: Json) -> Item:
         prefix = _PREFIXES.get(str(fields.get("type") or "message"), "item")
         name = f"{prefix}_{hashlib.sha256(raw).hexdigest()[:48]}"
     return Item(name, raw)
-
-
-class NamedStream(StreamWriter):
-    """Writes a response whose id may differ from the model server's."""
-
-    def __init__(self, writer: StreamWriter, turn: Turn, memory: ResponseMemory) -> None:
-        self._writer, self._turn, self._memory = writer, turn, memory
-
-    @override
-    def feed(self, chunk: Json) -> bytes:
-        return self._writer.feed({**chunk, "id": self._turn.named(self._memory, chunk.get("id"))})
-
-    @override
-    def end(self) -> bytes:
-        events = self._writer.end()
-        self.reply = self._writer.reply
-        return events
 
 
 # --- requests for remembered responses -------------------------------------------------------------------------------

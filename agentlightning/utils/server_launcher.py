@@ -22,16 +22,17 @@ from typing import Final, Literal, cast
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.utils.http.auth import ASGIApp
+from agentlightning.utils.http.connections import HttpConnections
 from agentlightning.utils.http.protocol import HttpBounds
 from agentlightning.utils.http.sockets import bracket, listen, outbound_address
-from agentlightning.utils.http.uvicorn_server import AsgiServer
+from agentlightning.utils.http.uvicorn_server import AsgiServer, new_event_loop
 
 logger = logging.getLogger(__name__)
 
 LaunchMode = Literal["asyncio", "thread"]
 SERVER_THREAD = "agl-server"
 """Name of the thread of a server that runs in a separate thread."""
-_Serving = concurrent.futures.Future[Exception | None] | asyncio.Task[Exception | None]
+_Done = concurrent.futures.Future[Exception | None]
 """Resolves when serving has ended, to the error that ended it, if any."""
 
 
@@ -106,8 +107,8 @@ class PythonServerLauncher:
         self._port = args.port or None
         self._socket: socket.socket | None = None
         self._server: AsgiServer | None = None
-        self._serving: _Serving | None = None
-        self._thread: threading.Thread | None = None
+        self._done: _Done | None = None
+        self._runner: threading.Thread | asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -135,7 +136,7 @@ class PythonServerLauncher:
 
     def is_running(self) -> bool:
         """Return True while requests are served; a server that died is not running."""
-        return self._serving is not None and not self._serving.done()
+        return self._done is not None and not self._done.done()
 
     def bind(self) -> None:
         """Bind the port and listen; connections queue until `start`. Does nothing when already bound.
@@ -168,15 +169,14 @@ class PythonServerLauncher:
             log_level=args.log_level,
             access_log=args.access_log,
         )
+        self._done = done = _Done()
+        arguments = (self._server, self._socket, done)
         if args.launch_mode == "asyncio":
-            self._serving = asyncio.create_task(self._serve(self._server, self._socket))
+            self._runner = asyncio.create_task(self._serve(*arguments))
         else:
-            done = concurrent.futures.Future[Exception | None]()
-            arguments = (self._server, self._socket, done)
-            self._thread = threading.Thread(target=self._run_thread, args=arguments, name=SERVER_THREAD, daemon=True)
-            self._thread.start()
-            self._serving = done
-        await self._until_ready(self._server, self._serving)
+            self._runner = threading.Thread(target=self._run_thread, args=arguments, name=SERVER_THREAD, daemon=True)
+            self._runner.start()
+        await self._until_ready(self._server, done)
         if args.healthcheck_url is not None:
             await self._until_healthy("/" + args.healthcheck_url.lstrip("/"))
 
@@ -186,19 +186,19 @@ class PythonServerLauncher:
         Raises:
             RuntimeError: the server did not end within `shutdown_timeout` plus `thread_join_timeout`.
         """
-        server, serving, thread, listening = self._server, self._serving, self._thread, self._socket
-        self._server = self._serving = self._thread = self._socket = None
+        server, done, runner, listening = self._server, self._done, self._runner, self._socket
+        self._server = self._done = self._runner = self._socket = None
         try:
-            if server is not None and serving is not None:
+            if server is not None and done is not None:
                 server.request_stop()
                 seconds = self.args.shutdown_timeout + self.args.thread_join_timeout
-                await asyncio.wait([_on_this_loop(serving)], timeout=seconds)
-                if error := _failure(serving):  # logged, since nobody waits for it
-                    logger.error("the server had ended with an error", exc_info=error)
-                if thread is not None and serving.done():
-                    thread.join()  # it has nothing left to do
-                elif not serving.done():
+                await asyncio.wait([asyncio.wrap_future(done)], timeout=seconds)
+                if not done.done():
                     raise RuntimeError(f"The server on port {self._port} did not end in time: its app blocks the loop")
+                if error := done.result():  # logged, since nobody waits for it
+                    logger.error("the server had ended with an error", exc_info=error)
+                if isinstance(runner, threading.Thread):
+                    runner.join()  # it has nothing left to do
         finally:
             if listening is not None:
                 listening.close()
@@ -211,63 +211,46 @@ class PythonServerLauncher:
     async def run_forever(self) -> None:
         """Start and wait until the server ends; when cancelled, stop it and raise the cancellation."""
         await self.start()
-        assert self._serving is not None
+        assert self._done is not None
         try:
-            await asyncio.shield(_on_this_loop(self._serving))
+            await asyncio.shield(asyncio.wrap_future(self._done))
         finally:
             await self.stop()
 
-    async def _serve(self, server: AsgiServer, listening: socket.socket) -> Exception | None:
+    async def _serve(self, server: AsgiServer, listening: socket.socket, done: _Done) -> None:
+        failure: Exception | None = None
         try:
             async with self._serve_context():
                 with short_pauses():
                     await server.serve(sockets=[listening])
         except Exception as error:  # boundary: waiters for the server get the error that ended it
-            return error
-        return None
-
-    def _run_thread(
-        self, server: AsgiServer, listening: socket.socket, done: concurrent.futures.Future[Exception | None]
-    ) -> None:
-        failure: Exception | None = None
-        try:
-            try:
-                from uvloop import new_event_loop
-            except ImportError:  # not on every platform
-                from asyncio import new_event_loop
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                failure = runner.run(self._serve(server, listening))
+            failure = error
         finally:
             done.set_result(failure)
 
-    async def _until_ready(self, server: AsgiServer, serving: _Serving) -> None:
-        ready = asyncio.wrap_future(server.ready)
-        either = [ready, _on_this_loop(serving)]
+    def _run_thread(self, server: AsgiServer, listening: socket.socket, done: _Done) -> None:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self._serve(server, listening, done))
+
+    async def _until_ready(self, server: AsgiServer, done: _Done) -> None:
+        either = [asyncio.wrap_future(server.ready), asyncio.wrap_future(done)]
         await asyncio.wait(either, timeout=self.args.startup_timeout, return_when=asyncio.FIRST_COMPLETED)
-        if ready.done():
+        if server.ready.done():
             return
-        cause = _failure(serving)
+        cause = done.result() if done.done() else None
         reason = repr(cause) if cause else f"Server did not start up within {self.args.startup_timeout} seconds."
         if cause:
-            self._serving = None  # said below, so `stop` need not log it
+            self._done = None  # said below, so `stop` need not log it
         await self.stop()
         raise RuntimeError(f"The server at {self.host}:{self._port} failed to start: {reason}") from cause
 
     async def _until_healthy(self, path: str) -> None:
-        """Return once GET `path` answers 200. Uses a plain socket, which ignores proxy settings of the environment."""
+        """Return once GET `path` answers 200; ignores proxy settings of the environment."""
         host, seconds = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.args.startup_timeout
-        request = f"GET {path} HTTP/1.1\r\nHost: {bracket(host)}\r\nConnection: close\r\n\r\n"
+        connections = HttpConnections(f"http://{bracket(host)}:{self.port}", connect_seconds=seconds)
         try:
-            async with asyncio.timeout(seconds):
-                while True:  # the app has no event to offer
-                    reader, writer = await asyncio.open_connection(host, self.port)
-                    try:
-                        writer.write(request.encode())
-                        status = (await reader.readline()).split(b" ")
-                    finally:
-                        writer.close()
-                    if len(status) > 1 and int(status[1]) == 200:
-                        return
+            async with asyncio.timeout(seconds):  # the app has no event to offer
+                while (await connections.request("GET", path, {}, None, seconds)).status != 200:  # noqa: ASYNC110 -- see above
                     await asyncio.sleep(0.05)
         except TimeoutError:
             fate = "it was stopped" if self.args.kill_unhealthy_server else "it was left running"
@@ -275,14 +258,8 @@ class PythonServerLauncher:
                 await self.stop()
             text = f"Server is not healthy at {self.endpoint}{path} after {seconds} seconds; {fate}"
             raise RuntimeError(text) from None
-
-
-def _on_this_loop(serving: _Serving) -> asyncio.Future[Exception | None]:
-    return serving if isinstance(serving, asyncio.Task) else asyncio.wrap_future(serving)
-
-
-def _failure(serving: _Serving) -> Exception | None:
-    return serving.result() if serving.done() and not serving.cancelled() else None
+        finally:
+            connections.close()
 
 
 # --- the pauses of the garbage collector -----------------------------------------------------------------------------

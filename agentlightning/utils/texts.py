@@ -42,6 +42,7 @@ _SHORTEST = 15
 """Characters of the shortest key: one that begins with `xox`."""
 _RUN = re.compile(r"[A-Za-z0-9_-]++")
 _BEGIN, _END = "-----BEGIN ", "-----END "
+_BEGINNINGS = (_BEGIN, *(begin for begin, _ in _SHAPES))
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY")
 _LINE_END, _READ = 64, 200
 MOST_CHARACTERS = 8 * 1024 * 1024
@@ -128,7 +129,10 @@ def without_keys(text: str) -> str:
 def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
     """Return attributes without such keys, and the names of the changed attributes; None if nothing changed."""
     together = "\n".join(_texts_in(attributes.values()))
-    if _BEGIN not in together and not any(begin in together for begin, _ in _SHAPES):
+    for begin in _BEGINNINGS:
+        if begin in together:
+            break
+    else:
         return None  # as nearly always: one search in all texts is a fifth of the time of one in each
     cleaned = {name: with_texts(value, without_keys) for name, value in attributes.items()}
     changed = {name: value for name, value in cleaned.items() if value is not attributes[name]}

@@ -29,7 +29,7 @@ from agentlightning.llm_proxy.access.limits import (
 )
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES
 from agentlightning.llm_proxy.dialects.json_values import TooMuchJsonError, check_depth, check_size
-from agentlightning.llm_proxy.dialects.pieces import GrowingObject, ToolCallStream
+from agentlightning.llm_proxy.dialects.pieces import ToolCallStream
 from agentlightning.llm_proxy.off_loop import HUGE_BYTES, LARGE_BYTES, OffLoop
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.byte_budget import PROCESS
@@ -323,21 +323,6 @@ def _texts(value: Any) -> list[str]:
     inner += list(getattr(value, "__dict__", {}).values())
     inner += [getattr(value, name) for name in getattr(kind, "__slots__", ()) if hasattr(value, name)]
     return [text for entry in inner for text in _texts(entry)] or [""]
-
-
-@pytest.mark.parametrize(
-    "text", ['{"a": "}\\\\\\"}{"}', ' {"a": [1, {"b": 2}], "c": "\\u007d"} ', "{}", '{"a"}', "[1]", '"{}"', "1", "{} x"]
-)
-@pytest.mark.parametrize("size", [1, 2, 100])
-def test_an_object_in_pieces_is_whole_where_the_parser_says_so(text: str, size: int) -> None:
-    grows = GrowingObject()
-    for at in range(0, len(text), size):
-        grows.add(text[at : at + size])
-        try:
-            expected = isinstance(json.loads(text[: at + size]), dict)
-        except ValueError:
-            expected = False
-        assert grows.whole == expected, text[: at + size]
 
 
 # --- the loop keeps turning ---------------------------------------------------------------------------------------

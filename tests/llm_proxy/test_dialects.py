@@ -414,8 +414,7 @@ def test_tool_calls_that_take_turns_are_told_one_after_the_other() -> None:
         ("delta", 0, ": 1}"),
         ("stop", 0, None),
         ("start", 1, None),
-        ("delta", 1, "{"),
-        ("delta", 1, "}"),
+        ("delta", 1, "{}"),
         ("stop", 1, None),
     ]
 

@@ -153,8 +153,7 @@ def refused_by_name(failure: CallFailed) -> None:
 
 
 def fault_of_the_server(failure: CallFailed, what: Any) -> None:
-    assert failure.status == 502
-    assert "cannot be read" not in failure.message, what
+    assert failure.status == 502, what
 
 
 # --- every replacement, in the dialects themselves ----------------------------------------------------------------

@@ -8,19 +8,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import zlib
 from contextlib import suppress
 
-from agentlightning.errors import TooLargeError
-from agentlightning.llm_proxy.access.limits import shown
-from agentlightning.llm_proxy.replies import CallFailed, ClientLeft, busy
+from agentlightning.errors import BadRequestError, TooLargeError
+from agentlightning.llm_proxy.replies import CallFailed, busy
 from agentlightning.utils.http.auth import Message, Receive, Scope
-from agentlightning.utils.http.byte_budget import ClientLeftError, Hold, read_body
+from agentlightning.utils.http.byte_budget import (
+    Hold,
+    UnsupportedMediaError,
+    read_body,
+    unpacked_parts,
+)
 
-_STEP_BYTES = 512 * 1024
-"""Number of bytes unpacked before other calls get a turn."""
-_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""Supported content encodings, and zlib's window bits for each."""
 REST_SECONDS = 5.0
 """Seconds for the rest of a body to arrive for its digest, when there is no room to keep it."""
 _DIGEST_KEY = os.urandom(32)
@@ -61,50 +60,34 @@ async def body_of(scope: Scope, receive: Receive, hold: Hold, limit: int) -> byt
     Raises:
         CallFailed: 413, it is larger than `limit` bytes, packed or not; 415, its encoding is not known here; 400, it
             cannot be unpacked; 429, the attempt or the process holds too many bytes.
-        ClientLeft: the connection closed before its end.
+        ClientLeftError: the connection closed before its end.
     """
     try:
         with busy():
             raw = await read_body(scope, receive, hold, limit)
     except TooLargeError:
         raise _too_large(limit) from None
-    except ClientLeftError:
-        raise ClientLeft from None
     encodings = [value.decode("latin-1") for name, value in scope["headers"] if name == b"content-encoding"]
     encoding = ", ".join(encodings).strip().lower()
     return raw if encoding in ("", "identity") else await _unpacked(raw, encoding, hold, limit)
 
 
 async def _unpacked(raw: bytes, encoding: str, hold: Hold, limit: int) -> bytes:
-    if encoding not in _WINDOW_BITS:
-        text = f"The content encoding {shown(encoding)} is not known here; known: {', '.join(_WINDOW_BITS)}"
-        raise CallFailed(415, text, code="unsupported_encoding")
-    bits, body = _WINDOW_BITS[encoding], bytearray()
-    if encoding == "deflate" and not (len(raw) >= 2 and raw[0] & 0x0F == 8 and int.from_bytes(raw[:2]) % 31 == 0):
-        bits = -bits  # without the header that the standard requires and some clients omit
-    unpacker = zlib.decompressobj(bits)
-    while not unpacker.eof:
-        try:
-            part = unpacker.decompress(raw, min(_STEP_BYTES, limit - len(body) + 1))
-        except zlib.error as error:
-            raise _broken(encoding, str(error)) from None
-        raw = unpacker.unconsumed_tail
-        if len(body) + len(part) > limit:
-            raise _too_large(limit)
-        if not part and not unpacker.eof:
-            raise _broken(encoding, f"it ends early, after {len(body)} bytes of content")
-        with busy():
-            hold.add(len(part))
-        body += part
-        await asyncio.sleep(0)
-    if unpacker.unused_data:
-        raise _broken(encoding, "something follows its end")
+    body = bytearray()
+    try:
+        for part in unpacked_parts(raw, encoding, limit):
+            with busy():
+                hold.add(len(part))
+            body += part
+            await asyncio.sleep(0)
+    except UnsupportedMediaError as error:
+        raise CallFailed(415, str(error), code="unsupported_encoding") from None
+    except TooLargeError:
+        raise _too_large(limit) from None
+    except BadRequestError as error:
+        raise CallFailed(400, str(error), code="invalid_encoding") from None
     return bytes(body)
 
 
 def _too_large(limit: int) -> CallFailed:
     return CallFailed(413, f"The body is larger than the gateway's limit of {limit} bytes", code="body_too_large")
-
-
-def _broken(encoding: str, why: str) -> CallFailed:
-    return CallFailed(400, f"The body cannot be unpacked as {encoding}: {why}", code="invalid_encoding")

@@ -5,8 +5,7 @@ Routes, policies, the dialects that a model's entry may list and the readers of 
 
 from agentlightning.llm_proxy.dialects.base import Dialect, TranslatedDialect
 from agentlightning.llm_proxy.dialects.chat import ChatCompletions
-from agentlightning.llm_proxy.dialects.completions import Completions
-from agentlightning.llm_proxy.dialects.embeddings import Embeddings
+from agentlightning.llm_proxy.dialects.completions import Completions, Embeddings
 from agentlightning.llm_proxy.dialects.messages import Messages
 from agentlightning.llm_proxy.dialects.responses import Responses
 

@@ -1,4 +1,4 @@
-"""OpenAI's text completions: tokens are requested, and removed from the reply.
+"""OpenAI's text completions, whose tokens are requested and removed from the reply, and embeddings, which have none.
 
 vLLM and SGLang: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
 """
@@ -19,6 +19,7 @@ from agentlightning.llm_proxy.dialects.json_values import (
     json_bytes,
     object_in,
     objects,
+    read_json,
 )
 from agentlightning.llm_proxy.dialects.token_fields import IDS, CallTokens, token_ids, tokens_in
 from agentlightning.llm_proxy.sse import frame_of
@@ -72,6 +73,34 @@ class Completions(Dialect):
     @override
     def stream_of(self, reply: Json, request: Json) -> bytes:
         return frame_of(json_bytes(self.visible(reply, request))) + frame_of(DONE)
+
+
+class Embeddings(Dialect):
+    """`POST /embeddings`. Nothing is generated, so nothing is trained."""
+
+    route = "embeddings"
+    kind = "embedding"
+    prompt_field = ("input", (str, list), "a string or a list")
+    reply_form = "JSON with a list 'data'"
+    limit_names = ()
+    generates = False
+
+    @override
+    def prompt_of(self, request: Json) -> list[object]:
+        return prompts(request["input"])
+
+    @override
+    def wants_stream(self, request: Json) -> bool:
+        return False
+
+    @override
+    def read_reply(self, raw: bytes) -> Json | None:
+        reply = read_json(raw)
+        return reply if reply is not None and isinstance(reply.get("data"), list) else None
+
+    @override
+    def record_of(self, reply: Json) -> Json:
+        return {**{name: value for name, value in reply.items() if name != "data"}, "choices": []}
 
 
 def prompts(value: object) -> list[object]:

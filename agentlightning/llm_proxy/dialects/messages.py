@@ -24,6 +24,7 @@ Differences:
 - A `document` of text and a `search_result` become text, their title first; without citations (`enabled` is false).
 - A last message of the assistant (prefill) is continued by engines that support it (vLLM, SGLang), else refused.
 - Turns of one role that follow each other become one, as Anthropic combines them.
+- In a translated stream, tool calls after the first one arrive when the reply continues with something else, or ends.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ Pieces of a text are joined once, when they are read, since joining at each piec
 from __future__ import annotations
 
 import json
-import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from agentlightning.llm_proxy.dialects.json_values import Json, object_in, objec
 from agentlightning.llm_proxy.replies import unusable
 
 _BLOCK = 64
-_STRUCTURE = re.compile(r'["{}\[\]]|\\.?', re.DOTALL)
 
 
 class Text:
@@ -54,52 +52,6 @@ class Text:
         return self._pieces[0]
 
 
-class GrowingObject(Text):
-    """A JSON text that grows, and whether it is a whole object yet; each piece is read once."""
-
-    __slots__ = ("_begun", "_depth", "_escaped", "_in_string", "_over", "_whole")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._depth = 0
-        self._begun = self._in_string = self._escaped = self._over = False
-        self._whole: bool | None = None
-
-    def add(self, piece: str) -> None:
-        super().add(piece)
-        if self._over:  # nothing may follow the end
-            self._whole = bool(self._whole) and not piece.strip()
-            return
-        if self._escaped and piece:
-            self._escaped, piece = False, piece[1:]
-        if not self._begun and piece.strip():
-            self._begun = True
-            self._over = not piece.lstrip().startswith("{")
-        for match in _STRUCTURE.finditer(piece):
-            sign = match[0]
-            if sign.startswith("\\"):
-                self._escaped = len(sign) == 1
-            elif sign == '"':
-                self._in_string = not self._in_string
-            elif not self._in_string:
-                self._depth += 1 if sign in "{[" else -1
-                self._over = self._depth <= 0
-            if self._over:
-                return
-
-    @property
-    def whole(self) -> bool:
-        """True if it is one object, from its first brace to its last."""
-        if not self._over:
-            return False
-        if self._whole is None:
-            try:
-                self._whole = isinstance(json.loads(str(self)), dict)
-            except (ValueError, RecursionError):
-                self._whole = False
-        return self._whole
-
-
 # --- tool calls ------------------------------------------------------------------------------------------------------
 
 
@@ -118,9 +70,8 @@ class _Pending:
 
     id: str = ""
     name: Text = field(default_factory=Text)
-    arguments: GrowingObject = field(default_factory=GrowingObject)
     waiting: Text = field(default_factory=Text)
-    """The end of `arguments` that has not been passed on."""
+    """The end of its arguments that has not been passed on."""
     begun: bool = False
 
 
@@ -128,9 +79,8 @@ class _Pending:
 class ToolCallStream:
     """Returns the pieces of a stream's tool calls in the order of the calls: all of one, then all of the next.
 
-    A chat stream may alternate between its calls. The pieces of the first call pass at once; those of the next
-    wait until the one before is a whole JSON object, or until the stream ends. A call without an id is named
-    after the reply.
+    A chat stream may alternate between its calls. The pieces of the first call pass at once; the others wait until the
+    reply continues with something else, or ends. A call without an id is named after the reply.
     """
 
     reply_id: object = None
@@ -159,13 +109,8 @@ class ToolCallStream:
             if number < self._current and arguments.strip():
                 text = f"The model server went back to the tool call {shown(str(call.name))} after it had ended it"
                 raise unusable(text)
-            call.arguments.add(arguments)
             call.waiting.add(arguments)
-        pieces = self._taken(self._current, False)
-        while self._current + 1 < len(self._calls) and self._calls[self._current].arguments.whole:
-            self._current += 1
-            pieces += self._taken(self._current, False)
-        return pieces
+        return self._taken(self._current, False)
 
     def end(self) -> list[tuple[int, MessageToolCall]]:
         """Return the waiting pieces: all calls have ended."""

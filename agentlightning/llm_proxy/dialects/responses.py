@@ -25,6 +25,7 @@ Sources: https://platform.openai.com/docs/api-reference/responses and .../respon
 - Tools of an `additional_tools` item are tools of the request; the last one with a name counts.
 - With `allowed_tools` the model sees no other tools: most servers do not support that choice.
 - A tool's result may hold images, which not every model server accepts there; it returns its own error.
+- In a translated stream, tool calls after the first one arrive when the reply continues with something else, or ends.
 """
 
 from __future__ import annotations

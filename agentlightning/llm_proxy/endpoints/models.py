@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, override
 
 from agentlightning.base.process_secrets import protect, secret
 from agentlightning.llm_proxy.access.limits import hint
@@ -124,6 +124,10 @@ class ModelEndpoint:
     """Fields that replace the request's, as JSON."""
     options: str = field(default="{}", repr=False)
     """Further parameters of LiteLLM, as JSON."""
+
+    @override
+    def __hash__(self) -> int:
+        return hash((self.model, self.api_base))  # a call looks an endpoint up some ten times
 
     @property
     def root(self) -> str:

@@ -14,7 +14,7 @@ import io
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import quote
 
 import aiohttp
@@ -32,8 +32,8 @@ from agentlightning.llm_proxy.endpoints.watch import EndpointWatch
 from agentlightning.llm_proxy.off_loop import OffLoop
 from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.upstream.litellm import ask_litellm, close_litellm
-from agentlightning.llm_proxy.upstream.provider_keys import Secrets
-from agentlightning.llm_proxy.upstream.response import NOT_BEGUN, HttpStream, UpstreamResponse, UpstreamStream
+from agentlightning.llm_proxy.upstream.provider_keys import secrets_of
+from agentlightning.llm_proxy.upstream.response import NOT_BEGUN, BrokenStreamError, UpstreamResponse, UpstreamStream
 from agentlightning.semconv import ATTEMPT_HEADER
 from agentlightning.utils.backoff import backoff_delay, retry_after_seconds
 from agentlightning.utils.http.connections import BrokenAnswerError, CutAnswerError, HttpConnections, NotConnectedError
@@ -283,21 +283,20 @@ class Upstream:
         except aiohttp.ClientError as error:
             return UpstreamResponse(failure="garbage", detail=type(error).__name__)
         if streamed and reply.status == 200 and reply.content_type == "text/event-stream":
-            stream = HttpStream(reply, endpoint, self._body_bytes)
-            try:
+            stream = UpstreamStream(_pieces_of(reply), endpoint, self._body_bytes, reply.close)
+            with suppress(BrokenStreamError):
                 return stream if await stream.begin() else NOT_BEGUN
-            except HttpStream.errors:
-                return NOT_BEGUN
+            return NOT_BEGUN
         whole = bytearray()
         async with reply:
             try:
-                async for chunk in reply.content.iter_any():
-                    whole += chunk
+                async for piece in _pieces_of(reply):
+                    whole += piece
                     if len(whole) > self._body_bytes:
                         detail = f"a reply above {self._body_bytes} bytes"
                         return UpstreamResponse(reply.status, failure="garbage", detail=detail)
-            except (TimeoutError, aiohttp.ClientError, OSError) as error:
-                detail = f"{type(error).__name__} after {len(whole)} bytes of the reply"
+            except BrokenStreamError as error:
+                detail = f"{error} after {len(whole)} bytes of the reply"
                 return UpstreamResponse(reply.status, failure="cut", detail=detail)
         return await self._response(reply.status, bytes(whole), reply.headers.get("Retry-After"), endpoint)
 
@@ -336,8 +335,16 @@ class Upstream:
     async def _response(
         self, status: int, body: bytes, retry_after: str | None, endpoint: ModelEndpoint
     ) -> UpstreamResponse:
-        text, hid_key = await self.off_loop.run(len(body), Secrets(endpoint.secrets).hide, body)
+        text, hid_key = await self.off_loop.run(len(body), secrets_of(endpoint).hide, body)
         return UpstreamResponse(status, text, retry_after_seconds(retry_after), hid_key)
+
+
+async def _pieces_of(reply: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    try:
+        async for piece in reply.content.iter_any():
+            yield piece
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise BrokenStreamError(type(error).__name__) from error
 
 
 def _headers(wire: Dialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -11,18 +11,16 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any, Final
-
-from typing_extensions import override
 
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import json_bytes, read_json
 from agentlightning.llm_proxy.endpoints.engines import litellm_library
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.sse import frame_of
-from agentlightning.llm_proxy.upstream.provider_keys import Secrets
-from agentlightning.llm_proxy.upstream.response import NOT_BEGUN, UpstreamResponse, UpstreamStream
+from agentlightning.llm_proxy.upstream.provider_keys import secrets_of
+from agentlightning.llm_proxy.upstream.response import NOT_BEGUN, BrokenStreamError, UpstreamResponse, UpstreamStream
 from agentlightning.utils.backoff import retry_after_seconds
 
 logger = logging.getLogger(__name__)
@@ -64,34 +62,24 @@ async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> Upstr
         litellm: Any = await asyncio.to_thread(litellm_library)
         reply = await litellm.acompletion(**{**request, **settings, "model": endpoint.model, "max_retries": 0})
         if request.get("stream"):
-            stream = LiteLLMStream(reply, endpoint, limit)
+            close = getattr(reply, "aclose", lambda: None)
+            stream = UpstreamStream(_frames_of(reply, endpoint), endpoint, limit, close)
             return stream if await stream.begin() else NOT_BEGUN
     except Exception as error:  # boundary: an error of the library may hold the provider's answer
         return _failed_response(error, endpoint)
-    body, hid_key = Secrets(endpoint.secrets).hide(json_bytes(reply.model_dump(mode="json", exclude_none=True)))
+    body, hid_key = secrets_of(endpoint).hide(json_bytes(reply.model_dump(mode="json", exclude_none=True)))
     return UpstreamResponse(200, body, hid_key=hid_key)
 
 
-class LiteLLMStream(UpstreamStream):
-    """A stream of the library's chunks."""
-
-    @override
-    async def close(self) -> None:
-        close = getattr(self._pieces, "aclose", None)
-        if close is not None:
-            await close()
-
-    @override
-    def bytes_of(self, piece: Any) -> bytes:
-        return frame_of(json_bytes(piece.model_dump(mode="json", exclude_none=True)))
-
-    @override
-    def words_of(self, error: Exception) -> str:
-        return type(error).__name__ if _was_not_reached(error) else _reason(error, self._endpoint)
-
-    @override
-    def last_frames(self) -> list[bytes]:
-        return [frame_of(DONE)]
+async def _frames_of(chunks: AsyncIterator[Any], endpoint: ModelEndpoint) -> AsyncGenerator[bytes, None]:
+    """Yield the library's chunks as frames."""
+    try:
+        async for chunk in chunks:
+            yield frame_of(json_bytes(chunk.model_dump(mode="json", exclude_none=True)))
+    except Exception as error:  # boundary: an error of the library may hold the provider's answer
+        words = type(error).__name__ if _was_not_reached(error) else _reason(error, endpoint)
+        raise BrokenStreamError(words) from error
+    yield frame_of(DONE)
 
 
 async def close_litellm() -> None:
@@ -102,12 +90,13 @@ async def close_litellm() -> None:
         litellm.in_memory_llm_clients_cache.flush_cache()
 
 
-def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamResponse:
+def _failed_response(error: BaseException, endpoint: ModelEndpoint) -> UpstreamResponse:
     """Return an error of the library as an answer: the provider's own status, or why there is none.
 
     The library gives nearly every error a status and the name of a connection error, even those of its own code; so
     the cause decides.
     """
+    error = next(_causes(error))
     status: Any = getattr(error, "status_code", None)
     name = type(error).__name__
     missing = next((cause for cause in _causes(error) if isinstance(cause, ImportError)), None)
@@ -132,9 +121,9 @@ def _failed_response(error: Exception, endpoint: ModelEndpoint) -> UpstreamRespo
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes, outermost first."""
+    """Yield the library's error and its causes, outermost first."""
     ids: set[int] = set()
-    cause: BaseException | None = error
+    cause: BaseException | None = error.__cause__ if isinstance(error, BrokenStreamError) else error
     while cause is not None and id(cause) not in ids:
         ids.add(id(cause))
         yield cause
@@ -169,5 +158,5 @@ def _words(error: BaseException, endpoint: ModelEndpoint) -> str:
 
 
 def _without_secrets(body: bytes, endpoint: ModelEndpoint) -> bytes:
-    text, _ = Secrets(endpoint.secrets).hide(body)
+    text, _ = secrets_of(endpoint).hide(body)
     return text.replace(endpoint.api_base.encode(), endpoint.label.encode()) if endpoint.api_base else text

@@ -1,8 +1,7 @@
 """Removes the key of a model server from its responses, whole ones and streams, so that no agent sees it.
 
-In a stream the key may arrive in pieces. All texts of its frames are tracked, by choice and field, and frames are held
-back while a text ends with the beginning of a key; all others pass unchanged. For texts that an agent concatenates
-(those of a delta) one character is enough; for other fields, which hold whole values, more than a few must match.
+In a stream the key may arrive in pieces. The texts that an agent puts together (those of a delta) are tracked, by
+choice and field, and frames are held back while such a text ends with the beginning of a key; others pass unchanged.
 """
 
 from __future__ import annotations
@@ -10,8 +9,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 from agentlightning.llm_proxy.dialects.json_values import (
@@ -23,6 +23,7 @@ from agentlightning.llm_proxy.dialects.json_values import (
     objects,
     read_json,
 )
+from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.sse import data_of, with_data
 
 HIDDEN = "[redacted]"
@@ -32,13 +33,14 @@ _TELLS_NOTHING = 4
 """Number of characters of a key that are passed on when their text does not continue at once."""
 _WHOLE = ("role", "type", "id")
 """Fields below a delta that are whole values."""
-_CONSTANT = ("object", "model", "finish_reason", "stop_reason")
-"""Values that a server repeats or sends once: no frame waits for their continuation."""
-_GROWING, _WHOLE_VALUE, _CONSTANT_VALUE = 1, _TELLS_NOTHING + 1, 2**31
-_MOST_FOLLOWED = 4096
-"""Number of texts whose end is remembered though no frame waits for them."""
 _SPELL_TOKENS = ("token_ids", "logprobs", "meta_info", "tokens")
 """Fields of a choice that repeat its text in tokens."""
+
+
+@lru_cache(maxsize=256)
+def secrets_of(endpoint: ModelEndpoint) -> Secrets:
+    """Return the secrets of an endpoint."""
+    return Secrets(endpoint.secrets)
 
 
 class Secrets:
@@ -104,26 +106,8 @@ class _Frame:
         return with_data(self.raw, json_bytes(self.value))
 
 
-@dataclass(slots=True)
-class _Piece:
-    """The last `length` characters of one text of a frame."""
-
-    frame: _Frame
-    place: Any
-    name: Any
-    length: int
-    waits: bool = True
-    """True if it holds its frame back."""
-
-    @property
-    def held(self) -> bool:
-        return self.waits and not self.frame.gone
-
-    def keep(self, length: int) -> None:
-        """Keep only the first of these characters."""
-        text = self.place[self.name]
-        self.place[self.name] = text[: len(text) - self.length + length]
-        self.frame.changed = True
+_Place = tuple[tuple[object, ...], Any, Any]
+"""A text of a frame that may continue in later ones: its path, the object or list that holds it, and its name there."""
 
 
 @dataclass(slots=True)
@@ -131,18 +115,22 @@ class _Tail:
     """The end of a growing text that is the beginning of a key."""
 
     text: str = ""
-    pieces: list[_Piece] = field(default_factory=list["_Piece"])
+    pieces: list[tuple[_Frame, Any, Any, int]] = field(default_factory=list[tuple[_Frame, Any, Any, int]])
+    """Its parts: the frame, the place in it, and the number of characters at the end of the text there."""
+    waits: bool = True
+    """True if it holds its frames back."""
 
     @property
     def held(self) -> bool:
-        return any(piece.held for piece in self.pieces)
+        return self.waits and not all(frame.gone for frame, *_ in self.pieces)
 
     def cut(self, keep: int) -> None:
         """Keep only the first `keep` characters of it in the frames that are still here."""
-        for piece in self.pieces:
-            if not piece.frame.gone:
-                piece.keep(min(piece.length, max(0, keep)))
-            keep -= piece.length
+        for frame, place, name, length in self.pieces:
+            if not frame.gone:
+                place[name] = place[name][: len(place[name]) - length + min(length, max(0, keep))]
+                frame.changed = True
+            keep -= length
 
 
 class KeyWatch:
@@ -170,19 +158,15 @@ class KeyWatch:
         self._held.append(frame)
         if value is None:
             return self.end() if data is not None else self._free()
-        touched: set[tuple[object, ...]] = set()
+        places = list(_growing_texts(value))
+        for place in places:
+            self._follow(place, frame)
+        touched = {path for path, _, _ in places}
         choices = objects(value.get("choices"))
-        places = [(value, ("delta", "content_block"), "delta"), *((choice, ("delta",), "text") for choice in choices)]
-        for place, deltas, name in places:
-            for text in _top(place, deltas, name):
-                if text.least == _GROWING:
-                    touched.add(text.path)
-                self._follow(text, frame)
         about = {path[0] for path in touched} | ({_index(choice) for choice in choices} or {_index(value)} - {()})
         for path, tail in self._tails.items():
             if path not in touched and len(tail.text) <= _TELLS_NOTHING and (not about or path[0] in about):
-                for piece in tail.pieces:
-                    piece.waits = False  # reveals nothing and did not continue, though its choice did
+                tail.waits = False  # reveals nothing and did not continue, though its choice did
         return self._free()
 
     def end(self) -> list[bytes]:
@@ -194,9 +178,9 @@ class KeyWatch:
         self._tails.clear()
         return self._free()
 
-    def _follow(self, entry: _Text, frame: _Frame) -> None:
-        path, place, name = entry.path, entry.place, entry.name
-        tail = self._tails.get(path) or _Tail()
+    def _follow(self, text_place: _Place, frame: _Frame) -> None:
+        path, place, name = text_place
+        tail = self._tails.pop(path, None) or _Tail()
         while (place_of_key := self._secrets.find(tail.text + place[name])) is not None:
             begin, end = place_of_key
             tail.cut(begin)
@@ -206,17 +190,15 @@ class KeyWatch:
             tail = _Tail()
         text = tail.text + place[name]
         length = max((_begun(key, text) for key in self._secrets.keys), default=0)
-        waits = length >= entry.least
-        if not length or (not waits and path not in self._tails and len(self._tails) >= _MOST_FOLLOWED):
-            self._tails.pop(path, None)
+        if not length:
             return
-        fresh = _Piece(frame, place, name, min(length, len(place[name])), waits)
-        before, pieces = length - fresh.length, list[_Piece]()
-        for piece in reversed(tail.pieces):
+        fresh = min(length, len(place[name]))
+        before, pieces = length - fresh, [(frame, place, name, fresh)] if fresh else []
+        for *earlier, size in reversed(tail.pieces):
             if before > 0:
-                pieces.insert(0, replace(piece, length=min(piece.length, before)))
-                before -= piece.length
-        self._tails[path] = _Tail(text[len(text) - length :], [*pieces, fresh] if fresh.length else pieces)
+                pieces.insert(0, (earlier[0], earlier[1], earlier[2], min(size, before)))
+                before -= size
+        self._tails[path] = _Tail(text[len(text) - length :], pieces)
 
     def _free(self) -> list[bytes]:
         if any(tail.held for tail in self._tails.values()):
@@ -235,55 +217,34 @@ def without_tokens(reply: Json) -> Json:
     return {**reply, "choices": choices}
 
 
-class _Text(NamedTuple):
-    """A text of a frame that may continue in later ones: its path and its place."""
-
-    path: tuple[object, ...]
-    place: Any
-    """The object or list that holds it."""
-    name: Any
-    least: int
-    """Characters of a key at its end that hold the frame back: `_GROWING`, `_WHOLE_VALUE` or `_CONSTANT_VALUE`."""
-
-
-def _top(place: Json, deltas: tuple[str, ...], text: str) -> Iterator[_Text]:
-    """Return the texts of a frame or a choice, without those of a frame's choices.
+def _growing_texts(value: Json) -> Iterator[_Place]:
+    """Yield the texts of a frame that an agent puts together, in each dialect.
 
     Those of a delta and of the block that it adds to have the same path.
     """
-    owner = (_index(place),)
-    for name, value in place.items():
+    owners = [(value, ("delta", "content_block"))]
+    owners += [(choice, ("delta", "text")) for choice in objects(value.get("choices"))]
+    for owner, names in owners:
+        path = (_index(owner),)
+        for name in names:
+            if isinstance(owner.get(name), str):
+                yield (*path, name), owner, name
+            else:
+                yield from _texts(owner.get(name), path)
+
+
+def _texts(place: object, path: tuple[object, ...]) -> Iterator[_Place]:
+    """Yield the texts within an object or list. Those of an entry continue at the same place of a later list."""
+    if not (is_object(place) or is_list(place)):
+        return
+    for name, value in place.items() if is_object(place) else enumerate(place):
+        if name in _WHOLE:
+            continue
+        key = (_index(fields_of(value)) or name) if is_list(place) else name
         if isinstance(value, str):
-            yield _Text((*owner, name), place, name, _GROWING if name in (text, "delta") else _least(name, False))
-        elif name in deltas:
-            yield from _texts(value, owner, True)
-        elif name != "choices":
-            yield from _texts(value, (*owner, name), False, name in _SPELL_TOKENS)
-
-
-def _texts(place: object, path: tuple[object, ...], grows: bool, in_row: bool = False) -> Iterator[_Text]:
-    """Return texts of an object or list. Those of a list's entries continue at the same place of a later list; if they
-    are `in_row`, in the next entry."""
-    if is_object(place):
-        for name, value in place.items():
-            if isinstance(value, str):
-                yield _Text((*path, name), place, name, _least(name, grows))
-            elif is_list(value) or is_object(value):
-                yield from _texts(value, (*path, name), grows, in_row)
-    elif is_list(place):
-        for number, entry in enumerate(place):
-            fields = fields_of(entry)
-            which = () if in_row else (_index(fields) if "index" in fields else number,)
-            if isinstance(entry, str):
-                yield _Text((*path, *which), place, number, _GROWING if grows else _WHOLE_VALUE)
-            elif is_list(entry) or is_object(entry):
-                yield from _texts(entry, (*path, *which), grows, in_row)
-
-
-def _least(name: str, grows: bool) -> int:
-    if name in _CONSTANT:
-        return _CONSTANT_VALUE
-    return _GROWING if grows and name not in _WHOLE else _WHOLE_VALUE
+            yield (*path, key), place, name
+        else:
+            yield from _texts(value, (*path, key))
 
 
 def _index(value: Json) -> tuple[str, ...]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import aiohttp
-from typing_extensions import override
+from typing import Literal
 
 from agentlightning.llm_proxy.dialects.chat import DONE
 from agentlightning.llm_proxy.dialects.json_values import read_json
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed, unusable
 from agentlightning.llm_proxy.sse import Frames, FrameTooLarge, data_of
-from agentlightning.llm_proxy.upstream.provider_keys import KeyWatch, Secrets
+from agentlightning.llm_proxy.upstream.provider_keys import KeyWatch, secrets_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +53,26 @@ class UpstreamResponse:
 NOT_BEGUN = UpstreamResponse(200, failure="cut", detail="before the first frame of a stream")
 
 
-class UpstreamStream(ABC):
-    """A stream that a model server has begun, out of `pieces`. `frames` reads it once; its opener closes it."""
+class BrokenStreamError(Exception):
+    """Raised by the pieces of a stream that breaks off; says why, without keys and addresses."""
 
-    errors: tuple[type[Exception], ...] = (Exception,)
-    """Errors that break off the stream while its pieces are read."""
 
-    def __init__(self, pieces: AsyncIterator[Any], endpoint: ModelEndpoint, limit: int) -> None:
-        self._pieces, self._endpoint, self._limit = pieces, endpoint, limit
-        self._first: list[Any] = []
-        self._frames = Frames(limit)
-        secrets = Secrets(endpoint.secrets)
+class UpstreamStream:
+    """A stream that a model server has begun, out of `pieces`, which raise `BrokenStreamError` if it breaks off.
+
+    `frames` reads it once; its opener closes it, so that the unread rest is not generated.
+    """
+
+    def __init__(
+        self,
+        pieces: AsyncIterator[bytes],
+        endpoint: ModelEndpoint,
+        limit: int,
+        close: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        self._pieces, self._endpoint, self._limit, self._close = pieces, endpoint, limit, close
+        self._first: bytes | None = None
+        secrets = secrets_of(endpoint)
         self._watch, self._watches = KeyWatch(secrets), bool(secrets.keys)
 
     @property
@@ -76,15 +81,22 @@ class UpstreamStream(ABC):
         return self._watch.hid_key
 
     async def begin(self) -> bool:
-        """Wait for the first piece; False if the stream ends before it. Without one it is closed."""
+        """Wait for the first piece; False if the stream ends before it. Without one it is closed.
+
+        Raises:
+            BrokenStreamError: it broke off before it.
+        """
         try:
-            async for piece in self._pieces:
-                self._first.append(piece)
-                break
+            self._first = await anext(self._pieces, None)
         finally:
-            if not self._first:
+            if self._first is None:
                 await self.close()
-        return bool(self._first)
+        return self._first is not None
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if (closing := self._close()) is not None:
+            await closing
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
         """Yield the frames as they arrive, without the server's key; one that may begin it waits for the next one.
@@ -105,75 +117,26 @@ class UpstreamStream(ABC):
             raise failure
 
     async def _raw_frames(self) -> AsyncGenerator[bytes, None]:
-        size = 0
+        size, frames, piece = 0, Frames(self._limit), self._first
         try:
-            async for piece in self._all_pieces():
-                raw = self.bytes_of(piece)
-                size += len(raw)
+            while piece is not None:
+                size += len(piece)
                 if size > self._limit:
                     raise FrameTooLarge(f"a stream above {self._limit} bytes")
-                for frame in self._frames.feed(raw):
+                for frame in frames.feed(piece):
                     yield frame
+                piece = await anext(self._pieces, None)
         except FrameTooLarge as error:
             raise self.broken(f"{type(error).__name__} after {size} bytes of the stream: {error}") from error
-        except self.errors as error:
-            raise self.broken(f"{self.words_of(error)} after {size} bytes of the stream") from error
-        for frame in self.last_frames():
-            yield frame
-
-    async def _all_pieces(self) -> AsyncGenerator[Any, None]:
-        for piece in self._first:
-            yield piece
-        async for piece in self._pieces:
-            yield piece
-
-    @abstractmethod
-    def bytes_of(self, piece: Any) -> bytes:
-        """Return a piece as the bytes of the wire format."""
-
-    @abstractmethod
-    def words_of(self, error: Exception) -> str:
-        """Return why the stream broke off, without keys and addresses."""
-
-    @abstractmethod
-    def last_frames(self) -> list[bytes]:
-        """Return the frames after the last piece."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Close the connection; the unread rest is not generated."""
+        except BrokenStreamError as error:
+            raise self.broken(f"{error} after {size} bytes of the stream") from error
+        # A last frame may be complete though the stream ended before the empty line after it. Any other rest is a
+        # part of a frame, which is ignored (server-sent events, section 9.2.6).
+        data = data_of(frames.rest())
+        if data is not None and (data.strip() == DONE or read_json(data) is not None):
+            yield frames.rest().rstrip(b"\r\n") + b"\n\n"
 
     def broken(self, detail: str) -> CallFailed:
         """Return the failure of a stream that broke off."""
         logger.warning("the model server %s broke off its stream: %s", self._endpoint.label, detail)
         return unusable(f"The model server broke off its stream: {detail}")
-
-
-class HttpStream(UpstreamStream):
-    """A stream over HTTP."""
-
-    errors = (TimeoutError, aiohttp.ClientError, OSError)
-
-    def __init__(self, response: aiohttp.ClientResponse, endpoint: ModelEndpoint, limit: int) -> None:
-        super().__init__(response.content.iter_any(), endpoint, limit)
-        self._response = response
-
-    @override
-    async def close(self) -> None:
-        self._response.close()
-
-    @override
-    def bytes_of(self, piece: Any) -> bytes:
-        return piece
-
-    @override
-    def words_of(self, error: Exception) -> str:
-        return type(error).__name__
-
-    @override
-    def last_frames(self) -> list[bytes]:
-        # A last frame may be complete though the stream ended before the empty line after it. Any other rest is a
-        # part of a frame, which is ignored (server-sent events, section 9.2.6).
-        data = data_of(self._frames.rest())
-        is_whole = data is not None and (data.strip() == DONE or read_json(data) is not None)
-        return [self._frames.rest().rstrip(b"\r\n") + b"\n\n"] if is_whole else []

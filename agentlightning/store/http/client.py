@@ -82,42 +82,7 @@ class _NoSuchPath(Exception):
         self.version = version
 
 
-_Asker = tuple[int, str | None, str | None]
-"""Process, worker and run, so that a copy of the client in a forked process does not repeat its parent's requests."""
-_Question = tuple[str, Arguments]
-"""The token of a claim and its arguments, without the seconds to wait, which do not change the claim."""
 _MOST_ASKERS = 10_000
-
-
-class _OpenClaims:
-    """Claims whose reply a client did not get: it was lost, or the caller stopped waiting. Usable from any thread.
-
-    The store may have made such a claim for this worker. So the worker's next request repeats it with the same token
-    until it is answered: a store that made the claim returns it.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[_Asker, tuple[list[_Question], list[AttemptedRollout]]] = {}
-
-    def take(self, asker: _Asker, limit: int) -> tuple[list[AttemptedRollout], _Question | None]:
-        """Take up to `limit` claims that an earlier answer returned beyond its request, else a request to repeat."""
-        with self._lock:
-            questions, claims = self._open.pop(asker, ([], []))
-            question = questions.pop(0) if questions and not claims else None
-            if questions or claims[limit:]:
-                self._open[asker] = questions, claims[limit:]
-            return claims[:limit], question
-
-    def put(self, asker: _Asker, questions: Sequence[_Question] = (), claims: Sequence[AttemptedRollout] = ()) -> None:
-        """Keep requests whose answer is unknown, and claims beyond those requested."""
-        with self._lock:
-            if questions or claims:
-                entry = self._open.setdefault(asker, ([], []))
-                entry[0].extend(questions)
-                entry[1].extend(claims)
-            if len(self._open) > _MOST_ASKERS:  # of workers that have not asked again
-                del self._open[next(iter(self._open))]
 
 
 @refuse_broken_texts
@@ -179,7 +144,9 @@ class LightningStoreClient(LightningStore):
         self._connections: dict[asyncio.AbstractEventLoop, HttpConnections] = {}
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False
-        self._claims = _OpenClaims()
+        self._lock = threading.Lock()
+        self._unanswered: dict[tuple[object, ...], list[str]] = {}
+        """Tokens of requests for claims without an answer, by process and arguments."""
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
@@ -299,21 +266,23 @@ class LightningStoreClient(LightningStore):
                 return result
 
     async def _claim(self, row: WireOperation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
-        """Request claims once; an earlier request of this worker without an answer goes first."""
-        asker = (os.getpid(), arguments.get("worker_id"), arguments.get("run_id"))
-        limit: int = arguments.get("limit", 1)
-        pending, question = self._claims.take(asker, limit)
-        if pending:
-            return pending
+        """Request claims once. The store may have made one whose reply was lost, or for which the caller stopped
+        waiting: the worker's next request has its token then, so that the store returns that claim."""
         request = {name: value for name, value in arguments.items() if name != "timeout"}
-        token, request = question or (generate_id(32), request)
+        # with the process, so that a copy of the client in a forked one does not repeat its parent's requests
+        asker = (os.getpid(), *sorted(request.items()))
+        with self._lock:
+            token, *others = self._unanswered.pop(asker, None) or [generate_id(32)]
+            if others:
+                self._unanswered[asker] = others
         try:
-            claims = await self._request(row, {**request, "timeout": wait}, wait, token)
+            return await self._request(row, {**request, "timeout": wait}, wait, token)
         except (StoreUnreachableError, asyncio.CancelledError):
-            self._claims.put(asker, [(token, request)])
+            with self._lock:
+                self._unanswered.setdefault(asker, []).append(token)
+                if len(self._unanswered) > _MOST_ASKERS:  # of workers that have not asked again
+                    del self._unanswered[next(iter(self._unanswered))]
             raise
-        self._claims.put(asker, claims=claims[limit:])
-        return claims[:limit]
 
     async def _request(
         self, row: WireOperation, arguments: Arguments, wait: float = 0.0, token: str | None = None

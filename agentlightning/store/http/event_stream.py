@@ -28,16 +28,18 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from agentlightning.errors import AgentLightningError, BadRequestError, BusyError
+from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, StoreUnreachableError
 from agentlightning.store.base import LightningStore
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.http.redaction import hidden
 from agentlightning.types import EventPage, ResourcesUpdate, Worker
 from agentlightning.utils.http.auth import Receive, Scope, Send
+from agentlightning.utils.http.byte_budget import ClientLeftError
+from agentlightning.utils.http.dispatch import unless_left
 from agentlightning.utils.http.errors import describe_error
 from agentlightning.utils.http.uvicorn_server import STOPPING
 
@@ -90,9 +92,9 @@ class EventStreams:
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             if scope["method"] != "HEAD":
                 stream = _Stream(self._store, filters, begin, send, self._watch)
-                stopping: asyncio.Event = scope.get("state", {}).get(STOPPING) or asyncio.Event()
-                ends = [asyncio.ensure_future(_left(receive)), asyncio.ensure_future(stopping.wait())]
-                await _unless(ends, stream.run(page, self._keep_alive))
+                stopping = scope.get("state", {}).get(STOPPING)
+                with contextlib.suppress(ClientLeftError, StoreUnreachableError):
+                    await unless_left(stream.run(page, self._keep_alive), receive, stopping)
             await send({"type": "http.response.body", "body": b""})
         finally:
             self._open -= 1
@@ -203,25 +205,6 @@ def _read_request(scope: Scope) -> tuple[str | None, dict[str, Any]]:
     if len(after) > _LONGEST_CURSOR or not after.isprintable():
         raise BadRequestError(f"{after[:50]!a} is no cursor; use the id of an event of this server")
     return after or None, {"run_id": query["run_id"][-1]} if "run_id" in query else {}
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _unless(ends: Sequence[asyncio.Future[Any]], work: Awaitable[None]) -> None:
-    """Await `work`; cancel it as soon as one of `ends` comes."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait((task, *ends), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        for end in (task, *ends):
-            end.cancel()
-        await asyncio.gather(task, *ends, return_exceptions=True)
 
 
 # --- workers and resources ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from agentlightning.utils.concurrency.interrupts import Interrupts, raise_in
-from agentlightning.utils.concurrency.loops import fulfil, run
+from agentlightning.utils.concurrency.loops import DaemonExecutor, run
 from agentlightning.utils.concurrency.where_blocked import task_stack
 
 T = TypeVar("T")
@@ -88,38 +88,26 @@ async def call_in_thread(function: Callable[..., T], *args: object, name: str, g
     When cancelled, `CancelledError` is raised in the thread at its next Python instruction, so that its `finally`
     blocks run, and it has `grace` seconds to end; then it is abandoned.
     """
+    idents, cancelled = list[int](), threading.Event()
+
+    def call() -> T:
+        threading.current_thread().name = name
+        idents.append(threading.get_ident())
+        if cancelled.is_set():
+            raise asyncio.CancelledError
+        return function(*args)
+
     loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    ended: asyncio.Future[T] = loop.create_future()
-
-    def call() -> None:
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        fulfil(future, context.run, (function, *args), {})
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_transfer, future, ended)
-
-    thread = threading.Thread(target=call, name=name, daemon=True)
-    thread.start()
+    ended = loop.run_in_executor(DaemonExecutor(), context.run, call)
     try:
         return await asyncio.shield(ended)
     except asyncio.CancelledError:
-        if thread.ident is not None and thread.is_alive():
-            raise_in(thread.ident, asyncio.CancelledError)
+        cancelled.set()
+        if idents and not ended.done():
+            raise_in(idents[0], asyncio.CancelledError)
         await asyncio.wait([ended], timeout=grace)
         if not ended.done():
             logger.error("%s is in a blocking call that did not end when it was cancelled; it is left behind", name)
+        if not ended.cancel() and not ended.cancelled():
+            ended.exception()  # the waiter was cancelled, so nobody else reads it
         raise
-
-
-def _transfer(source: concurrent.futures.Future[T], target: asyncio.Future[T]) -> None:
-    error = source.exception()
-    if target.cancelled():
-        return
-    if error is None:
-        target.set_result(source.result())
-    elif isinstance(error, asyncio.CancelledError):
-        target.cancel()
-    elif isinstance(error, StopIteration):  # a future cannot hold one
-        target.set_exception(RuntimeError(f"{error!r} left the call"))
-    else:
-        target.set_exception(error)
-        target.exception()  # not "never retrieved" when the waiter was cancelled

@@ -201,6 +201,8 @@ def fulfil(
         return
     try:
         result = function(*args, **kwargs)
+    except StopIteration as error:  # a future of asyncio cannot hold one
+        future.set_exception(RuntimeError(f"{error!r} left the call"))
     except BaseException as error:  # boundary: the waiter of the future gets it
         future.set_exception(error)
     else:

@@ -211,21 +211,23 @@ def outside_of_running_loop() -> Generator[None]:
     The running loop is blocked until the body ends, as by any other long call. The body is on the same thread, so that
     Ctrl+C (in a notebook: interrupt) reaches it.
     """
-    loop = asyncio._get_running_loop()
+    loop: asyncio.AbstractEventLoop | None = None
+    with contextlib.suppress(RuntimeError):
+        loop = asyncio.get_running_loop()
     if loop is None:
         yield
         return
     task = asyncio.current_task(loop)
     if task is not None:
-        asyncio.tasks._leave_task(loop, task)
-    asyncio.events._set_running_loop(None)
+        asyncio._leave_task(loop, task)
+    asyncio._set_running_loop(None)
     try:
         yield
     finally:
-        asyncio.events._set_running_loop(loop)
+        asyncio._set_running_loop(loop)
         asyncio.set_event_loop(loop)  # the body's loops were entered there, and have taken it with them
         if task is not None:
-            asyncio.tasks._enter_task(loop, task)
+            asyncio._enter_task(loop, task)
 
 
 _beside: dict[asyncio.AbstractEventLoop, MainThread] = {}

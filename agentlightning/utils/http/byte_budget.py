@@ -12,8 +12,9 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+import zlib
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +29,18 @@ ATTEMPT_BYTES = 128 * 1024 * 1024
 """Limit of one attempt at the gateway: four bodies of the largest size."""
 UNCOUNTED_BYTES = 64 * 1024
 MAX_BODY_BYTES = 32 * 1024 * 1024
+_STEP_BYTES = 512 * 1024
+"""Number of bytes unpacked at a time."""
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+"""Content encodings, and zlib's window bits for each."""
+_MEMBERS = 1024
+"""Largest number of members of a gzip body, which usually has one."""
+
+
+class UnsupportedMediaError(BadRequestError):
+    """The form or the encoding of a body is not supported (HTTP 415)."""
+
+    http_status = 415
 
 
 class ClientLeftError(BadRequestError):
@@ -188,3 +201,37 @@ async def read_on(message: Message, receive: Receive, hold: Hold, limit: int) ->
 def too_large(limit: int) -> TooLargeError:
     """Return the error of a body that is larger than the limit."""
     return TooLargeError(f"The body is larger than {limit} bytes; send it in smaller parts")
+
+
+def unpacked_parts(
+    body: bytes, encoding: str, limit: int, encodings: Sequence[str] = tuple(_WINDOW_BITS)
+) -> Iterator[bytes]:
+    """Yield the parts of a body without its content encoding; unpacking stops at the first byte beyond `limit`.
+
+    Raises:
+        UnsupportedMediaError: the encoding is none of `encodings`.
+        TooLargeError: it holds more than `limit` bytes.
+        BadRequestError: it is broken, ends early, or something follows its end.
+    """
+    if encoding not in encodings:
+        known = ", ".join(map(repr, encodings))
+        raise UnsupportedMediaError(f"Unsupported Content-Encoding {encoding[:80]!r}, expected {known} or 'identity'")
+    bits, size, members, broken = _WINDOW_BITS[encoding], 0, 0, f"Unable to unpack the {encoding} body"
+    if encoding == "deflate" and not (len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2]) % 31 == 0):
+        bits = -bits  # without the header that the standard requires and some clients omit
+    while body or not members:
+        if members == (1 if encoding == "deflate" else _MEMBERS):
+            raise BadRequestError(f"{broken}: something follows its end, after {members} members")
+        member = zlib.decompressobj(bits)
+        while not member.eof:
+            try:
+                part = member.decompress(body, min(_STEP_BYTES, limit - size + 1))
+            except zlib.error as error:
+                raise BadRequestError(f"{broken}: {error}") from error
+            size, body = size + len(part), member.unconsumed_tail
+            if size > limit:
+                raise TooLargeError(f"The body unpacks to more than {limit} bytes; send it in smaller parts")
+            if not (member.eof or body or part):
+                raise BadRequestError(f"{broken}: it ends early, after {size} bytes of content")
+            yield part
+        body, members = member.unused_data, members + 1

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
+import socket
 import ssl
 from collections import deque
 from dataclasses import dataclass
@@ -236,15 +238,15 @@ class _Connection(asyncio.Protocol):
         try:
             self._transport.abort()
         except RuntimeError:  # its loop has ended, and calls nothing any more
-            self.let_go()
+            with contextlib.suppress(OSError):
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def let_go(self) -> None:
-        """Close the socket without touching the loop."""
+        """Close this process's copy of the socket in a forked process: its number stands for an empty file then."""
         self.is_kept = False
         self.owner.discard(self)
-        end: Any = getattr(self._transport, "_call_connection_lost", None)
-        if end is not None:
-            end(None)
+        with open(os.devnull) as nothing:
+            os.dup2(nothing.fileno(), self._transport.get_extra_info("socket").fileno())
 
     @property
     def _status(self) -> int:

@@ -6,6 +6,7 @@ It serves the hot path at about twice the rate of a routing framework; requests 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -21,6 +22,7 @@ from agentlightning.utils.http.byte_budget import (
     PROCESS,
     ByteBudget,
     ClientLeftError,
+    UnsupportedMediaError,
     check_length,
     client_hold,
     read_on,
@@ -32,12 +34,7 @@ from agentlightning.utils.http.uvicorn_server import STOPPING, StopSignal
 _MAX_QUERY_FIELDS = 2000
 
 E = TypeVar("E")
-
-
-class UnsupportedMediaError(BadRequestError):
-    """Raised when the form of the body is not supported (HTTP 415)."""
-
-    http_status = 415
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -136,7 +133,7 @@ class JsonDispatch:
                     raise WrongShapeError(error, "query" if endpoint.method == "GET" else "body") from None
                 work = endpoint.call(request, arguments)
                 if endpoint.may_wait is not None and endpoint.may_wait(arguments):
-                    work = _unless_left(work, receive, scope)
+                    work = unless_left(work, receive, scope.get("state", {}).get(STOPPING))
                 body = endpoint.encode(await work)
         except ClientLeftError:
             return
@@ -252,12 +249,14 @@ async def _answer_other_method(method: str, methods: Mapping[str, Endpoint], sen
     await reply._replace(extra=(allow,)).send(send)
 
 
-async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) -> Any:
-    """Await a call that may take long; cancel it when the client leaves, so that it claims no work, and when the server
-    stops."""
+async def unless_left(awaited: Awaitable[T], receive: Receive, stopping: StopSignal | None = None) -> T:
+    """Await what may take long; cancel it when the client leaves, and when the server stops, if there is its signal.
+
+    Raises:
+        ClientLeftError, StoreUnreachableError: the client left; the server stops.
+    """
     here = asyncio.current_task()
     assert here is not None
-    stopping: StopSignal = scope.get("state", {}).get(STOPPING) or StopSignal()
     cancelled_by: list[object] = []
 
     def cancel(by: object) -> None:
@@ -265,10 +264,14 @@ async def _unless_left(awaited: Awaitable[Any], receive: Receive, scope: Scope) 
             cancelled_by.append(by)
             here.cancel()
 
-    departure = asyncio.ensure_future(receive())
+    async def left() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    departure = asyncio.ensure_future(left())
     departure.add_done_callback(cancel)
     try:
-        with stopping.calling(cancel):
+        with contextlib.nullcontext() if stopping is None else stopping.calling(cancel):
             return await awaited
     except asyncio.CancelledError:
         if not cancelled_by or here.uncancel() > 0:  # somebody else cancels this task, too

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, cast
 
+import httptools
 from typing_extensions import override
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -97,7 +98,7 @@ class BoundedHttp(HttpToolsProtocol):
         if len(self.connections) >= self._bounds.connections:
             # Close those on which no request is worked on: first those with half a request, the oldest of them first,
             # then idle ones. Whoever sends requests and waits for answers keeps its connection.
-            connections = [each for each in cast("set[Any]", self.connections) if isinstance(each, BoundedHttp)]
+            connections = cast("set[BoundedHttp]", self.connections)
             others = [other for other in connections if other._running is None and other._is_answered()]
             others.sort(key=lambda other: other._made_at if other._arriving_since is None else other._arriving_since)
             others.sort(key=lambda other: other._arriving_since is None and cast(Any, other.cycle) is not None)
@@ -132,7 +133,12 @@ class BoundedHttp(HttpToolsProtocol):
         bound, was_in_head, was_in_body = self._bounds.head_bytes, self._in_head, self._in_body
         self._large_piece = len(data) > bound
         self._piece_body = self._begun = 0
-        super().data_received(data)
+        try:
+            cast(Any, self.parser).feed_data(data)
+        except httptools.HttpParserUpgrade:
+            logger.info("%s: asked to upgrade the protocol, which is not done", self._name())
+        except httptools.HttpParserError as error:
+            self._refuse(self._verdict or refusal(400, f"What was sent is no valid HTTP: {error}", "BadRequestError"))
         if self._begun > (not was_in_head and not was_in_body):
             return  # of several messages in one piece the last one's share is not known: its next piece is counted
         if self._in_head:
@@ -291,17 +297,9 @@ class BoundedHttp(HttpToolsProtocol):
     # --- refusals --------------------------------------------------------------------------------------------------
 
     def _object(self, status: int, text: str, error_type: str) -> NoReturn:
-        """Stop the parser; `send_400_response` is called then."""
+        """Stop the parser, whose caller then answers with the refusal."""
         self._verdict = refusal(status, text, error_type)
         raise _Refused(text)
-
-    @override
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(self._verdict or refusal(400, msg, "BadRequestError"))
-
-    @override
-    def _unsupported_upgrade_warning(self) -> None:
-        logger.info("%s: asked to upgrade the protocol, which is not done", self._name())
 
     def _refuse(self, reply: ErrorReply) -> None:
         """Answer instead of the app, then discard further data for a while, and close."""
@@ -312,7 +310,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused_at, self._arriving_since = self.loop.time(), None
         self._in_head = self._in_body = False
         self.headers, self.scope = [], cast(Any, {})
-        self._unset_keepalive_if_required()
         if was_answered:  # the answer went out before the whole request was here: one is enough
             self.transport.write_eof()
             return
@@ -399,6 +396,6 @@ def _can_write(cycle: RequestResponseCycle) -> bool:
 
 def _common_headers(headers: _Headers) -> bytes:
     global _written
-    if _written[0] is not headers:  # uvicorn makes a new list each second, for the date in it
+    if _written[0] is not headers:  # a server makes a new list each second, for the date in it
         _written = headers, b"".join(b"%s: %s\r\n" % header for header in headers)
     return _written[1]

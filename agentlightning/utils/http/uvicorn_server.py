@@ -1,4 +1,4 @@
-"""uvicorn for this package: no signal handlers, woken by events, with bounds and a limited time for stopping."""
+"""A server of connections of uvicorn: no signal handlers, woken by events, with bounds and a limited time to stop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable, Generator, Sequence
+from email.utils import formatdate
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 from typing_extensions import override
+from uvicorn.server import ServerState
 
 from agentlightning.utils.http.auth import ASGIApp, Receive, Scope, Send
 from agentlightning.utils.http.errors import refusal
@@ -50,7 +52,7 @@ class StopSignal(asyncio.Event):
             self._calls.discard(call)
 
 
-class AsgiServer(uvicorn.Server):
+class AsgiServer:
     """One serving of one app, on the loop that runs `serve`.
 
     `ready` resolves when requests are accepted. `request_stop` may be called from any thread; requests in progress
@@ -69,65 +71,74 @@ class AsgiServer(uvicorn.Server):
         log_level: int,
         access_log: bool = False,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                cast(Any, partial(_interruptible, app)),
-                interface="asgi3",
-                http=cast(Any, partial(BoundedHttp, bounds=bounds)),
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level=log_level,
-                access_log=access_log,
-                proxy_headers=False,
-                server_header=False,
-                timeout_keep_alive=keep_alive,
-                headers=list(headers),
-            )
+        self._config = uvicorn.Config(
+            cast(Any, partial(_interruptible, app)),
+            interface="asgi3",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=log_level,
+            access_log=access_log,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=keep_alive,
+            headers=list(headers),
         )
+        self._bounds, self._patience, self._state = bounds, patience, ServerState()
         self._sweep_seconds = min(1.0, keep_alive / 4, bounds.arrival_seconds / 4, bounds.unread_seconds / 4)
         self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._patience = patience
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop_asked = StopSignal()
+        self._is_to_stop = False
+        self._stopping = StopSignal()
 
     def request_stop(self) -> None:
         """Ask the serving loop to end; may be called from any thread, more than once."""
-        self.should_exit = True
+        self._is_to_stop = True
         with contextlib.suppress(RuntimeError):  # the loop ended by itself
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(self._stop_asked.set)
+                self._loop.call_soon_threadsafe(self._stopping.set)
 
-    @override
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.lifespan.state[STOPPING] = self._stop_asked
-        await super().startup(sockets)
-        self.ready.set_result(None)
+    def run(self, sockets: Sequence[socket.socket]) -> None:
+        """Serve on a loop of this thread."""
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(self.serve(sockets))
 
-    @override
-    async def main_loop(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not await self.on_tick(0):  # tick 0 refreshes the date header
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stop_asked.wait(), self._sweep_seconds)
-            for connection in self._connections():
-                connection.sweep(loop.time())
+    async def serve(self, sockets: Sequence[socket.socket]) -> None:
+        """Serve on listening sockets until a stop is requested."""
+        loop = self._loop = asyncio.get_running_loop()
+        self._config.load()
 
-    @override
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        def connected() -> BoundedHttp:
+            return BoundedHttp(self._config, self._state, {STOPPING: self._stopping}, loop, bounds=self._bounds)
+
+        listeners: list[asyncio.Server] = []
         try:
-            await super().serve(sockets)
-        finally:  # also when the task was cancelled and `shutdown` did not run
-            self._close_listeners()
-            self._drop_connections()
+            for each in sockets:
+                listeners.append(await loop.create_server(connected, sock=each, backlog=self._config.backlog))
+            self.ready.set_result(None)
+            while not self._is_to_stop:
+                date = (b"date", formatdate(usegmt=True).encode())
+                self._state.default_headers = [date, *self._config.encoded_headers]
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), self._sweep_seconds)
+                for connection in self._connections():
+                    connection.sweep(loop.time())
+            for listener in listeners:
+                listener.close()
+            await self._end_requests()
+        finally:  # also when the task was cancelled
+            for listener in listeners:
+                listener.close()
+            for connection in self._connections():
+                if not connection.transport.is_closing():
+                    connection.transport.abort()
+        await asyncio.sleep(0)  # lets the transports report that they are closed
 
-    @override
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._close_listeners()
-        for connection in list(self.server_state.connections):
+    async def _end_requests(self) -> None:
+        for connection in self._connections():
             connection.shutdown()  # closes idle ones; the others end with their response
-        if tasks := set(self.server_state.tasks):
+        if tasks := set(self._state.tasks):
             _, late = await asyncio.wait(tasks, timeout=self._patience)
             for connection in self._connections():
                 if connection.is_answering():
@@ -137,26 +148,9 @@ class AsgiServer(uvicorn.Server):
             if late:
                 logger.info("stopping: cancelled %d requests that did not end in %s s", len(late), self._patience)
                 await asyncio.wait(late, timeout=1.0)
-        self._drop_connections()
-        await asyncio.sleep(0)  # lets the transports report that they are closed
-
-    @contextlib.contextmanager
-    @override
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
 
     def _connections(self) -> list[BoundedHttp]:
-        return [connection for connection in self.server_state.connections if isinstance(connection, BoundedHttp)]
-
-    def _close_listeners(self) -> None:
-        for server in getattr(self, "servers", []):
-            server.close()
-
-    def _drop_connections(self) -> None:
-        for connection in list(self.server_state.connections):
-            transport = cast("asyncio.Transport | None", getattr(connection, "transport", None))
-            if transport is not None and not transport.is_closing():
-                transport.abort()
+        return cast("list[BoundedHttp]", list(self._state.connections))
 
 
 async def _interruptible(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -166,3 +160,12 @@ async def _interruptible(app: ASGIApp, scope: Scope, receive: Receive, send: Sen
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeError):  # uvicorn's word for: an answer has begun already
             await refusal(503, "The server is stopping", "StoreUnreachableError").closing().send(send)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop for a server: uvloop's, where there is one for the platform."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

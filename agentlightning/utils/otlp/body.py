@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Literal, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from agentlightning.errors import BadRequestError, TooLargeError
-from agentlightning.utils.http.byte_budget import MAX_BODY_BYTES, Hold
+from agentlightning.errors import BadRequestError
+from agentlightning.utils.http.byte_budget import MAX_BODY_BYTES, Hold, UnsupportedMediaError, unpacked_parts
 from agentlightning.utils.otlp.caps import Rejections, check_json, check_protobuf
 from agentlightning.utils.otlp.json_form import message_from_json
 
@@ -18,15 +17,6 @@ JSON_CT = "application/json"
 """Content type of a body in JSON."""
 Form = Literal["application/x-protobuf", "application/json"]
 M = TypeVar("M", bound=Message)
-_STEP_BYTES = 1024 * 1024
-_MEMBERS = 1024
-"""Largest number of members of a gzip body, which usually has one."""
-
-
-class UnsupportedMediaError(BadRequestError):
-    """Raised when OTLP does not have the content type or content encoding (HTTP 415)."""
-
-    http_status = 415
 
 
 def form_of(content_type: str) -> Form:
@@ -52,33 +42,14 @@ def unpacked(body: bytes, content_encoding: str, limit: int = MAX_BODY_BYTES, ho
         BadRequestError: broken or truncated gzip.
         TooLargeError: the unpacked body is larger than `limit` bytes.
     """
-    named = content_encoding.strip().lower()
-    if named in ("", "identity"):
+    encoding, content = content_encoding.strip().lower(), bytearray()
+    if encoding in ("", "identity"):
         return body
-    if named != "gzip":
-        raise UnsupportedMediaError(f"Unsupported Content-Encoding {named[:80]!r}, expected 'gzip' or 'identity'")
-    parts, members = bytearray(), 0
-    while body or not members:
-        member = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        while not member.eof:
-            try:
-                part = member.decompress(body, min(_STEP_BYTES, limit - len(parts) + 1))
-            except zlib.error as error:
-                raise BadRequestError(f"Unable to unpack the gzip body: {error}") from error
-            if len(parts) + len(part) > limit:
-                raise TooLargeError(f"The body unpacks to more than {limit} bytes; send it in smaller parts")
-            if hold is not None:
-                hold.add(len(part))
-            parts += part
-            body = member.unconsumed_tail
-            if not member.eof and not body and not part:
-                text = f"Unable to unpack the gzip body: it ends early, after {len(parts)} bytes of content"
-                raise BadRequestError(text)
-        body = member.unused_data
-        members += 1
-        if members > _MEMBERS:
-            raise BadRequestError(f"The gzip body has more than {_MEMBERS} members; send one")
-    return bytes(parts)
+    for part in unpacked_parts(body, encoding, limit, ("gzip",)):
+        if hold is not None:
+            hold.add(len(part))
+        content += part
+    return bytes(content)
 
 
 def parse_body(

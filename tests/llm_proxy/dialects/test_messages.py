@@ -410,8 +410,8 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
     agent.harness.model.answer = lambda request: answer
     events = await _events(agent)
     empty = {"input_tokens": 0, "output_tokens": 0, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
-    first, second = '{"a": 1, "', 'b": "ü"}'
-    assert first + second == CALL["function"]["arguments"]
+    arguments = CALL["function"]["arguments"]
+    halves = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
 
     def block(index: int, start: Json, *deltas: Json) -> list[Json]:
         return [
@@ -420,8 +420,8 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
             {"type": "content_block_stop", "index": index},
         ]
 
-    def tool(index: int, name: str) -> list[Json]:
-        pieces = [{"type": "input_json_delta", "partial_json": half} for half in _halves(CALL["function"]["arguments"])]
+    def tool(index: int, name: str, *texts: str) -> list[Json]:
+        pieces = [{"type": "input_json_delta", "partial_json": text} for text in texts]
         return block(index, {"type": "tool_use", "id": name, "name": "add", "input": {}}, *pieces)
 
     assert events[0][1]["message"] == {
@@ -443,24 +443,20 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
     assert [data for _, data in events[1:]] == [
         *block(0, {"type": "thinking", "thinking": "", "signature": ""}, *thoughts),
         *block(1, {"type": "text", "text": ""}, *texts),
-        *tool(2, "call-1"),
-        *tool(3, "call-2"),
+        *tool(2, "call-1", *halves),
+        *tool(3, "call-2", arguments),
         {"type": "message_delta", "delta": {"stop_reason": "tool_use", "stop_sequence": None}, "usage": counts},
         {"type": "message_stop"},
     ]
 
 
-def _halves(text: str) -> tuple[str, str]:
-    return text[: len(text) // 2], text[len(text) // 2 :]
-
-
 async def test_a_tool_call_that_goes_on_after_its_end_breaks_the_stream(agent: Agent) -> None:
-    def piece(index: int, arguments: str) -> bytes:
-        call = {"index": index, "id": f"c{index}", "function": {"name": "add", "arguments": arguments}}
-        choices = [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]
+    def piece(**delta: Any) -> bytes:
+        choices = [{"index": 0, "delta": delta, "finish_reason": None}]
         return b"data: " + json.dumps({"id": "x", "choices": choices}).encode() + b"\n\n"
 
-    agent.harness.model.faults = [Fault(body=piece(0, "{}") + piece(1, "{") + piece(0, "{}"), headers=SSE)]
+    call = piece(tool_calls=[{"index": 0, "id": "c0", "function": {"name": "add", "arguments": "{}"}}])
+    agent.harness.model.faults = [Fault(body=call + piece(content="So") + call, headers=SSE)]
     with pytest.raises(anthropic.APIStatusError, match="went back to the tool call"):
         await agent.whole(streamed=True)
     assert await agent.harness.states() == ["upstream_error"]

@@ -485,7 +485,7 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
             {"type": "response.output_item.done", "output_index": index, "item": done},
         ]
 
-    def call(index: int, call_id: str) -> list[Json]:
+    def call(index: int, call_id: str, *pieces: str) -> list[Json]:
         item = {"id": f"fc_{name}_{index}", "type": "function_call", "call_id": call_id, "name": "add"}
         place = {"output_index": index, "item_id": item["id"]}
         done = {**item, "arguments": ARGUMENTS, "status": "completed"}
@@ -493,7 +493,7 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
         started = {**item, "arguments": "", "status": "in_progress"}
         return [
             {"type": "response.output_item.added", "output_index": index, "item": started},
-            *({"type": "response.function_call_arguments.delta", **place, "delta": half} for half in halves),
+            *({"type": "response.function_call_arguments.delta", **place, "delta": piece} for piece in pieces),
             ended,
             {"type": "response.output_item.done", "output_index": index, "item": done},
         ]
@@ -514,8 +514,8 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
             " so",
         ),
         *text(1, "output_text", {**message, **started}, {**message, **done, "content": [words]}, words, "a", "  b"),
-        *call(2, "call-1"),
-        *call(3, "call-2"),
+        *call(2, "call-1", *halves),
+        *call(3, "call-2", ARGUMENTS),
     ]
     assert [event["type"] for event in events[:2]] == ["response.created", "response.in_progress"]
     assert events[0]["response"]["output"] == []

@@ -290,7 +290,10 @@ def test_connections_of_a_loop_that_ended_without_a_word_are_closed() -> None:
         warnings.simplefilter("ignore", ResourceWarning)  # of the server, which nobody closed
         pool = list(connections._all)
         connections.close()
-        assert [getattr(each._transport, "_sock", None) for each in pool] == [None]
+        [copy] = [each._transport.get_extra_info("socket").dup() for each in pool]
+        with copy, pytest.raises(BrokenPipeError):
+            copy.send(b"x")
+        del pool, connections
         gc.collect()
 
 
