@@ -31,7 +31,7 @@ from agentlightning.runner.pipe import (
     line_of,
 )
 from agentlightning.runner.results import is_result, spans_of
-from agentlightning.tracer.export.settings import ENDPOINT as COLLECTOR_VARIABLE
+from agentlightning.tracer.collector import ENDPOINT as COLLECTOR_VARIABLE
 from agentlightning.utils.concurrency.loops import run
 from agentlightning.utils.concurrency.main_thread import on_main_thread
 from agentlightning.utils.concurrency.threads import Threads
