@@ -189,7 +189,7 @@ test-trackers: $(TRACKERS_STAMP)
 	TRACKERS=1 $(TRACKERS)/bin/$(PYTEST) tests/trackers $(ARGS)
 
 test-vendors: $(VENDORS_STAMP)
-	$(VENDORS)/bin/$(PYTEST) tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/export/test_settings.py tests/contrib $(ARGS)
+	$(VENDORS)/bin/$(PYTEST) tests/tracer/test_agentops.py tests/tracer/test_weave.py tests/tracer/test_collector.py tests/contrib $(ARGS)
 
 $(ON_ENGINE_STAMP): pyproject.toml constraints.txt tests/engine/requirements.txt
 	$(PYTHON) -m venv $(ON_ENGINE)

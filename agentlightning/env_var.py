@@ -8,16 +8,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from agentlightning.utils.env import resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
-
-__all__ = [
-    "FOREIGN_VARIABLES",
-    "PROGRAM_VARIABLES",
-    "LightningEnvVar",
-    "resolve_bool_env_var",
-    "resolve_int_env_var",
-    "resolve_str_env_var",
-]
+from agentlightning.utils.env import (
+    resolve_bool_env_var as resolve_bool_env_var,
+)
+from agentlightning.utils.env import (
+    resolve_int_env_var as resolve_int_env_var,
+)
+from agentlightning.utils.env import (
+    resolve_str_env_var as resolve_str_env_var,
+)
 
 
 class LightningEnvVar(Enum):

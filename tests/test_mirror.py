@@ -29,7 +29,7 @@ FILES = {
         prompt_search/test_proof prompt_search/test_resumed runner/test_hostile runner/test_iter runner/test_killed
         runner/test_left_behind runner/test_lost_replies runner/test_threads runner/test_tracers test_architecture
         test_dependencies test_documents test_imports test_mirror test_one_rollout test_readme test_secrets_apart
-        tracer/test_hidden_keys tracer/test_mirror tracer/test_stress trackers/test_packages trainer/test_constructor
+        tracer/test_hidden_keys tracer/test_stress trackers/test_packages trainer/test_constructor
         trainer/test_evaluate trainer/test_fit trainer/test_rollout_config trainer/test_specs
         training/external/test_before_a_run training/external/tinker/test_tinker training/external/trl/test_trl_run
         training/external/verl/test_verl training/external/verl/test_verl_run training/learner/test_precision

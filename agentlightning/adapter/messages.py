@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 
 _ROLES: Final = frozenset(("developer", "system", "user", "assistant", "tool", "function"))
 _PARTS: Final = ("prompt", "completion", "request", "response")
-_GATEWAY_SPANS: Final = frozenset((RAW_SPAN, REQUEST_SPAN))
 
 Message = Fields
 

@@ -29,22 +29,14 @@ from agentlightning.adapter.rows.samples import SampleReading, samples_from_call
 from agentlightning.adapter.spans.attributes import Problem
 from agentlightning.adapter.spans.rewards import reward_value
 from agentlightning.adapter.spans.tokens import FAILED_STATES, call_name, is_stale, refused_for_budget
-from agentlightning.adapter.tree.reward_matching import Recorded, RewardMatchPolicy
+from agentlightning.adapter.tree.reward_matching import Recorded
+from agentlightning.adapter.tree.reward_matching import RewardMatchPolicy as RewardMatchPolicy
 from agentlightning.adapter.tree.selection import LLM_CALL_MATCH, SelectedCall, SelectionRules
-from agentlightning.adapter.tree.tree import TraceTree, known_metadata, put_reward
+from agentlightning.adapter.tree.tree import TraceTree as TraceTree
+from agentlightning.adapter.tree.tree import known_metadata, put_reward
 from agentlightning.base.field_help import Value, explain_fields
 from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span, Triplet
-
-__all__ = [
-    "LlmProxyTraceToTriplet",
-    "RewardMatchPolicy",
-    "TraceToTripletBase",
-    "TraceTree",
-    "TracerTraceToTriplet",
-    "Transition",
-    "TripletReading",
-]
 
 logger = logging.getLogger(__name__)
 

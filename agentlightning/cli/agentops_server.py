@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentlightning.cli.main import main_of
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.output import HOST, LOG_JSON, LOG_LEVEL, PORT, log_to_stderr
 from agentlightning.cli.serving import app_with_checks, serve_until_signal
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
@@ -53,9 +53,9 @@ _Ids = tuple[str, str]
 
 def agentops(
     store: str = typer.Option("sqlite:///agl.db", help="Store of the spans: a file or a store spec."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(0, help="Port; 0 chooses a free one."),
-    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    host: str = HOST,
+    port: int = PORT,
+    log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> None:
     """Receive the data of the AgentOps SDK, without its service and without an account. Ctrl+C ends it, exit code 0.

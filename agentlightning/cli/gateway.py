@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentlightning.cli.export import MODEL, trained_at
-from agentlightning.cli.output import LOG_JSON, log_to_stderr, say
+from agentlightning.cli.output import HOST, LOG_JSON, PORT, log_to_stderr, say
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
@@ -27,8 +27,8 @@ def gateway(
         help="YAML or JSON with arguments of LLMProxy: model_list, fallbacks, aliases, policies, limits, health, ...",
     ),
     store: str = typer.Option("sqlite:///agl.db", help="Store of the calls: a file or a store spec."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(0, help="Port; 0 chooses a free one."),
+    host: str = HOST,
+    port: int = PORT,
     record: Path | None = typer.Option(None, help="Write every answered call to this file, too."),
     replay: Path | None = typer.Option(None, help="Answer from this file instead of a model server."),
     journal: Path | None = typer.Option(
@@ -141,8 +141,8 @@ def serve(
     model: str = MODEL,
     store: str | None = typer.Option(None, help="Store of the calls, also for a run's id; without it nothing is kept."),
     name: str = typer.Option("policy", help="Name of the model for clients."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
-    port: int = typer.Option(0, help="Port; 0 chooses a free one."),
+    host: str = HOST,
+    port: int = PORT,
     max_batch: int = typer.Option(32, min=1, help="Largest number of calls in a batch."),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
     log_json: bool = LOG_JSON,

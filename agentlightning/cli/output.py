@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from agentlightning.types import AttemptedRollout, Rollout
 
 JSON = typer.Option(False, "--json", help="Print one JSON document instead.")
+HOST = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed.")
+PORT = typer.Option(0, help="Port; 0 chooses a free one.")
+LOG_LEVEL = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR.")
 LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
 _WIDTH_OF_FILES = 200
 """Columns of an output that is not a terminal, so that no line of a table is broken."""

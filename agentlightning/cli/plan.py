@@ -27,7 +27,6 @@ from agentlightning.execution.base import exit_code_of
 from agentlightning.utils.concurrency.loops import TERMINATED
 
 if TYPE_CHECKING:
-    from agentlightning.cli.plan import Plan
     from agentlightning.trainer import Trainer
     from agentlightning.types import NamedResources
 

@@ -10,15 +10,15 @@ import typer
 
 from agentlightning.base.private_files import private_folder
 from agentlightning.cli.main import main_of
-from agentlightning.cli.output import LOG_JSON, log_to_stderr
+from agentlightning.cli.output import HOST, LOG_JSON, LOG_LEVEL, log_to_stderr
 from agentlightning.errors import BadRequestError
 
 
 def prometheus(
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    host: str = HOST,
     port: int = typer.Option(4748, help="Port; 0 chooses a free one."),
     metrics_path: str = typer.Option("/v1/prometheus", help="Path of the page."),
-    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
     access_log: bool = typer.Option(False, "--access-log", help="Log every request."),
 ) -> None:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from typing_extensions import override
 
 from agentlightning.base.process_secrets import TOKEN, hold, read_secret
-from agentlightning.cli.output import JSON, LOG_JSON, STORE, log_to_stderr, say, show_json, with_store
+from agentlightning.cli.output import JSON, LOG_JSON, LOG_LEVEL, STORE, log_to_stderr, say, show_json, with_store
 
 START = "start"
 
@@ -48,7 +48,7 @@ def start(
     val: str | None = typer.Option(None, help="Tasks to validate on, in the same forms."),
     settings: list[str] = typer.Option([], "--set", help="A key of the file and its value; may be repeated."),
     dev: bool = typer.Option(False, "--dev", help="Try it quickly (Trainer.dev), with a fast algorithm."),
-    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
     as_json: bool = JSON,
 ) -> int:
@@ -130,7 +130,7 @@ def runner(
     max_rollouts: int | None = typer.Option(None, min=1, help="Number of rollouts after which a process ends."),
     outage: float = typer.Option(60.0, help="Seconds without an answer of the store before giving up."),
     tracer: str | None = typer.Option(None, help="Import path of another tracer class."),
-    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> int:
     """Run the rollouts of a run on this machine until the run ends or is stopped.

@@ -24,7 +24,6 @@ from agentlightning.cli.run_texts import (
     standing,
 )
 from agentlightning.errors import NotFoundError
-from agentlightning.store.base import LightningStore
 from agentlightning.store.cursors import pages_of
 from agentlightning.training.ledger_records import LedgerEntry, check_ledger, numbers_of
 from agentlightning.training.records import clean_record
@@ -142,7 +141,6 @@ def ledger(
 
     Example: agl runs ledger run-1a2b3c --step 3 --row 0 --store run.db
     """
-    from agentlightning.cli.runs import show_calls, show_check, show_row
 
     async def ask(connection: LightningStore) -> int:
         run = await existing_run(connection, run_id, store)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentlightning.cli.main import main_of
-from agentlightning.cli.output import JSON, LOG_JSON, log_to_stderr, say, show_json, with_store
+from agentlightning.cli.output import HOST, JSON, LOG_JSON, LOG_LEVEL, log_to_stderr, say, show_json, with_store
 from agentlightning.errors import BadRequestError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _DEFAULT_SPECS = {
 @app.callback()
 def store(
     context: typer.Context,
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed."),
+    host: str = HOST,
     port: int = typer.Option(4747, help="Port; 0 chooses a free one."),
     db: str | None = typer.Option(
         None,
@@ -77,7 +77,7 @@ def store(
         [], help="Further name under which clients may address this server; may be repeated."
     ),
     tracker: list[Tracker] = typer.Option([], help="Collect metrics for this destination; may be repeated."),
-    log_level: str = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR."),
+    log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> None:
     """Serve a store for algorithm and runners.

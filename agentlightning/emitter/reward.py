@@ -24,29 +24,16 @@ from opentelemetry import trace as trace_api
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.emitter.annotation import emit_annotation
-from agentlightning.emitter.reward_values import as_number, checked_reward
 from agentlightning.errors import RewardError
 from agentlightning.semconv import LightningSpanAttributes
 from agentlightning.types import Attributes, SpanCoreFields, SpanLike
 from agentlightning.utils.attributes import check_attributes_sanity, flatten_attributes
 from agentlightning.utils.otel import make_link_attributes
-from agentlightning.utils.rewards import REWARD, find_final_reward, get_reward_value, get_rewards_from_span
-
-__all__ = [
-    "PRIMARY",
-    "REWARD",
-    "RewardTarget",
-    "emit_reward",
-    "find_final_reward",
-    "find_reward_spans",
-    "get_reward_target",
-    "get_reward_value",
-    "get_rewards_from_span",
-    "is_reward_span",
-    "reward",
-    "reward_attributes",
-    "rewards_attributes",
-]
+from agentlightning.utils.rewards import REWARD as REWARD
+from agentlightning.utils.rewards import as_number, checked_reward
+from agentlightning.utils.rewards import find_final_reward as find_final_reward
+from agentlightning.utils.rewards import get_reward_value as get_reward_value
+from agentlightning.utils.rewards import get_rewards_from_span as get_rewards_from_span
 
 logger = logging.getLogger(__name__)
 

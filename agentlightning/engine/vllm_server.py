@@ -29,7 +29,7 @@ from urllib.parse import urlencode, urlsplit
 from agentlightning.base.private_files import private_folder
 from agentlightning.base.process_secrets import TOKEN
 from agentlightning.errors import BadRequestError, EngineError
-from agentlightning.litagent.command.process_group import ProcessGroup
+from agentlightning.utils.process_group import ProcessGroup
 from agentlightning.utils.setting_checks import Bounds
 
 logger = logging.getLogger(__name__)

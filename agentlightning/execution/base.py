@@ -91,12 +91,6 @@ class AlgorithmDiedError(AgentLightningError, RuntimeError):
     """The process that ran the algorithm ended in an unexpected way; holds its traceback if it left one."""
 
 
-def view_of(algorithm: AlgorithmBundle, store: LightningStore) -> LightningStore:
-    """Return the store as this run sees it."""
-    scope: Callable[[LightningStore], LightningStore] | None = getattr(algorithm, "scope", None)
-    return scope(store) if scope is not None else store
-
-
 @dataclass(frozen=True)
 class OpenWork:
     """The open rollouts of one run."""
@@ -110,8 +104,9 @@ class OpenWork:
     @classmethod
     def of(cls, algorithm: AlgorithmBundle, store: LightningStore, runner: RunnerBundle | None = None) -> OpenWork:
         """Return the open work of a run."""
-        limit: int | None = getattr(runner, "max_rollouts", None)
-        return cls(view_of(algorithm, store), getattr(algorithm, "run_id", None), limit)
+        scope: Callable[[LightningStore], LightningStore] | None = getattr(algorithm, "scope", None)
+        view, limit = store if scope is None else scope(store), getattr(runner, "max_rollouts", None)
+        return cls(view, getattr(algorithm, "run_id", None), limit)
 
     async def count(self) -> int:
         """Return the number of open rollouts."""

@@ -90,10 +90,11 @@ class AlgorithmRole:
         async with own_connection(server or store, outage_of(self.algorithm)) as own:
             if server is not None:  # before runners can reach the store
                 await self._open(own)
-            detector = StallDetector(self.stall, self.algorithm, own, self.position)
-            note = run_of(self.algorithm), supervision.event, self._is_open
+            work_of_run = OpenWork.of(self.algorithm, own, runner)
+            detector = StallDetector(self.stall, work_of_run, getattr(self.algorithm, "llm_proxy", None), self.position)
+            note = work_of_run.run_id, supervision.event, self._is_open
             supervision.watchers = [lambda: heed(own, *note), detector.watch]
-            supervision.open_work = None if runner is None else OpenWork.of(self.algorithm, own, runner)
+            supervision.open_work = None if runner is None else work_of_run
             supervision.team.store = own
             async with served(server):
                 error: BaseException | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from agentlightning.execution.base import AlgorithmBundle, OpenWork, StalledError, view_of
+from agentlightning.execution.base import OpenWork, StalledError
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import QUEUING, RUNNING, LightningStore
 from agentlightning.types import AttemptedRollout, Rollout, Worker
@@ -47,8 +47,9 @@ class StallDetector:
     """Watches one run, in the process of its algorithm. Owned by the loop that supervises the run."""
 
     policy: StallPolicy
-    algorithm: AlgorithmBundle
-    store: LightningStore
+    work: OpenWork
+    gateway: Any = None
+    """The gateway of the run, if there is one."""
     position: Callable[[], list[str]] | None = None
     """Returns the algorithm's stack, if it is not a task of this loop."""
 
@@ -60,8 +61,7 @@ class StallDetector:
         """
         if self.policy.seconds is None:
             return
-        view, run_id = view_of(self.algorithm, self.store), getattr(self.algorithm, "run_id", None)
-        open_work = OpenWork.of(self.algorithm, self.store)
+        view, run_id = self.work.view, self.work.run_id
         cursor: str | None = None
         recorded: dict[str, object] = {}
         cpu, reported = 0.0, False
@@ -80,28 +80,27 @@ class StallDetector:
                     used, now = time.process_time(), time.monotonic()
                     computes = used - cpu > COMPUTING_SHARE * max(now - looked_at, 1e-9)
                     cpu, looked_at = used, now
-                    moved = computes and not await open_work.count()
+                    moved = computes and not await self.work.count()
                 if moved:
                     moved_at, reported = time.monotonic(), False
                 elif not reported and time.monotonic() - moved_at >= self.policy.seconds:
                     reported = True
-                    await self._report(view, run_id)
+                    await self._report()
             except NotImplementedError:
-                logger.warning("%s cannot tell what changes: a stall will not be noticed", type(self.store).__name__)
+                logger.warning("The store cannot tell what changes: a stall will not be noticed")
                 return
             except OSError as error:  # the callers of an unreachable store report it
                 logger.debug("Could not look for progress: %s", error)
             await asyncio.sleep(self.policy.look_seconds())
 
-    async def _report(self, view: LightningStore, run_id: str | None) -> None:
-        proxy: Any = getattr(self.algorithm, "llm_proxy", None)
+    async def _report(self) -> None:
         if self.position:
             stack = self.position()
         else:  # its thread if it is synchronous, else its task
             task = next((task for task in asyncio.all_tasks() if task.get_name() == "algorithm"), None)
             stack = thread_stack("algorithm") or (task_stack(task) if task is not None else [])
-        gateway = proxy.stats() if proxy is not None else None
-        report = await stall_report(view, run_id, algorithm=stack, gateway=gateway)
+        gateway = None if self.gateway is None else self.gateway.stats()
+        report = await stall_report(self.work.view, self.work.run_id, algorithm=stack, gateway=gateway)
         text = f"No progress for {self.policy.seconds:g} s (stall_timeout). What each part waits for:\n{report}"
         if self.policy.on_stall == "raise":
             raise StalledError(text)

@@ -45,12 +45,3 @@ def uninstrument_all() -> None:
     for _, installed, _, restore in reversed(_VENDORS):
         if installed:
             restore()
-
-
-__all__ = [
-    "AGENTOPS_INSTALLED",
-    "AGENTOPS_LANGCHAIN_INSTALLED",
-    "WEAVE_INSTALLED",
-    "instrument_all",
-    "uninstrument_all",
-]

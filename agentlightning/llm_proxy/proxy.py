@@ -32,7 +32,7 @@ from agentlightning.llm_proxy.upstream.http import Upstream
 from agentlightning.llm_proxy.weights import WeightChanges, WeightGate
 from agentlightning.store.base import LightningStore
 from agentlightning.store.wrappers import complete
-from agentlightning.tracer.export.exporter import close_mirror, open_mirror
+from agentlightning.tracer.mirror import close_mirror, open_mirror
 from agentlightning.types import LLM, NamedResources, ProxyLLM
 from agentlightning.types.attempt_key import attempt_key
 from agentlightning.utils.backoff import OUTAGE_SECONDS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import logging
 import os
@@ -18,7 +17,7 @@ from typing import Any, cast
 
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.base import Runner
-from agentlightning.runner.executors import invoke
+from agentlightning.runner.executors import call_agent
 from agentlightning.runner.outcome import AttemptFault, InvalidResult
 from agentlightning.runner.pipe import (
     READY,
@@ -31,7 +30,7 @@ from agentlightning.runner.pipe import (
     line_of,
 )
 from agentlightning.runner.results import is_result, spans_of
-from agentlightning.tracer.export.settings import ENDPOINT as COLLECTOR_VARIABLE
+from agentlightning.tracer.collector import ENDPOINT as COLLECTOR_VARIABLE
 from agentlightning.utils.concurrency.loops import run
 from agentlightning.utils.concurrency.main_thread import on_main_thread
 from agentlightning.utils.concurrency.threads import Threads
@@ -44,7 +43,7 @@ def main(pipe: socket, parts: bytes, worker_id: int) -> None:
     os.setsid()  # its own process group, killed as a whole
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner handles Ctrl+C
     os.environ.pop(COLLECTOR_VARIABLE, None)  # the runner mirrors the spans
-    logging.getLogger(invoke.__module__).setLevel(logging.ERROR)  # no thread remains: the process is killed
+    logging.getLogger(call_agent.__module__).setLevel(logging.ERROR)  # no thread remains: the process is killed
     agent, runner = pickle.loads(parts)
     run(lambda _: _AttemptServer(pipe, agent, runner).serve(worker_id), beside=agent.has_sync_method())
 
@@ -87,15 +86,9 @@ class _AttemptServer:
     async def _run(self, order: Order) -> Outcome:
         rollout, tracer = order.rollout, self._agent.get_tracer()
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
-        method = self._agent.method_for(rollout.mode)
         async with tracer.trace_context(name=rollout_id, rollout_id=rollout_id, attempt_id=attempt_id):
             try:
-                value = await invoke(
-                    lambda: method(rollout.input, resources=order.resources, rollout=rollout),
-                    threads=None if inspect.iscoroutinefunction(method) else self._threads,
-                    limit=None,
-                    label=rollout_id,
-                )
+                value = await call_agent(self._agent, rollout, order.resources, self._threads)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:  # the runner classifies it, even one that would end this loop

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from agentlightning.litagent.command.process_group import ProcessGroup
 from agentlightning.runner.agent_child import main
 from agentlightning.runner.executors import UNWIND_SECONDS, outcome_of
 from agentlightning.runner.outcome import AttemptFault, TimeLimitExceeded
@@ -30,6 +29,7 @@ from agentlightning.types import AttemptedRollout, NamedResources, ProxyLLM
 from agentlightning.utils.concurrency.main_thread import Done
 from agentlightning.utils.concurrency.threads import Threads
 from agentlightning.utils.descendants import end_descendants, join, pidfd_of
+from agentlightning.utils.process_group import ProcessGroup
 
 START_SECONDS = 120.0
 """Seconds that a process may take to import and load the agent."""

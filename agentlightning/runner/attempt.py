@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from agentlightning.emitter.reward import find_final_reward
-from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import BusyError
 from agentlightning.litagent.decorator import is_coroutine_function
 from agentlightning.litagent.litagent import LitAgent
@@ -47,6 +46,7 @@ from agentlightning.types import AttemptedRollout, NamedResources, ResourcesUpda
 from agentlightning.types.resources import agents_form
 from agentlightning.utils.backoff import retry_for
 from agentlightning.utils.exceptions import readable
+from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 logger = logging.getLogger(__name__)
 

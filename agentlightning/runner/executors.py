@@ -46,6 +46,23 @@ async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: 
     return await _settle(asyncio.create_task(caught(), name=label), limit, end, label)
 
 
+async def call_agent(
+    agent: LitAgent[Any],
+    rollout: AttemptedRollout,
+    resources: NamedResources,
+    threads: Threads,
+    limit: float | None = None,
+) -> Any:
+    """Call the agent's method for a rollout; raises as `invoke` does."""
+    method = agent.method_for(rollout.mode)
+    return await invoke(
+        lambda: method(rollout.input, resources=resources, rollout=rollout),
+        threads=None if inspect.iscoroutinefunction(method) else threads,
+        limit=limit,
+        label=rollout.rollout_id,
+    )
+
+
 async def _settle(future: asyncio.Future[Done], limit: float | None, end: float | None, label: str) -> Any:
     """Wait for a call until `end` (loop time). Cancel it at that time, or when the waiter is cancelled."""
     remaining = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
@@ -148,13 +165,7 @@ class ThreadExecutor:
         """Do nothing."""
 
     async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
-        method = self._agent.method_for(rollout.mode)
-        return await invoke(
-            lambda: method(rollout.input, resources=resources, rollout=rollout),
-            threads=None if inspect.iscoroutinefunction(method) else self.threads,
-            limit=rollout.config.timeout_seconds,
-            label=rollout.rollout_id,
-        )
+        return await call_agent(self._agent, rollout, resources, self.threads, rollout.config.timeout_seconds)
 
     def close(self) -> None:
         self.threads.close()

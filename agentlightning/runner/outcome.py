@@ -38,7 +38,6 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, cast
 
-from agentlightning.emitter.reward_values import USABLE_REWARD, as_number, as_reward
 from agentlightning.errors import ConflictError, PolicyFault, RewardError, ServiceError
 from agentlightning.litagent.litagent import AgentFault
 from agentlightning.semconv import BUDGET_EXHAUSTED, RAW_SPAN, LightningCallAttributes
@@ -51,6 +50,7 @@ from agentlightning.utils.exceptions import message_of, readable
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.masking import masked_text
 from agentlightning.utils.otel import full_qualified_name
+from agentlightning.utils.rewards import USABLE_REWARD, as_number, as_reward
 from agentlightning.utils.texts import mended
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 from typing_extensions import override
 
-from agentlightning.emitter.reward_values import as_number
 from agentlightning.errors import BadRequestError
 from agentlightning.litagent.command.process import ProgramOutput
 from agentlightning.runner.outcome import AttemptFault
@@ -33,6 +32,7 @@ from agentlightning.store.base import UNSET, LightningStore, LightningStoreCapab
 from agentlightning.store.operations import forward_operations
 from agentlightning.types import AttemptedRollout, NamedResources, Span
 from agentlightning.utils.exceptions import message_of
+from agentlightning.utils.rewards import as_number
 
 READY = "ready"
 MOST_BYTES = 1 << 28

@@ -14,13 +14,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.base.terminal import cut
 from agentlightning.emitter.reward import reward_attributes, rewards_attributes, target_attributes
-from agentlightning.emitter.reward_values import USABLE_REWARD, are_dimensions, as_number, as_reward, primary_dimension
 from agentlightning.runner.outcome import InvalidResult, InvalidReward
 from agentlightning.semconv import AGL_ANNOTATION, LightningCallAttributes
 from agentlightning.tracer.scope import UNNUMBERED
 from agentlightning.types import AttemptedRollout, Attributes, Span, SpanCoreFields, Triplet
 from agentlightning.utils.id import generate_id
 from agentlightning.utils.otel import flatten_attributes, sanitize_attributes
+from agentlightning.utils.rewards import USABLE_REWARD, are_dimensions, as_number, as_reward, primary_dimension
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.semconv import CHANGED_TEXTS, HIDDEN_KEYS
 from agentlightning.store.base import LightningStore, recording
-from agentlightning.tracer.export.exporter import is_mirroring, mirror_spans
+from agentlightning.tracer.mirror import is_mirroring, mirror_spans
 from agentlightning.tracer.scope import TraceScope
 from agentlightning.types import Span
 from agentlightning.utils.backoff import Outage, retry_for

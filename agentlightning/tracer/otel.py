@@ -20,8 +20,8 @@ from agentlightning.instrumentation.clients import instrument_clients, uninstrum
 from agentlightning.store.wrappers import complete
 from agentlightning.tracer.conversion import span_of
 from agentlightning.tracer.delivery import TraceDeliveryError, deliver
-from agentlightning.tracer.export.exporter import close_mirror, open_mirror
 from agentlightning.tracer.manual import ManualTracing, last_scope
+from agentlightning.tracer.mirror import close_mirror, open_mirror
 from agentlightning.tracer.provider import LightningSpanProcessor, own_provider, watch_global_provider
 from agentlightning.tracer.scope import TraceScope, current_scope, entered
 from agentlightning.tracer.sequence_ids import SequenceIds

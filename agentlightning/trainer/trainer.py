@@ -19,7 +19,7 @@ from agentlightning.logging import log_context
 from agentlightning.runner.base import Runner
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.base import Tracer
-from agentlightning.tracer.export.settings import collector_of
+from agentlightning.tracer.collector import collector_of
 from agentlightning.trackers.tracker import Tracker
 from agentlightning.trainer.arguments import (
     check_algorithm_uses,

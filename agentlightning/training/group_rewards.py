@@ -12,13 +12,13 @@ from agentlightning.adapter.messages import TraceToMessages
 from agentlightning.chat.asking import all_of
 from agentlightning.chat.ranking import MOST_ANSWERS, Ranking, RankingReward
 from agentlightning.emitter.reward import reward_attributes
-from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import BadRequestError, ServiceError
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import LightningStore
 from agentlightning.training.rollouts import Evidence
 from agentlightning.types import Attempt, Span
 from agentlightning.utils.otel import flatten_attributes
+from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 
 @runtime_checkable

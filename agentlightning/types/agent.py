@@ -8,7 +8,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import AliasChoices, ConfigDict, Field
 
 from agentlightning.base.field_help import Value
-from agentlightning.types.core import AnyMode, Rollout, TaskInput
+from agentlightning.types.core import AnyMode, TaskInput
+from agentlightning.types.core import Rollout as Rollout
 from agentlightning.types.tracer import Span, SpanCoreFields
 
 T_co = TypeVar("T_co", covariant=True)
@@ -131,17 +132,3 @@ class ParallelWorkerBase:
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         """Undo `init`."""
-
-
-__all__ = [
-    "Dataset",
-    "GenericResponse",
-    "ParallelWorkerBase",
-    "Rollout",
-    "RolloutLegacy",
-    "RolloutRawResult",
-    "RolloutRawResultLegacy",
-    "Task",
-    "TaskIfAny",
-    "Triplet",
-]

@@ -315,44 +315,8 @@ class RetentionPolicy(Value):
     """Seconds since the end of a run, after which it is removed with its records and resources. None keeps all runs."""
 
 
-_DEFINED_HERE = [
-    "Attempt",
-    "AttemptedRollout",
-    "AttemptError",
-    "AttemptStatus",
-    "EnqueueRolloutRequest",
-    "Outcome",
-    "RetentionPolicy",
-    "Rollout",
-    "RolloutConfig",
-    "RolloutMode",
-    "RolloutStatus",
-    "TaskInput",
-    "Worker",
-    "WorkerStatus",
-]
-_OFFERED_HERE = [
-    "Dataset",
-    "FilterField",
-    "FilterOptions",
-    "GenericResponse",
-    "Hook",
-    "PaginatedResult",
-    "ParallelWorkerBase",
-    "RolloutLegacy",
-    "RolloutRawResult",
-    "RolloutRawResultLegacy",
-    "SortOptions",
-    "Task",
-    "TaskIfAny",
-    "Triplet",
-]
-"""Names of the neighbouring files, for programs that import them from here."""
-
-
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # a type checker would report the names that are imported on first use
-        return [*_DEFINED_HERE, *_OFFERED_HERE]
-    if name in _OFFERED_HERE:
+    """Return a name of the neighbouring files, for programs that import it from here."""
+    if not name.startswith("_"):
         return getattr(importlib.import_module("agentlightning.types"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,10 @@
-"""Reads the reward of a span. The readers never raise: a span that only looks like a reward has no reward.
+"""The values of a reward, and the readers of rewards on spans.
 
-The emitter, adapters, and the store, which keeps the final reward of each attempt, all use these readers.
+A reward is a finite number of at most 1e15 in size, or several by name, of which one is trained on; None is no reward.
+The same rule holds for emitted and returned rewards, for `reward_fn`, policy faults and exit codes, and for spans.
+
+The readers never raise: a span that only looks like a reward has no reward. The emitter, adapters, and the store, which
+keeps the final reward of each attempt, all use them.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ import numbers
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 from pydantic import TypeAdapter
 
+from agentlightning.errors import RewardError
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes, RewardPydanticModel
 from agentlightning.types import SpanLike
 from agentlightning.utils.attributes import filter_and_unflatten_attributes
@@ -49,6 +54,36 @@ def as_reward(value: object) -> float | None:
     """Return a reward as a float; None if it is not a finite number, or larger than `LARGEST_REWARD`."""
     number = as_number(value)
     return number if number is not None and abs(number) <= LARGEST_REWARD else None
+
+
+def checked_reward(value: object) -> float:
+    """Return a reward as a float.
+
+    Raises:
+        RewardError: it is no number, NaN, infinite, or more than 1e15 in size.
+    """
+    number = as_number(value)
+    if number is None:
+        raise RewardError(f"Reward must be a number, got: {type(value).__name__}")
+    if not math.isfinite(number):
+        raise RewardError(f"Reward must be finite, got: {number}")
+    if as_reward(number) is None:
+        raise RewardError(f"Reward must be at most {LARGEST_REWARD:g} in size, got: {number}; scale or clip it")
+    return number
+
+
+def are_dimensions(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """True for a dictionary of numbers by name, which is a reward of several dimensions."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    items = cast("Mapping[Any, Any]", value).items()
+    return all(isinstance(name, str) and as_number(number) is not None for name, number in items)
+
+
+def primary_dimension(values: Mapping[str, Any], declared: Sequence[str] = ()) -> str | None:
+    """Return the name of the dimension to train on, None if it is not there: the first of those that were declared,
+    else `reward` or `primary`."""
+    return next((name for name in declared[:1] or ("reward", "primary") if name in values), None)
 
 
 def may_hold_reward(span: SpanLike) -> bool:

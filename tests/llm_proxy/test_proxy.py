@@ -12,7 +12,7 @@ import pytest
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer.export import exporter as mirror
+from agentlightning.tracer import mirror
 from agentlightning.types import LLM, ProxyLLM
 from agentlightning.types.attempt_key import judge_key
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs

@@ -22,12 +22,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from agentlightning.emitter import emit_message, emit_reward
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.memory import InMemoryLightningStore
+from agentlightning.tracer import mirror as mirror_module
+from agentlightning.tracer.collector import Collector as Address
 from agentlightning.tracer.delivery import TraceDeliveryError
-from agentlightning.tracer.export import exporter as mirror_module
-from agentlightning.tracer.export.exporter import Mirror, close_mirror, mirror_counts, mirror_spans, open_mirror
-from agentlightning.tracer.export.settings import Collector as Address
-from agentlightning.tracer.export.transport import sender_to
+from agentlightning.tracer.mirror import Mirror, close_mirror, mirror_counts, mirror_spans, open_mirror
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.tracer.senders import sender_to
 from agentlightning.types import Span
 
 from .collector import Collector, Reply
@@ -285,7 +285,7 @@ async def test_a_collector_that_never_answers_holds_up_no_rollout(
     store: InMemoryLightningStore, point: Point, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rollouts go on while its answer is held back; only the end of the worker waits, for as long as it may."""
-    monkeypatch.setattr("agentlightning.tracer.export.exporter.close_mirror.__defaults__", (0.2,))
+    monkeypatch.setattr("agentlightning.tracer.mirror.close_mirror.__defaults__", (0.2,))
     with Collector() as collector:
         collector.gate.clear()
         point(collector.url)
@@ -396,7 +396,7 @@ def test_a_forked_child_sends_its_own_spans_and_only_these(monkeypatch: pytest.M
 def test_an_interrupted_process_is_not_held_up_by_a_collector_that_never_answers() -> None:
     """It ends within the bound of the mirror, and by the interrupt."""
     program = (
-        "import os, signal; from agentlightning.tracer.export import exporter as mirror\n"
+        "import os, signal; from agentlightning.tracer import mirror\n"
         "from agentlightning.types import Span\n"
         "mirror.Mirror.close.__defaults__ = (0.3,)\n"
         "assert mirror.open_mirror()\n"

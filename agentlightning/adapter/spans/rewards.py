@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from agentlightning.emitter.reward import find_final_reward, get_reward_value, get_rewards_from_span
-from agentlightning.emitter.reward_values import as_reward
 from agentlightning.semconv import AGL_ANNOTATION, LightningSpanAttributes
 from agentlightning.types import Span
 from agentlightning.utils.otel import extract_links_from_attributes
+from agentlightning.utils.rewards import as_reward
 
 _PRIMARY: Final = LightningSpanAttributes.REWARD.value + ".0.value"
 

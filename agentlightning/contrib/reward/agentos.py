@@ -8,7 +8,7 @@ from typing import Any
 
 from agentlightning.contrib.agentos.attempt import attempt_watch
 from agentlightning.contrib.agentos.watch import Kernels
-from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
+from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 
 class PolicyReward:

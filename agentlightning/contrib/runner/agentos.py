@@ -31,7 +31,6 @@ from agentlightning.contrib.agentos.attempt import (
     watched,
 )
 from agentlightning.contrib.agentos.watch import Kernels, RecorderWatch
-from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.errors import PolicyFault
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.agent import LitAgentRunner
@@ -42,6 +41,7 @@ from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.tracer.scope import current_scope
 from agentlightning.types import AttemptedRollout, NamedResources
+from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from typing import Any, Literal, cast, get_args
 from typing_extensions import override
 
 from agentlightning.emitter import operation
-from agentlightning.emitter.reward_values import USABLE_REWARD, as_reward
 from agentlightning.litagent.command.attempt_folder import (
     RESERVED,
     SOURCES,
@@ -33,6 +32,7 @@ from agentlightning.litagent.command.attempt_folder import (
 from agentlightning.litagent.command.process import Program, ProgramLimits
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.types import AttemptedRollout, NamedResources, Rollout, RolloutRawResult
+from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 from agentlightning.utils.setting_checks import check_choice, check_count, check_seconds
 
 

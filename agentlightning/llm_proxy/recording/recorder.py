@@ -21,7 +21,7 @@ from agentlightning.semconv import LightningCallAttributes
 from agentlightning.store.base import LightningStore
 from agentlightning.store.rules.values import evolve
 from agentlightning.tracer.delivery import span_without_keys
-from agentlightning.tracer.export.exporter import mirror_spans
+from agentlightning.tracer.mirror import mirror_spans
 from agentlightning.types import Span, TraceStatus
 from agentlightning.utils.backoff import Outage, backoff_delays
 

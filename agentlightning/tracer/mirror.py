@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from agentlightning.errors import BadRequestError
-from agentlightning.tracer.export.settings import collector_of
+from agentlightning.tracer.collector import collector_of
 from agentlightning.types import Span
 from agentlightning.utils.backoff import backoff_delays
 
 if TYPE_CHECKING:
-    from agentlightning.tracer.export.transport import Answer, Sender
+    from agentlightning.tracer.senders import Answer, Sender
 
 logger = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ def _make_mirror(process: _Process) -> bool:
     collector = collector_of()
     if collector is None:
         return False
-    from agentlightning.tracer.export.transport import sender_to
+    from agentlightning.tracer.senders import sender_to
 
     process.mirror = Mirror(sender_to(collector), collector.shown)
     logger.info("Spans are mirrored to %s (%s)", collector.shown, collector.protocol)

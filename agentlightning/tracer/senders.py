@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from typing_extensions import override
 
 from agentlightning.base.terminal import cut
-from agentlightning.tracer.export.settings import Collector
+from agentlightning.tracer.collector import Collector
 from agentlightning.utils.backoff import retry_after_seconds
 from agentlightning.utils.http.auth import is_loopback
 from agentlightning.utils.version import VERSION

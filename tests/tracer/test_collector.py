@@ -15,9 +15,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from agentlightning.errors import MissingExtraError
-from agentlightning.tracer.export.exporter import Mirror
-from agentlightning.tracer.export.settings import Collector, collector_of
-from agentlightning.tracer.export.transport import sender_to
+from agentlightning.tracer.collector import Collector, collector_of
+from agentlightning.tracer.mirror import Mirror
+from agentlightning.tracer.senders import sender_to
 from tests.tracer.test_mirror import some_spans
 
 ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
@@ -149,7 +149,7 @@ def retry_details(seconds: int) -> bytes:
 
 def test_over_grpc_spans_arrive_after_the_failures_that_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     grpc = pytest.importorskip("grpc", reason="gRPC needs the extra otlp-grpc")
-    monkeypatch.setattr("agentlightning.tracer.export.exporter._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("agentlightning.tracer.mirror._FIRST_PAUSE", 0.01)
     codes = grpc.StatusCode
     collector = GrpcCollector(grpc, (codes.UNAVAILABLE, None), (codes.RESOURCE_EXHAUSTED, retry_details(0)))
     mirror = Mirror(sender_to(Collector(collector.address, "grpc", headers={"api-key": "k"})), "grpc")

@@ -1,1 +1,0 @@
-"""Spans on their way to an OTLP collector."""
