@@ -39,6 +39,10 @@ SNIPPETS = ROOT / "docs/reference/documents.md"
 """Made by tests/seeds; it quotes names of others, and says that they are not there."""
 
 
+OF_OTHERS = {"convert_hf_to_gguf.py", "protocol.py", "train.py", "my_agent.py", "folder/file.py"}
+"""Files of other programs and of users that docstrings name."""
+
+
 def kept() -> frozenset[Path]:
     """Return the files of the repository, those not yet added too, and the folders that they lie in."""
     if not (ROOT / ".git").exists():
@@ -83,6 +87,23 @@ def test_every_file_and_folder_that_a_document_names_exists(document: Path) -> N
         bases = [ROOT, document.parent, ROOT / "agentlightning"]
         bases += [base / path for path in paths if path.endswith("/") for base in bases[:3]]
         missing += [path for path in paths if not any(is_kept(base / path) for base in bases)]
+    assert missing == []
+
+
+def test_every_file_and_folder_that_a_docstring_names_exists() -> None:
+    """A path is relative to the root, to a package that holds the module, or to a folder that the docstring names."""
+    package = ROOT / "agentlightning"
+    folders = {path.name for parent in (ROOT, package) for path in parent.iterdir() if path.is_dir()}
+    missing: list[tuple[str, str]] = []
+    for file in package.rglob("*.py"):
+        texts = [node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Expr)]
+        for text in (text.value for text in texts if isinstance(text, ast.Constant) and isinstance(text.value, str)):
+            paths = re.findall(r"(?<![\w./{<-])(?:[\w-]+/)*(?:[\w-]+\.py\b|(?<=/)(?=[^\w.{<*]))", text)
+            paths = [path for path in paths if path.endswith(".py") or path.partition("/")[0] in folders]
+            bases = [ROOT, *(parent for parent in file.parents if parent.is_relative_to(package))]
+            bases += [base / path for path in paths if path.endswith("/") for base in tuple(bases)]
+            there = OF_OTHERS | {path for path in paths if any((base / path).exists() for base in bases)}
+            missing += [(str(file.relative_to(ROOT)), path) for path in paths if path not in there]
     assert missing == []
 
 

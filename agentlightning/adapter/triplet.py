@@ -145,7 +145,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
     """Makes triplets from the tree of all spans of an attempt; the default adapter.
 
     It reads the spans of tracers and the records of the gateway, and makes one triplet of the two spans of one call.
-    Rules and departures from the described system: `tree.py`, `repair.py`, `selection.py`, `reward_matching.py`.
+    Rules and departures from the described system are in `adapter/tree/`.
 
     Args:
         repair_hierarchy: Move spans without their parent to the place that their times suggest.

@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 from agentlightning.adapter.base import TraceAdapter
 from agentlightning.litagent.litagent import AgentTrainer
 from agentlightning.store.base import LightningStore
-from agentlightning.training.records import Answer, RunLog
+from agentlightning.training.records import PendingWrite, RunLog
 from agentlightning.types import Dataset, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Algorithm(Generic[ResultT]):
         """Return the log that writes the records of the run; it discards them if no Trainer runs the algorithm."""
         return RunLog(None) if self._run_log is None else self._run_log
 
-    def log_metrics(self, step: int, **figures: object) -> Answer[int]:
+    def log_metrics(self, step: int, **figures: object) -> PendingWrite[int]:
         """Record the figures of a training step, such as `log_metrics(1, mean_reward=0.5)`.
 
         They go to the store; `agl runs show` and the dashboard draw them. May be awaited, see `RunLog`. Figures of a

@@ -33,7 +33,7 @@ from agentlightning.training.run_inputs import (
     check_tasks,
     triplet_adapter,
 )
-from agentlightning.training.settings import GRPOSettings, Pick, accepts, make_settings, signature_of
+from agentlightning.training.settings import GRPOSettings, Pick, TrainingSettings, accepts, make_settings, signature_of
 from agentlightning.training.tasks import items_of
 from agentlightning.types import Dataset, RolloutConfig
 
@@ -72,7 +72,7 @@ class GRPO(Algorithm[GRPOResult]):
     def __init__(
         self, model: str | Path | None = None, *, group_reward: GroupReward | None = None, **settings: Any
     ) -> None:
-        self.settings: GRPOSettings = make_settings(GRPOSettings, model, settings)
+        self.settings: TrainingSettings = make_settings(GRPOSettings, model, settings)
         self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
 
     @property
@@ -113,14 +113,16 @@ class GRPO(Algorithm[GRPOResult]):
         settings, name = self.settings, type(self).__name__
         tasks, held_out = items_of(train_dataset), items_of(val_dataset)
         check_tasks(name, settings, tasks, held_out)
-        policies = list(settings.by_policy().values())
+        by_policy = settings.by_policy()
+        policies = list(by_policy.values())
         for policy in policies:
             check_model(policy.model)
         check_device(settings.device)
         policy_of_adapter = getattr(triplet_adapter(self), "policy", None)
-        if settings.policies is not None and policy_of_adapter is not None:
+        names = [policy for policy in by_policy if policy is not None]
+        if names and policy_of_adapter is not None:
             raise BadRequestError(
-                f"GRPO trains {', '.join(settings.policies)}, and the adapter selects policy={policy_of_adapter!r}: "
+                f"GRPO trains {', '.join(names)}, and the adapter selects policy={policy_of_adapter!r}: "
                 "leave the adapter's policy= out"
             )
 

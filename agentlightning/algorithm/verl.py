@@ -34,10 +34,6 @@ class VERL(Algorithm):
 
     Args:
         config: VERL's settings.
-
-    Attributes:
-        config: the whole configuration, an `omegaconf.DictConfig`.
-
     Raises:
         ImportError: verl is not installed, or in an unsupported version.
         TypeError: `config` is no dict.
@@ -47,6 +43,7 @@ class VERL(Algorithm):
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.settings: VERLSettings = make_settings(config)
         self.config: Any = self.settings.config
+        """The whole configuration, an `omegaconf.DictConfig`."""
 
     @property
     @override

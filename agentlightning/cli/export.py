@@ -11,7 +11,7 @@ import typer
 from agentlightning.cli.output import STORE, say, with_store
 
 if TYPE_CHECKING:
-    from agentlightning.training.model_export import Trained
+    from agentlightning.training.model_export import TrainedModel
 
 
 class Form(StrEnum):
@@ -45,7 +45,7 @@ def export(
     say(f"{checkpoint.path} is written to {out}: {', '.join(files)}")
 
 
-def trained_at(model: str, store: str) -> Trained:
+def trained_at(model: str, store: str) -> TrainedModel:
     """Return the trained model that an argument names: in a folder, or of a run in the store."""
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
     from agentlightning.training.model_export import trained_by, trained_in

@@ -24,17 +24,14 @@ from agentlightning.engine.decoder import Decoder, generate
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The measurement of a policy on some tasks.
-
-    Attributes:
-        accuracy: share of right answers.
-        tool_use: share of tasks with a tool call.
-        accuracy_with_tool: share of right answers among tasks with a tool call; 0 without any.
-    """
+    """The measurement of a policy on some tasks."""
 
     accuracy: float
+    """Share of right answers."""
     tool_use: float
+    """Share of tasks with a tool call."""
     accuracy_with_tool: float
+    """Share of right answers among tasks with a tool call; 0 without any."""
 
 
 @dataclass(slots=True)

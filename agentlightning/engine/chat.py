@@ -56,14 +56,16 @@ class ToolCall:
     """One tool call."""
 
     name: str
-    arguments: str  # JSON
+    arguments: str
+    """JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A reply of the model."""
 
-    content: str | None  # None if there is no text besides the calls
+    content: str | None
+    """None if there is no text besides the calls."""
     tool_calls: tuple[ToolCall, ...] = ()
 
 

@@ -46,11 +46,7 @@ _START_SECONDS: Final = 20.0
 
 
 class ChatServer:
-    """Serves a client that generates. Create it on the client's event loop.
-
-    Attributes:
-        base_url: the address to which the gateway sends calls. Available after `start`.
-    """
+    """Serves a client that generates. Create it on the client's event loop."""
 
     def __init__(self, client: Any, tokenizer: Any, served: ServedAs, *, token: str | None) -> None:
         """Prepare the server; nothing listens yet.
@@ -67,6 +63,7 @@ class ChatServer:
         self._app = BearerAuth(make_app(service, dict), token, lambda scope: False)
         self._server: ServerThread | None = None
         self.base_url = ""
+        """The address to which the gateway sends calls. Available after `start`."""
 
     async def start(self, host: str) -> None:
         """Listen on a free port of an address of this machine; return when it answers, or raise `TimeoutError`."""

@@ -76,18 +76,23 @@ class Stopped(NamedTuple):
     """A reply ended by its stop rule."""
 
     text: str
-    reason: str | int | None  # the stop text or token; None for the end of a single tool call
+    reason: str | int | None
+    """The stop text or token; None for the end of a single tool call."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
     """Stop texts and stop tokens; a text may end inside a token and span several tokens."""
 
-    texts: tuple[str, ...] = ()  # none of them empty
+    texts: tuple[str, ...] = ()
+    """Texts that are not empty."""
     token_ids: frozenset[int] = frozenset()
-    included: bool = False  # the stop text is part of the reply (`include_stop_str_in_output`)
-    min_tokens: int = 0  # smallest number of tokens before the reply may end
-    last_call: str | None = None  # text that closes a tool call, if only one is allowed; part of the reply
+    included: bool = False
+    """The stop text is part of the reply (`include_stop_str_in_output`)."""
+    min_tokens: int = 0
+    """Smallest number of tokens before the reply may end."""
+    last_call: str | None = None
+    """Text that closes a tool call, if only one is allowed; part of the reply."""
 
     def stopped(self, token_ids: Sequence[int], decode: DecodeText) -> Stopped | None:
         """Return the end of the reply if the last of its tokens ends it."""
@@ -121,14 +126,22 @@ class Adjustments:
     CTRL, arXiv:1909.05858, section 4.1, for tokens in prompt or reply); the temperature; `min_p`, `top_k`, `top_p`.
     """
 
-    top_k: int = 0  # number of likeliest tokens to sample from; 0 for all
-    min_p: float = 0.0  # only tokens with at least this share of the likeliest one's probability
-    frequency_penalty: float = 0.0  # subtracted from a token's logit for each time it was sampled
-    presence_penalty: float = 0.0  # subtracted from a token's logit if it was sampled
-    repetition_penalty: float = 1.0  # divides positive logits, multiplies negative ones
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])  # added to the logits of these tokens
-    min_tokens: int = 0  # smallest number of tokens before the reply may end
-    ends: frozenset[int] = frozenset()  # tokens that would end it, excluded until `min_tokens`
+    top_k: int = 0
+    """Number of likeliest tokens to sample from; 0 for all."""
+    min_p: float = 0.0
+    """Only tokens with at least this share of the likeliest one's probability."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time it was sampled."""
+    presence_penalty: float = 0.0
+    """Subtracted from a token's logit if it was sampled."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits, multiplies negative ones."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Added to the logits of these tokens."""
+    min_tokens: int = 0
+    """Smallest number of tokens before the reply may end."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that would end it, excluded until `min_tokens`."""
 
     def reshape(self, logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Change the logits of the token after `prompt_ids` and the sampled `token_ids`, in place.
@@ -178,26 +191,39 @@ class Completion:
     (`agentlightning.call.constrained_by`), and the ledger counts such calls.
     """
 
-    prompt_ids: Sequence[int]  # at least one token
+    prompt_ids: Sequence[int]
+    """At least one token."""
     max_new_tokens: int
-    temperature: float = 1.0  # 0 takes the likeliest token
-    top_p: float = 1.0  # sample from the smallest set of likeliest tokens that has this probability
-    seed: int = 0  # seed of sampling: the same seed and weights give the same tokens
+    temperature: float = 1.0
+    """0 takes the likeliest token."""
+    top_p: float = 1.0
+    """Sample from the smallest set of likeliest tokens that has this probability."""
+    seed: int = 0
+    """Seed of sampling: the same seed and weights give the same tokens."""
     adjustments: Adjustments | None = None
     stop: StopRule | None = None
     grammar: GrammarState | None = None
-    top_logprobs: int = 0  # number of likeliest tokens recorded for each sampled one
+    top_logprobs: int = 0
+    """Number of likeliest tokens recorded for each sampled one."""
 
-    token_ids: list[int] = field(default_factory=list[int])  # sampled so far, including the end-of-sequence token
-    logprobs: list[float] = field(default_factory=list[float])  # natural, of each sampled token
+    token_ids: list[int] = field(default_factory=list[int])
+    """Sampled so far, including the end-of-sequence token."""
+    logprobs: list[float] = field(default_factory=list[float])
+    """Natural log-probability of each sampled token."""
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     """The `top_logprobs` likeliest tokens for each sampled one, (token, log-probability), likeliest first."""
-    finish_reason: Literal["stop", "length"] | None = None  # None while it runs
-    stop_reason: str | int | None = None  # the stop text or stop token that ended it
-    stopped_text: str | None = None  # the text of the reply that `stop` ended
-    error: str | None = None  # reason why it cannot continue
-    left: bool = False  # its client has left; may be set from any thread
-    rng: random.Random = field(init=False, repr=False)  # source of one number per sampled token
+    finish_reason: Literal["stop", "length"] | None = None
+    """None while it runs."""
+    stop_reason: str | int | None = None
+    """The stop text or stop token that ended it."""
+    stopped_text: str | None = None
+    """The text of the reply that `stop` ended."""
+    error: str | None = None
+    """Reason why it cannot continue."""
+    left: bool = False
+    """Its client has left; may be set from any thread."""
+    rng: random.Random = field(init=False, repr=False)
+    """Source of one number per sampled token."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)

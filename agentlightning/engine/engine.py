@@ -30,7 +30,8 @@ class InferenceEngine:
     may be called from any thread.
     """
 
-    api_key: None = None  # on loopback every user of this machine may call
+    api_key: None = None
+    """None: on loopback every user of this machine may call."""
 
     def __init__(
         self,

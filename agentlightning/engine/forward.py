@@ -39,11 +39,6 @@ def forward_of(model: PreTrainedModel) -> ModelForward | LlamaForward:
 
 class ModelForward:
     """The model's own forward pass, which keeps keys and values in rows.
-
-    Attributes:
-        rows: the keys and values.
-        shares_prefixes: whether one call reads prompts with a common beginning faster.
-
     Raises:
         ValueError: The model has layers that are not plain attention (state-space or linear attention layers).
     """
@@ -51,10 +46,12 @@ class ModelForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.rows = RowCache(model.config)
+        """The keys and values."""
         # transformers names it `cache` from 5.24 on, and drops the older name with 5.40
         name = "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
         self._cache: dict[str, Any] = {name: self.rows, "use_cache": True}
         self.shares_prefixes = set(getattr(model.config, "layer_types", None) or [_FULL]) == {_FULL}
+        """Whether one call reads prompts with a common beginning faster."""
 
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
         """Write prompts to the rows from `first_row` on and return the logits after the last token of each.

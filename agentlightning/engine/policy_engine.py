@@ -18,22 +18,22 @@ class EngineStats:
 
 
 class PolicyEngine(Protocol):
-    """Serves the current weights of a policy behind an OpenAI-compatible endpoint.
-
-    Attributes:
-        model_name: the `model` of requests.
-        base_url: the address to which the gateway sends calls. Available after `start`.
-        api_key: the key that calls must carry; None requires none.
-    """
+    """Serves the current weights of a policy behind an OpenAI-compatible endpoint."""
 
     @property
-    def model_name(self) -> str: ...
+    def model_name(self) -> str:
+        """The `model` of requests."""
+        ...
 
     @property
-    def base_url(self) -> str: ...
+    def base_url(self) -> str:
+        """The address to which the gateway sends calls. Available after `start`."""
+        ...
 
     @property
-    def api_key(self) -> str | None: ...
+    def api_key(self) -> str | None:
+        """The key that calls must carry; None requires none."""
+        ...
 
     def start(self) -> None:
         """Serve; return when requests are answered."""

@@ -46,14 +46,7 @@ _LEAST_PENALTY: Final = 0.01  # far below it logits become infinite, and the dis
 
 
 class RequestError(ValueError):
-    """A request that is answered with an error in the form of the OpenAI API.
-
-    Attributes:
-        status: HTTP status.
-        param: the field at fault, None if it is not one field.
-        code: short word for programs.
-        retry_after: seconds after which a retry may succeed, None if it would not.
-    """
+    """A request that is answered with an error in the form of the OpenAI API."""
 
     def __init__(
         self,
@@ -65,7 +58,14 @@ class RequestError(ValueError):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.param, self.code, self.retry_after = status, param, code, retry_after
+        self.status = status
+        """HTTP status."""
+        self.param = param
+        """The field at fault; None if it is not one field."""
+        self.code = code
+        """Short word for programs."""
+        self.retry_after = retry_after
+        """Seconds after which a retry may succeed; None if it would not."""
 
     def body(self) -> dict[str, Any]:
         """Return the error in the form of the API."""
@@ -78,7 +78,8 @@ class JsonShape:
     """A JSON value that fits a schema."""
 
     schema: Mapping[str, Any]
-    strict: bool = False  # a keyword of the schema that the library does not know is an error
+    strict: bool = False
+    """A keyword of the schema that the library does not know is an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,12 @@ class Constraint:
     """A reply that is one JSON value, or calls of these tools; either one if both are set."""
 
     value: JsonShape | None
-    functions: Sequence[tuple[str, JsonShape]]  # name and arguments of the tools that may be called
-    several: bool  # whether several calls are allowed
-    param: str  # the field of the request, for errors
+    functions: Sequence[tuple[str, JsonShape]]
+    """Name and arguments of the tools that may be called."""
+    several: bool
+    """Whether several calls are allowed."""
+    param: str
+    """The field of the request, for errors."""
 
 
 def _as_flag(value: object) -> object:
@@ -113,15 +117,18 @@ class ChatRequest(BaseModel):
 
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None  # None also when the request says `tool_choice="none"`
+    tools: list[dict[str, Any]] | None = None
+    """None also when the request says `tool_choice="none"`."""
     tool_choice: Any = "auto"
     parallel_tool_calls: _Flag = True
     response_format: Any = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0  # divides the logits; 0 takes the likeliest token
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    """Divides the logits; 0 takes the likeliest token."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: int | None = None  # None leaves it to the engine
+    seed: int | None = None
+    """None leaves it to the engine."""
     n: Annotated[int, Field(ge=1, le=128)] = 1
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=10_000)] = {}
     frequency_penalty: _Penalty = 0.0
@@ -136,7 +143,8 @@ class ChatRequest(BaseModel):
     logprobs: _Flag = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     return_token_ids: _Flag = False
-    stream: Any = False  # read by the server
+    stream: Any = False
+    """Read by the server."""
     stream_options: Any = None
     chat_template_kwargs: dict[str, Any] = {}
     reasoning_effort: str | None = None

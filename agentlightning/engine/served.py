@@ -18,14 +18,7 @@ from agentlightning.errors import BadRequestError
 
 
 class ServedModel:
-    """A model whose weights may change while it is served.
-
-    Attributes:
-        model: the live weights, in evaluation mode whenever they are served.
-        tokenizer: with its chat template.
-        weight_version: 0 as loaded, one more with every update that changed the weights.
-        lock: lock that every reader and writer of the weights holds.
-    """
+    """A model whose weights may change while it is served."""
 
     def __init__(
         self,
@@ -46,10 +39,14 @@ class ServedModel:
                 "and an end-of-sequence token (to know when a reply is over)"
             )
         self.model = model
+        """The live weights, in evaluation mode whenever they are served."""
         leave_out_cudnn_attention(model.device)
         self.tokenizer = tokenizer
+        """Tokenizer with its chat template."""
         self.weight_version = weight_version
+        """0 as loaded, one more with every update that changed the weights."""
         self.lock = threading.RLock()
+        """Lock that every reader and writer of the weights holds."""
         self._max_length = max_model_length
 
     @property

@@ -1,6 +1,6 @@
 """The setup of torch and transformers in this process: imports, threads, kernels, memory and output.
 
-`grpo.py` imports this module before every other one that needs torch.
+`algorithm/grpo.py` imports this module before every other one that needs torch.
 """
 
 from __future__ import annotations

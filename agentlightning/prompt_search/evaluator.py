@@ -14,7 +14,7 @@ from typing import Any
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.prompt_search.results import MissingPolicy, RolloutResult
 from agentlightning.store.base import LightningStore
-from agentlightning.training.rollouts import collect
+from agentlightning.training.rollouts import Watcher, collect
 from agentlightning.training.tasks import with_timeout
 from agentlightning.types import (
     EnqueueRolloutRequest,
@@ -205,9 +205,8 @@ class CandidateEvaluator:
                     pending[key].result.set_result(result)
 
         limit = max(0.0, min(seconds, self._seconds_left()))
-        rollouts = await collect(
-            self._store, requests, timeout_seconds=limit, on_enqueued=keep_keys, on_ended=read_ended
-        )
+        watcher = Watcher(on_enqueued=keep_keys, on_ended=read_ended)
+        rollouts = await collect(self._store, requests, timeout_seconds=limit, watcher=watcher)
         if late := [rollout for rollout in rollouts if key_of[rollout.rollout_id] not in results]:
             await read_ended(late)
         return {key: results[key] for key in pending}

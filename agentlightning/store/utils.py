@@ -1,4 +1,4 @@
-"""Rules of the contract as functions, for authors of other stores. They are described in `lifecycle.py`."""
+"""Rules of the contract as functions, for authors of other stores. They are described in `rules/lifecycle.py`."""
 
 from __future__ import annotations
 

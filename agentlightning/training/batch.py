@@ -17,36 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B rows, padded on the right to the longest, T tokens.
-
-    Attributes:
-        tokens: (B, T) int64 token ids; padding holds the pad id.
-        attention: (B, T) int64, 1 on real tokens, 0 on padding.
-        mask: (B, T) bool, true exactly on the tokens the policy produced.
-        logprobs: (B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0.
-        advantages: (B, 1) float32 of each row's rollout, or (B, T) of each token with a critic.
-        times: (B, T) int64, number of each trained token's model call among those of the attempt.
-        rollouts: (B,) int64, equal for the rows of one rollout.
-        old_logprobs: (B, T) of the learner before its first optimizer step, if the loss needs them.
-        reference_logprobs: (B, T) of the reference, if the loss needs them.
-        values: (B, T) of the critic before its first optimizer step, if there is one.
-        returns: (B, T) targets of the values.
-        stale: (B, T) bool, true on trained tokens that other weights than those before the update sampled; None without
-            any.
-    """
+    """B rows, padded on the right to the longest, T tokens."""
 
     tokens: Tensor
+    """(B, T) int64 token ids; padding holds the pad id."""
     attention: Tensor
+    """(B, T) int64, 1 on real tokens, 0 on padding."""
     mask: Tensor
+    """(B, T) bool, true exactly on the tokens the policy produced."""
     logprobs: Tensor
+    """(B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0."""
     advantages: Tensor
+    """(B, 1) float32 of each row's rollout, or (B, T) of each token with a critic."""
     rollouts: Tensor
+    """(B,) int64, equal for the rows of one rollout."""
     times: Tensor
+    """(B, T) int64, number of each trained token's model call among those of the attempt."""
     old_logprobs: Tensor | None = None
+    """(B, T) of the learner before its first optimizer step, if the loss needs them."""
     reference_logprobs: Tensor | None = None
+    """(B, T) of the reference, if the loss needs them."""
     values: Tensor | None = None
+    """(B, T) of the critic before its first optimizer step, if there is one."""
     returns: Tensor | None = None
+    """(B, T) targets of the values."""
     stale: Tensor | None = None
+    """(B, T) bool, true on trained tokens that other weights than those before the update sampled; None without any."""
 
     def rows(self, index: Tensor) -> Batch:
         """Return the rows at `index` ((b,) int64), cut to the longest of them."""

@@ -19,10 +19,10 @@ from typing import Any
 
 from agentlightning.adapter.calls.calls import CallRef
 from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, SampleReading
-from agentlightning.training.context import RunContext
+from agentlightning.training.context import TrainingContext
 from agentlightning.training.group_rewards import store_group_rewards, with_group_rewards
 from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord
-from agentlightning.training.rollouts import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, Watcher, collect, evidence
 from agentlightning.training.rows import LateCalls, StepRows, choose_rows, groups_of_equal_rewards, read_records
 from agentlightning.training.run_checks import Endings, why_failed
 from agentlightning.training.tasks import GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
@@ -66,21 +66,18 @@ class ReadRollouts:
         return [one.rollout for one in self.evidence]
 
 
-class Collector:
-    """Collects the rollouts of each step. Belongs to the loop of the run.
+class StepCollector:
+    """Collects the rollouts of each step. Belongs to the loop of the run."""
 
-    Attributes:
-        endings: the endings of all rollouts of the run.
-        late: the calls that may end after their step.
-        figures: figures of the last step, see `StepFigures.flight`. Empty without `max_staleness`.
-    """
-
-    def __init__(self, context: RunContext, tasks: list[object]) -> None:
+    def __init__(self, context: TrainingContext, tasks: list[object]) -> None:
         self._context = context
         self._tasks = tasks
         self.endings = Endings()
+        """The endings of all rollouts of the run."""
         self.late = LateCalls()
+        """The calls that may end after their step."""
         self.figures: dict[str, Any] = {}
+        """Figures of the last step, see `StepFigures.flight`. Empty without `max_staleness`."""
         self._plan = GroupPlan(tasks, context.settings.batch_size, context.settings.seed)
         self._plan.next = (context.resume.steps + 1, 0)
         self._running: dict[GroupKey, asyncio.Task[list[Rollout]]] = {}
@@ -93,7 +90,7 @@ class Collector:
 
     def state(self) -> dict[str, Any] | None:
         """Return the state for `restore`, as JSON data; None if nothing is in progress between steps."""
-        if not self._context.settings.max_staleness:
+        if not self._context.settings.most_stale:
             return None
         return {"next": list(self._plan.next), "open": [list(key) for key in [*self._keys(), *self._interrupted]]}
 
@@ -142,7 +139,7 @@ class Collector:
         selected, dropped = await self._ended_groups(step, resources_id, version)
         await self._judge(selected)
         replaced: set[int] = set()
-        for batch in range(1, settings.max_num_gen_batches):
+        for batch in range(1, settings.rewards.max_num_gen_batches):
             read = ReadRollouts.of(selected, settings.num_generations)
             equal = [g for g in groups_of_equal_rewards(read.records, read.groups, settings) if g not in replaced]
             keys = self._start_replacements(step, len(equal), batch, resources_id)
@@ -157,7 +154,7 @@ class Collector:
         read = ReadRollouts.of(groups, settings.num_generations)
         rows = await self._choose(read, ledger, replaced)
         self._watch(step, read.evidence, rows, max((group.calls_in_hand for group in groups), default=0))
-        if settings.max_staleness:
+        if settings.most_stale:
             ages = rows.ages(version)
             self.figures = {
                 "in_flight": in_progress,
@@ -178,8 +175,8 @@ class Collector:
         selected, dropped = dict[GroupKey, Group](), dict[GroupKey, Group]()
         while len(selected) < self._plan.size:
             group = await self._next_group(recorded_keys - selected.keys() - dropped.keys())
-            age = age_of_group(group.records, version) if settings.max_staleness else None
-            if age is not None and age > settings.max_staleness:
+            age = age_of_group(group.records, version) if settings.most_stale else None
+            if age is not None and age > settings.most_stale:
                 unjudged = context.group_reward is not None
                 group.records = [dropped_record(record, unjudged=unjudged) for record in group.records]
                 dropped[group.key] = group
@@ -189,7 +186,7 @@ class Collector:
             size = settings.num_generations
             context.progress.rollouts(len(selected) * size, self._plan.size * size, f"step {step}")
         if dropped:
-            text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.max_staleness} allows"
+            text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.most_stale} allows"
             context.note(text + " and are dropped")
 
         def in_order(groups: dict[GroupKey, Group]) -> list[Group]:
@@ -215,7 +212,7 @@ class Collector:
         """Start groups up to the limit of groups in progress, and no more than the run will train."""
         settings = self._context.settings
         remaining = (settings.max_steps - step + 1) * self._plan.size - selected
-        most = (settings.max_staleness + 1) * self._plan.size - selected
+        most = (settings.most_stale + 1) * self._plan.size - selected
         take = self._context.resume.take_of(step)
         while len(self._running) < min(remaining, most):
             self._start(self._interrupted.pop(0) if self._interrupted else self._plan.draw(take), resources_id)
@@ -263,11 +260,13 @@ class Collector:
                 )
                 for sample in range(settings.num_generations)
             ],
-            timeout_seconds=settings.step_timeout_seconds * (settings.max_staleness + 1),
-            on_ended=on_ended if looks or patient else None,
-            on_enqueued=lambda rollouts: self._enqueued[key].update(rollout.rollout_id for rollout in rollouts),
+            timeout_seconds=settings.step_timeout_seconds * (settings.most_stale + 1),
             late=settings.late_rollouts,
-            last_end=lambda: self._last_end,
+            watcher=Watcher(
+                on_enqueued=lambda rollouts: self._enqueued[key].update(rollout.rollout_id for rollout in rollouts),
+                on_ended=on_ended if looks or patient else None,
+                last_end=lambda: self._last_end,
+            ),
         )
 
     # --- what ended is read ------------------------------------------------------------------------------------------

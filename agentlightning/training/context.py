@@ -1,4 +1,4 @@
-"""`RunContext`: the shared state of the parts of a run, and their reports."""
+"""`TrainingContext`: the shared state of the parts of a run, and their reports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentlightning.training.recording import RunRecorder
 from agentlightning.training.resume import Resumption
 from agentlightning.training.run_checks import RunGuard
 from agentlightning.training.serving import resources_to_publish
-from agentlightning.training.settings import GRPOSettings, Pick
+from agentlightning.training.settings import Pick, TrainingSettings
 from agentlightning.training.tasks import with_timeout
 from agentlightning.training.updater import Updater
 from agentlightning.types import NamedResources, ResourceUnion, RolloutConfig
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class RunContext:
+class TrainingContext:
     """The parts of one run. Belongs to the loop of the run."""
 
-    settings: GRPOSettings
+    settings: TrainingSettings
     store: LightningStore
     updater: Updater
     proxy: LLMProxy

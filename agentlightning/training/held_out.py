@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from agentlightning.training.context import RunContext
+from agentlightning.training.context import TrainingContext
 from agentlightning.training.result import Evaluation
-from agentlightning.training.rollouts import collect, evidence
+from agentlightning.training.rollouts import Watcher, collect, evidence
 from agentlightning.training.tasks import metadata_of
 from agentlightning.types import EnqueueRolloutRequest
 
@@ -15,7 +15,7 @@ from agentlightning.types import EnqueueRolloutRequest
 class HeldOut:
     """Measures the policy on the held-out tasks during a run. Belongs to the loop."""
 
-    def __init__(self, context: RunContext, tasks: list[object]) -> None:
+    def __init__(self, context: TrainingContext, tasks: list[object]) -> None:
         self._context = context
         self._tasks = tasks
 
@@ -64,7 +64,9 @@ class HeldOut:
             context.store,
             requests,
             timeout_seconds=settings.step_timeout_seconds,
-            on_done=lambda done: context.progress.rollouts(done, len(requests), f"held-out tasks, {sampling}"),
+            watcher=Watcher(
+                on_done=lambda done: context.progress.rollouts(done, len(requests), f"held-out tasks, {sampling}")
+            ),
         )
         rewards = [(await evidence(context.store, rollout)).reward for rollout in rollouts]
         ids, seconds = [rollout.rollout_id for rollout in rollouts], time.monotonic() - began

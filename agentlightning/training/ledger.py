@@ -142,7 +142,9 @@ def read_rollout(
         LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
     """
     rules = _Rules(rollout, attempts, spans, adapter or TracerTraceToTriplet(), train_refused, policies)
-    exclusions = {call.ref: reason for call in rules.calls if (reason := rules.before_selection(call)) is not None}
+    exclusions: dict[CallRef, ExclusionReason] = {
+        call.ref: reason for call in rules.calls if (reason := rules.before_selection(call)) is not None
+    }
     candidates = [call for call in rules.calls if call.ref not in exclusions]
     selected, unknown = rules.select(candidates)
     reading = samples_from_calls(list(selected.values()), decode=decode)
@@ -188,7 +190,9 @@ class _Rules:
         self._others = {call.ref for call in self.calls if self._is_of_other_policy(call)}
         self._own = [call for call in self.calls if self.rule_2_attempt(call) is None]
         self._work = [call for call in self._own if call.ref not in self._helpers]
-        self.of_rollout = self.rule_1_mode() or self.rule_5_outcome() or self.rule_6_refused_call()
+        self.of_rollout: ExclusionReason | None = (
+            self.rule_1_mode() or self.rule_5_outcome() or self.rule_6_refused_call()
+        )
 
     def _is_of_other_policy(self, call: ModelCall) -> bool:
         is_not_learning = self._policies is not None and call.policy not in self._policies
@@ -337,7 +341,7 @@ class Trained:
     """Settings that changed the distribution of its tokens from the one that learns."""
 
 
-Ending = Trained | ExclusionReason
+CallEnding = Trained | ExclusionReason
 """The ending of one call: part of the update, or the reason for its exclusion."""
 
 
@@ -364,7 +368,7 @@ class Ledger:
     def __init__(self, step: int) -> None:
         self.step = step
         self._calls: dict[CallRef, ModelCall] = {}
-        self._endings: dict[CallRef, list[Ending]] = {}
+        self._endings: dict[CallRef, list[CallEnding]] = {}
 
     def add(self, record: RolloutRecord) -> None:
         """Capture the calls of a rollout and enter those that are already excluded."""
@@ -409,7 +413,7 @@ class Ledger:
         """Return every captured call, in the order of capture."""
         return list(self._calls.values())
 
-    def endings(self) -> dict[CallRef, Ending]:
+    def endings(self) -> dict[CallRef, CallEnding]:
         """Return the ending of each call that has exactly one."""
         return {ref: endings[0] for ref, endings in self._endings.items() if len(endings) == 1}
 
@@ -433,7 +437,7 @@ class Ledger:
             constrained=dict(Counter(name for end in trained for name in end.constrained_by).most_common()),
         )
 
-    def _enter(self, ref: CallRef, ending: Ending) -> None:
+    def _enter(self, ref: CallRef, ending: CallEnding) -> None:
         self._endings.setdefault(ref, []).append(ending)
 
     def _check(self) -> None:

@@ -46,13 +46,20 @@ class LedgerCall(TypedDict):
 
     call_id: str
     attempt_id: str
-    ending: str  # `trained` or `excluded`
-    reason: str | None  # out of the closed list
-    row: int | None  # index of its row in the step's batch
-    tokens: int  # number of its trained tokens
-    advantage: float | None  # of its rollout
-    weight_version: int | None  # version of the weights that served it; None if not recorded
-    constrained_by: list[str]  # settings that changed the distribution of its tokens from the learner's
+    ending: str
+    """`trained` or `excluded`."""
+    reason: str | None
+    """Out of the closed list."""
+    row: int | None
+    """Index of its row in the step's batch."""
+    tokens: int
+    """Number of its trained tokens."""
+    advantage: float | None
+    """Of its rollout."""
+    weight_version: int | None
+    """Version of the weights that served it; None if not recorded."""
+    constrained_by: list[str]
+    """Settings that changed the distribution of its tokens from the learner's."""
 
 
 class LedgerRow(TypedDict, total=False):
@@ -61,39 +68,63 @@ class LedgerRow(TypedDict, total=False):
     `tokens`, `mask`: (T,), all others (N,) in the order of the trained tokens.
     """
 
-    row: int  # index in the step's batch
-    vocabulary: str | None  # id of the table with the text of each token id
-    policy: str  # the policy that learns from it, if the run has several
-    length: int  # T
-    tokens: Packed  # token ids
-    mask: Packed  # 1 on the tokens that are trained
-    engine_logprobs: Packed  # the engine's natural log-probability of each token when it was sampled
-    trainer_logprobs: Packed  # the learner's, before the first optimizer step
-    entropy: Packed  # entropy of the learner's distribution there, in nats
-    ratio: Packed  # learner's probability over the one that it is compared with (by default the engine's), unbounded
-    clipped: Packed  # the bound that limits the ratio: 0 none, 1 the lower, 2 the upper, 3 `delta`
-    weight: Packed  # weight of the token in the sum of the loss
-    correction: Packed  # for the difference of engine and learner; 1 without `importance_sampling_correction`
-    kl: Packed  # divergence from the reference, before `beta`; 0 without
-    advantage: Packed  # advantage of the token
-    value: Packed  # critic's value of the state before the token, before the step; if there is a critic
-    returns: Packed  # target of that value; if there is a critic
+    row: int
+    """Index in the step's batch."""
+    vocabulary: str | None
+    """Id of the table with the text of each token id."""
+    policy: str
+    """The policy that learns from it, if the run has several."""
+    length: int
+    """T."""
+    tokens: Packed
+    """Token ids."""
+    mask: Packed
+    """1 on the tokens that are trained."""
+    engine_logprobs: Packed
+    """The engine's natural log-probability of each token when it was sampled."""
+    trainer_logprobs: Packed
+    """The learner's, before the first optimizer step."""
+    entropy: Packed
+    """Entropy of the learner's distribution there, in nats."""
+    ratio: Packed
+    """Learner's probability over the one that it is compared with (by default the engine's), unbounded."""
+    clipped: Packed
+    """The bound that limits the ratio: 0 none, 1 the lower, 2 the upper, 3 `delta`."""
+    weight: Packed
+    """Weight of the token in the sum of the loss."""
+    correction: Packed
+    """For the difference of engine and learner; 1 without `importance_sampling_correction`."""
+    kl: Packed
+    """Divergence from the reference, before `beta`; 0 without."""
+    advantage: Packed
+    """Advantage of the token."""
+    value: Packed
+    """Critic's value of the state before the token, before the step; if there is a critic."""
+    returns: Packed
+    """Target of that value; if there is a critic."""
 
 
 class LedgerEntry(TypedDict, total=False):
     """The data of a record: the ending of one rollout in one step."""
 
     rollout_id: str
-    attempt_id: str | None  # the latest attempt
+    attempt_id: str | None
+    """The latest attempt."""
     reward: float | None
     outcome: str | None
-    verdict: str | None  # reason for excluding the whole rollout; None if its calls may be trained
-    group: int | None  # number of its task within the step
-    advantage: float | None  # advantage of the rollout, if it is trained
-    weight_versions: list[int]  # versions of the weights that served its calls, each once
+    verdict: str | None
+    """Reason for excluding the whole rollout; None if its calls may be trained."""
+    group: int | None
+    """Number of its task within the step."""
+    advantage: float | None
+    """Advantage of the rollout, if it is trained."""
+    weight_versions: list[int]
+    """Versions of the weights that served its calls, each once."""
     calls: list[LedgerCall]
-    rows: list[LedgerRow]  # if token figures are recorded: see the setting `record_tokens`
-    late: bool  # calls that ended after the step of their rollout had closed
+    rows: list[LedgerRow]
+    """If token figures are recorded: see the setting `record_tokens`."""
+    late: bool
+    """Calls that ended after the step of their rollout had closed."""
 
 
 # --- packed numbers --------------------------------------------------------------------------------------------------

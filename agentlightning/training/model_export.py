@@ -26,7 +26,7 @@ _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "chat_template*", "
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """The location of a trained model."""
 
     path: Path
@@ -62,7 +62,7 @@ class Trained:
         return policy
 
 
-def trained_in(folder: str | Path) -> Trained:
+def trained_in(folder: str | Path) -> TrainedModel:
     """Return the trained model in a folder: a checkpoint, a run (its newest good checkpoint), or a model.
 
     Raises:
@@ -73,7 +73,7 @@ def trained_in(folder: str | Path) -> Trained:
     checkpoint = read_checkpoint(path) if is_checkpoint else CheckpointFolder(path / CHECKPOINTS).last_good()
     if checkpoint is None:
         if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
-            return Trained(path)
+            return TrainedModel(path)
         raise BadRequestError(
             f"{str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of a transformers model"
         )
@@ -83,10 +83,10 @@ def trained_in(folder: str | Path) -> Trained:
             f"{str(checkpoint.path)!r} holds several policies: {', '.join(names)}. Name the model of one, which the "
             f"end of the run has written: {str(models / next(iter(names)))!r}"
         )
-    return Trained(checkpoint.path, checkpoint.facts)
+    return TrainedModel(checkpoint.path, checkpoint.facts)
 
 
-async def trained_by(store: LightningStore, run_id: str) -> Trained:
+async def trained_by(store: LightningStore, run_id: str) -> TrainedModel:
     """Return the newest checkpoint of a run in a store.
 
     Raises:
@@ -99,7 +99,7 @@ async def trained_by(store: LightningStore, run_id: str) -> Trained:
     return _trained_by(run_id, record.data["path"])
 
 
-def _trained_by(run_id: str, path: str) -> Trained:
+def _trained_by(run_id: str, path: str) -> TrainedModel:
     if not os.path.isdir(path):
         raise BadRequestError(
             f"The newest checkpoint of run {run_id!r} was written to {path!r}, where no folder is now. If it was "
@@ -108,7 +108,7 @@ def _trained_by(run_id: str, path: str) -> Trained:
     return trained_in(path)
 
 
-def export(trained: Trained, form: ExportFormat, out: str | Path) -> list[str]:
+def export(trained: TrainedModel, form: ExportFormat, out: str | Path) -> list[str]:
     """Write a trained model atomically into a new folder, and return the names of its files.
 
     `merged`: a transformers model with adapters added to its weights. `adapter`: the format of peft. `gguf`: one file
@@ -139,7 +139,7 @@ def export(trained: Trained, form: ExportFormat, out: str | Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-def _fill(folder: Path, trained: Trained, form: ExportFormat) -> None:
+def _fill(folder: Path, trained: TrainedModel, form: ExportFormat) -> None:
     if form == "adapter":
         tokenizer = {file.name for pattern in _TOKENIZER_FILES for file in trained.path.glob(pattern)}
         for name in (*_ADAPTER_FILES, *tokenizer):

@@ -22,9 +22,10 @@ from agentlightning.store.base import LightningStore
 from agentlightning.training.checkpoint import Checkpoint
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.policy_files import digest_of, fingerprint_of, load_policy, save_policy
 from agentlightning.training.rows import StepRows
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.training.tasks import place_of
 from agentlightning.training.updater import Learner, StepUpdate, Updater
 
@@ -43,7 +44,7 @@ _LARGEST: Final = ("first_ratio_error",)
 class PolicyUpdater(Updater):
     """The policies of a run, which learn in this process."""
 
-    def __init__(self, policies: Mapping[str | None, Policy], settings: GRPOSettings) -> None:
+    def __init__(self, policies: Mapping[str | None, Policy], settings: TrainingSettings) -> None:
         own = settings.by_policy()
         super().__init__([Learner(name, own[name], policy) for name, policy in policies.items()])
         self.policies = dict(policies)
@@ -51,7 +52,7 @@ class PolicyUpdater(Updater):
     @classmethod
     async def open(
         cls,
-        settings: GRPOSettings,
+        settings: TrainingSettings,
         store: LightningStore,
         folder: Path,
         checkpoint: Checkpoint | None,
@@ -70,7 +71,7 @@ class PolicyUpdater(Updater):
 
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        shares = {each.name: rows.share(each.settings.aggregates_by, each.takes) for each in self.learners}
+        shares = {each.name: rows.share(each.settings.loss.aggregates_by, each.takes) for each in self.learners}
         return self.learn(step, rows.samples, rows.advantages, shares)
 
     def learn(
@@ -96,16 +97,18 @@ class PolicyUpdater(Updater):
             result = results[learner.name] = policy.update(
                 [samples[row] for row in own],
                 [advantages[row] for row in own],
-                loss=settings,
-                critic=settings.critic,
-                constant_length=settings.loss_scale_factor or settings.max_completion_length,
-                share=share,
-                num_iterations=settings.num_iterations,
-                minibatch_rollouts=settings.minibatch_rollouts,
-                temperature=settings.temperature,
-                max_grad_norm=settings.max_grad_norm,
-                learning_rate=settings.learning_rate_at(step),
-                weight_version=policy.weight_version if settings.max_staleness else None,
+                UpdateSettings(
+                    loss=settings.loss,
+                    critic=settings.critic,
+                    constant_length=settings.loss.loss_scale_factor or settings.max_completion_length,
+                    share=share,
+                    num_iterations=settings.num_iterations,
+                    minibatch_rollouts=settings.minibatch_rollouts,
+                    temperature=settings.temperature,
+                    max_grad_norm=settings.max_grad_norm,
+                    learning_rate=settings.learning_rate_at(step),
+                    weight_version=policy.weight_version if settings.most_stale else None,
+                ),
             )
             rows |= dict(zip(own, result.rows, strict=True))
             result.figures["share"] = share
@@ -147,9 +150,8 @@ class PolicyUpdater(Updater):
         for learner in self.learners:
             if own := _rows_of(learner, samples):
                 settings, policy = learner.settings, self.policies[learner.name]
-                divergences = policy.divergences(
-                    [samples[row] for row in own], loss=settings, temperature=settings.temperature
-                )
+                update = UpdateSettings(loss=settings.loss, temperature=settings.temperature)
+                divergences = policy.divergences([samples[row] for row in own], update)
                 values |= dict(zip(own, divergences, strict=True))
         return [values.get(row, 0.0) for row in range(len(samples))]
 
@@ -189,7 +191,7 @@ def check_context(learner: Learner) -> None:
         )
 
 
-def load_policies(settings: GRPOSettings, checkpoint: Checkpoint | None) -> dict[str | None, Policy]:
+def load_policies(settings: TrainingSettings, checkpoint: Checkpoint | None) -> dict[str | None, Policy]:
     """Return the policies of a run by name, as a checkpoint holds them; without one, the initial policies.
 
     Policies with adapters on the same model share its frozen weights, which are in memory once.
@@ -226,7 +228,7 @@ def folder_of(checkpoint: Path, name: str | None) -> Path:
     return checkpoint if name is None else checkpoint / POLICIES / name
 
 
-def fingerprint_of_models(settings: GRPOSettings) -> str:
+def fingerprint_of_models(settings: TrainingSettings) -> str:
     """Return the digest of the files of all initial models of the run; see `fingerprint_of`."""
     models = list(dict.fromkeys(own.model for own in settings.by_policy().values()))
     digests = [fingerprint_of(model) for model in models]

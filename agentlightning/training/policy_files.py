@@ -24,7 +24,7 @@ from agentlightning.engine.torch_setup import no_progress_bar
 from agentlightning.training.checkpoint import BrokenCheckpointError, sha256_of
 from agentlightning.training.learner.parameters import PREFIX
 from agentlightning.training.learner.policy import Policy, PolicyState
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 
 OPTIMIZER: Final = "optimizer.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
@@ -108,7 +108,7 @@ def model_in(folder: Path, base: str) -> str:
 
 
 def load_policy(
-    settings: GRPOSettings,
+    settings: TrainingSettings,
     folder: Path | None,
     *,
     weight_version: int = 0,
@@ -120,7 +120,7 @@ def load_policy(
     `base` is the model of the settings, if it is already loaded.
     """
     source = settings.model
-    if folder is not None and not settings.needs_reference:  # the reference of that loss is the initial model
+    if folder is not None and not settings.loss.needs_reference:  # the reference of that loss is the initial model
         source = model_in(folder, source)
     policy = Policy.load(
         source,
@@ -130,7 +130,7 @@ def load_policy(
         bf16=settings.bf16,
         device=settings.device,
         seed=settings.seed,
-        keeps_reference=settings.needs_reference,
+        keeps_reference=settings.loss.needs_reference,
         max_model_length=settings.max_model_length,
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,

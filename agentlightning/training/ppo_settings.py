@@ -26,6 +26,9 @@ _BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "critic_learning_rate": "value_learning_rate",
     "whiten_rewards": "whiten_advantages, which whitens the advantages",
 }
+_SAME_IN_GRPO: Final[Mapping[str, str]] = {
+    name: _BY_ANOTHER_NAME[name] for name in ("num_iterations", "epsilon", "epsilon_high", "beta")
+}
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "loss_type": "its loss is the clipped one; `aggregation` says what it is a mean of",
     "advantage": "its advantages come from the critic",
@@ -50,6 +53,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
     algorithm = "PPO"
     names_elsewhere = _BY_ANOTHER_NAME
     without_meaning = _WITHOUT_MEANING
+    other_names = _SAME_IN_GRPO
     model_missing = (
         "PPO needs model, the folder of a transformers model: agl.PPO(model='path/to/model'), or "
         "Trainer(algorithm={'type': 'ppo', 'model': 'path/to/model'})"
@@ -77,11 +81,6 @@ class PPOSettings(CriticSettings, GRPOSettings):
         for name, value in {**same, "epsilon": self.cliprange, "epsilon_high": self.cliprange}.items():
             object.__setattr__(self, name, value)
         super().__post_init__()
-
-    @property
-    @override
-    def other_names(self) -> Mapping[str, str]:
-        return {name: _BY_ANOTHER_NAME[name] for name in ("num_iterations", "epsilon", "epsilon_high", "beta")}
 
     @property
     @override

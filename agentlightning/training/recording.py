@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.evaluation.tasks import tasks_of
-from agentlightning.training.ledger import Ending, Ledger, RolloutRecord, Trained
+from agentlightning.training.ledger import CallEnding, Ledger, RolloutRecord, Trained
 from agentlightning.training.ledger_records import DTYPES, LedgerCall, LedgerEntry, LedgerRow, pack
 from agentlightning.training.progress import StepFigures
 from agentlightning.training.records import RunLog
@@ -164,7 +164,7 @@ def entries_of(
     return entries
 
 
-def _call_of(call: ModelCall, ending: Ending) -> LedgerCall:
+def _call_of(call: ModelCall, ending: CallEnding) -> LedgerCall:
     trained = ending if isinstance(ending, Trained) else None
     return {
         "call_id": call.ref.call_id,

@@ -50,7 +50,7 @@ def clean_record(record: RunRecord) -> RunRecord:
     return record.model_copy(update={"data": data})
 
 
-class Answer(Generic[T]):
+class PendingWrite(Generic[T]):
     """The result of a call; `await` returns it once the record is stored."""
 
     def __init__(self, result: asyncio.Future[T] | T) -> None:
@@ -89,7 +89,7 @@ class RunLog:
         """`""` is the run without a name."""
         self._store = store
         self._tell: Callable[[Sequence[RunRecord]], None] = tell or (lambda records: None)
-        self._pending: dict[asyncio.Future[Any], Answer[Any]] = {}
+        self._pending: dict[asyncio.Future[Any], PendingWrite[Any]] = {}
         self._failed: BaseException | None = None
         self._loop = _running_loop()
 
@@ -100,7 +100,7 @@ class RunLog:
 
     # --- write -----------------------------------------------------------------------------------------------------
 
-    def step(self, step: int, figures: Mapping[str, object]) -> Answer[int]:
+    def step(self, step: int, figures: Mapping[str, object]) -> PendingWrite[int]:
         """Record the figures of a training step, such as `{"mean_reward": 0.5, "loss": 0.1}`."""
         return self.add([RunRecord(kind="step", step=step, data=dict(figures))])
 
@@ -112,7 +112,7 @@ class RunLog:
         *,
         value: float | None = None,
         counts_for_best: bool = True,
-    ) -> Answer[int]:
+    ) -> PendingWrite[int]:
         """Record an evaluation after `step`; its `value` becomes the run's best figure of this name if none was better.
 
         A run has one best figure, and one of another name replaces it, so only one of several evaluations should have a
@@ -121,7 +121,7 @@ class RunLog:
         record = RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})
         return self.add([record], value if counts_for_best else None)
 
-    def alarm(self, step: int, name: str, text: str, **data: object) -> Answer[int]:
+    def alarm(self, step: int, name: str, text: str, **data: object) -> PendingWrite[int]:
         """Record a warning.
 
         A condition that lasts for several steps has two records of one name, with these `data`: `state` (`raised` when
@@ -131,23 +131,23 @@ class RunLog:
         data["text"] = cut(text, _TEXT_CHARACTERS)
         return self.add([RunRecord(kind="alarm", step=step, name=name, data=data)])
 
-    def checkpoint(self, step: int, name: str = "", **data: object) -> Answer[int]:
+    def checkpoint(self, step: int, name: str = "", **data: object) -> PendingWrite[int]:
         """Record the place of weights and optimizer."""
         return self.add([RunRecord(kind="checkpoint", step=step, name=name, data=data)])
 
-    def prompt(self, step: int, name: str, data: Mapping[str, object]) -> Answer[int]:
+    def prompt(self, step: int, name: str, data: Mapping[str, object]) -> PendingWrite[int]:
         """Record a version of a prompt."""
         return self.add([RunRecord(kind="prompt", step=step, name=name, data=dict(data))])
 
-    def state(self, step: int, data: Mapping[str, object], name: str = "") -> Answer[int]:
+    def state(self, step: int, data: Mapping[str, object], name: str = "") -> PendingWrite[int]:
         """Record the state that the algorithm needs to resume after `step`; `latest("state")` reads it back."""
         return self.add([RunRecord(kind="state", step=step, name=name, data=dict(data))])
 
-    def ledger(self, step: int, entries: Sequence[Mapping[str, Any]]) -> Answer[int]:
+    def ledger(self, step: int, entries: Sequence[Mapping[str, Any]]) -> PendingWrite[int]:
         """Record the endings of the model calls of rollouts, one entry each: see `ledger_records.py`."""
         return self.add([RunRecord(kind="ledger", step=step, name=e["rollout_id"], data=dict(e)) for e in entries])
 
-    def add(self, records: Sequence[RunRecord], best: float | None = None) -> Answer[int]:
+    def add(self, records: Sequence[RunRecord], best: float | None = None) -> PendingWrite[int]:
         """Store records, in one call if their size allows it. Return the number of new ones.
 
         Raises:
@@ -176,7 +176,7 @@ class RunLog:
             self._tell(clean)
         return self._write(add, 0)
 
-    def best(self, name: str, value: float, step: int) -> Answer[None]:
+    def best(self, name: str, value: float, step: int) -> PendingWrite[None]:
         """Record a result as the best of the run, unless one of the same name was better."""
         figure = BestFigure(name=name, value=value, step=step)
 
@@ -185,11 +185,11 @@ class RunLog:
 
         return self._write(update, None)
 
-    def vocabulary(self, name: str, tokens: Sequence[str]) -> Answer[bool]:
+    def vocabulary(self, name: str, tokens: Sequence[str]) -> PendingWrite[bool]:
         """Store the text of each token id under the id of its table, once for all runs."""
         return self._write(lambda store: store.add_vocabulary(name, tokens), False)
 
-    def rewind(self, step: int) -> Answer[int]:
+    def rewind(self, step: int) -> PendingWrite[int]:
         """Remove the records of later steps, which a resumed run makes again. Return their number."""
         return self._write(lambda store: store.rewind_run(self.run_id, step), 0)
 
@@ -252,7 +252,7 @@ class RunLog:
 
     # --- how calls reach the store -----------------------------------------------------------------------------------
 
-    def _write(self, work: Work[T], nothing: T) -> Answer[T]:
+    def _write(self, work: Work[T], nothing: T) -> PendingWrite[T]:
         """Run the work on the store, after earlier writes; from a plain thread, wait for it."""
 
         async def in_order() -> T:
@@ -261,13 +261,13 @@ class RunLog:
         here = _running_loop()
         self._loop = self._loop or here
         if self._loop is None:
-            return Answer(asyncio.run(in_order()))
+            return PendingWrite(asyncio.run(in_order()))
         if here is self._loop:
             return self._queued(work, nothing)
         future = asyncio.run_coroutine_threadsafe(in_order(), self._loop)
-        return Answer(future.result() if here is None else asyncio.wrap_future(future))
+        return PendingWrite(future.result() if here is None else asyncio.wrap_future(future))
 
-    def _queued(self, work: Work[T], nothing: T) -> Answer[T]:
+    def _queued(self, work: Work[T], nothing: T) -> PendingWrite[T]:
         if len(self._pending) >= _MOST_PENDING:
             raise BadRequestError(f"{_MOST_PENDING} records of {self._named} wait to be stored; await each call")
         before = next(reversed(self._pending), None)
@@ -278,13 +278,13 @@ class RunLog:
             return await self._ask(work, nothing)
 
         task = asyncio.get_running_loop().create_task(after())
-        answer = self._pending[task] = Answer(task)
+        write = self._pending[task] = PendingWrite(task)
         task.add_done_callback(self._note_end)
-        return answer
+        return write
 
     def _note_end(self, task: asyncio.Future[Any]) -> None:
-        answer = self._pending.pop(task)
-        if not answer.is_awaited and not task.cancelled() and self._failed is None:
+        write = self._pending.pop(task)
+        if not write.is_awaited and not task.cancelled() and self._failed is None:
             self._failed = task.exception()
 
     async def _ask(self, work: Work[T], nothing: T) -> T:

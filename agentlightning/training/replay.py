@@ -6,6 +6,7 @@ from the ledger's rows and compared with its record. Nothing is sampled and noth
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from agentlightning.training.policies import PolicyUpdater, fingerprint_of_model
 from agentlightning.training.ppo_settings import PPOSettings
 from agentlightning.training.records import RunLog
 from agentlightning.training.resume import RUN_FILE, STATE_NAME, read_run_file
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import GRPOSettings, TrainingSettings
 from agentlightning.training.sft_settings import SFTSettings
 from agentlightning.training.updater import StepUpdate
 from agentlightning.types import RunRecord
@@ -81,7 +82,8 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
         )
     recorded: Mapping[str, Any] = begun.data["settings"]
     kind = SFTSettings if "best_per_task" in recorded else PPOSettings if "vf_coef" in recorded else GRPOSettings
-    settings = kind(**recorded)
+    names = {field.name for field in dataclasses.fields(kind)}
+    settings = kind(**{name: value for name, value in recorded.items() if name in names})
     checkpoint = CheckpointFolder(folder / CHECKPOINTS).last_good(before=step)
     if (checkpoint is None or _keeps_the_model(settings)) and (
         fingerprint_of_models(settings) != begun.data["model_files"]
@@ -103,9 +105,9 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     return replayed
 
 
-def _keeps_the_model(settings: GRPOSettings) -> bool:
+def _keeps_the_model(settings: TrainingSettings) -> bool:
     """Return whether the initial model of the run is needed in addition to a checkpoint."""
-    return settings.needs_reference or any(own.lora for own in settings.by_policy().values())
+    return settings.loss.needs_reference or any(own.lora for own in settings.by_policy().values())
 
 
 async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Replay) -> None:

@@ -39,7 +39,7 @@ from agentlightning.training.run_folder import (
     write_lines,
 )
 from agentlightning.training.serving import check_resource_names
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.training.tasks import TAKE, OpenGroups
 from agentlightning.types import NamedResources, Rollout
 from agentlightning.utils.id import generate_id
@@ -76,7 +76,7 @@ class OpenRun:
 
 async def open_run(
     source: RunSource,
-    settings: GRPOSettings,
+    settings: TrainingSettings,
     tasks: Sequence[object],
     held_out: Sequence[object],
     held: ExitStack,
@@ -110,7 +110,7 @@ async def open_run(
 
 def facts_of(
     run_id: str,
-    settings: GRPOSettings,
+    settings: TrainingSettings,
     tasks: Sequence[object],
     held_out: Sequence[object],
     others: NamedResources | None = None,

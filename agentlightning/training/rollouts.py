@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -57,73 +58,101 @@ LatePolicy = Literal["drop", "wait", "resubmit"]
 them and enqueue them once more, with the same time limit."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watcher:
+    """Functions that follow the rollouts of one call of `collect`."""
+
+    on_enqueued: Callable[[Sequence[Rollout]], None] = lambda rollouts: None
+    """Called with the rollouts as soon as the store has them."""
+    on_done: Callable[[int], None] | None = None
+    """Called from time to time with the number of ended rollouts."""
+    on_ended: Callable[[Sequence[Rollout]], Awaitable[None]] | None = None
+    """Awaited with newly ended rollouts while others are open."""
+    last_end: Callable[[], float] = lambda: -math.inf
+    """Returns the monotonic time of the last end of a rollout in another call, if several calls form one step: with
+    `late="wait"` it restarts the time limit."""
+
+
 async def collect(
     store: LightningStore,
     requests: Sequence[EnqueueRolloutRequest],
     *,
     timeout_seconds: float,
-    on_done: Callable[[int], None] | None = None,
-    on_ended: Callable[[Sequence[Rollout]], Awaitable[None]] | None = None,
-    on_enqueued: Callable[[Sequence[Rollout]], None] | None = None,
     late: LatePolicy = "drop",
-    last_end: Callable[[], float] | None = None,
+    watcher: Watcher | None = None,
 ) -> list[Rollout]:
     """Enqueue the requests and return their rollouts, in order, once all have ended.
 
     `late` decides the treatment of rollouts that are open after `timeout_seconds`; finally they are returned as
-    `cancelled`, so the wait always ends. With `resubmit` the cancelled rollouts come after the others. `on_done` is
-    called from time to time with the number of ended rollouts; `on_ended` is awaited with newly ended ones while others
-    are open; `on_enqueued` is called with the rollouts as soon as the store has them. If several calls form one step,
-    `last_end` returns the monotonic time of the last end of a rollout in another call, which with `wait` restarts the
-    time limit. If the caller is cancelled, the open rollouts are cancelled too.
+    `cancelled`, so the wait always ends. With `resubmit` the cancelled rollouts come after the others. If the caller is
+    cancelled, the open rollouts are cancelled too.
     """
-
-    async def collect_once(
-        requests: Sequence[EnqueueRolloutRequest], done: int, *, patient: bool
-    ) -> tuple[list[Rollout], list[int]]:
-        """Return the rollouts, and the positions of those that were late and cancelled; `done` have already ended."""
-        rollouts = await _enqueued(store, requests)
-        if on_enqueued:
-            on_enqueued(rollouts)
-        ids = [rollout.rollout_id for rollout in rollouts]
-        end = time.monotonic() + timeout_seconds
-        ended: dict[str, Rollout] = {}
-        try:
-            while len(ended) < len(ids):
-                if patient and last_end is not None:
-                    end = max(end, last_end() + timeout_seconds)
-                if (remaining := end - time.monotonic()) <= 0:
-                    break
-                pause = min(remaining, _LOOK_EVERY) if on_done or on_ended or patient else remaining
-                earlier = set(ended)
-                ended = {r.rollout_id: r for r in await store.wait_for_rollouts(rollout_ids=ids, timeout=pause)}
-                if patient and len(ended) > len(earlier):
-                    end = time.monotonic() + timeout_seconds
-                if on_done:
-                    on_done(done + len(ended))
-                if on_ended and (fresh := [rollout for id, rollout in ended.items() if id not in earlier]):
-                    await on_ended(fresh)
-        finally:
-            given_up = [place for place, rollout_id in enumerate(ids) if rollout_id not in ended]
-            for rollout_id in (ids[place] for place in given_up):
-                try:
-                    ended[rollout_id] = await store.update_rollout(rollout_id, status="cancelled")
-                except ConflictError:  # it ended in this moment, and its ending stays
-                    rollout = await store.get_rollout_by_id(rollout_id)
-                    assert rollout is not None, rollout_id
-                    ended[rollout_id] = rollout
-        cancelled = [place for place in given_up if ended[ids[place]].status == "cancelled"]
-        return [ended[rollout_id] for rollout_id in ids], cancelled
-
-    rollouts, cancelled = await collect_once(requests, 0, patient=late == "wait")
+    batch = _Batch(store, timeout_seconds, watcher or Watcher(), is_patient=late == "wait")
+    rollouts, cancelled = await batch.run(requests)
     if late != "resubmit" or not cancelled:
         return rollouts
     given_up = [rollouts[place] for place in cancelled]
-    again = [requests[place] for place in cancelled]
-    resubmitted, _ = await collect_once(again, len(rollouts) - len(cancelled), patient=False)
+    resubmitted, _ = await batch.run([requests[place] for place in cancelled], len(rollouts) - len(cancelled))
     for place, rollout in zip(cancelled, resubmitted, strict=True):
         rollouts[place] = rollout
     return rollouts + given_up
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The wait for rollouts that are enqueued together."""
+
+    store: LightningStore
+    timeout_seconds: float
+    watcher: Watcher
+    is_patient: bool
+    """Whether the time limit restarts with each end."""
+
+    async def run(
+        self, requests: Sequence[EnqueueRolloutRequest], already_done: int = 0
+    ) -> tuple[list[Rollout], list[int]]:
+        """Return the rollouts, and the positions of those that were late and cancelled."""
+        rollouts = await _enqueued(self.store, requests)
+        self.watcher.on_enqueued(rollouts)
+        ids = [rollout.rollout_id for rollout in rollouts]
+        ended: dict[str, Rollout] = {}
+        try:
+            await self._wait(ids, ended, already_done)
+        finally:
+            given_up = [place for place, rollout_id in enumerate(ids) if rollout_id not in ended]
+            for rollout_id in (ids[place] for place in given_up):
+                ended[rollout_id] = await self._cancel(rollout_id)
+        cancelled = [place for place in given_up if ended[ids[place]].status == "cancelled"]
+        return [ended[rollout_id] for rollout_id in ids], cancelled
+
+    async def _wait(self, ids: Sequence[str], ended: dict[str, Rollout], already_done: int) -> None:
+        """Wait until all have ended or the time is over, and add those that end to `ended`."""
+        watcher = self.watcher
+        looks = watcher.on_done is not None or watcher.on_ended is not None or self.is_patient
+        end = time.monotonic() + self.timeout_seconds
+        while len(ended) < len(ids):
+            if self.is_patient:
+                end = max(end, watcher.last_end() + self.timeout_seconds)
+            if (remaining := end - time.monotonic()) <= 0:
+                return
+            pause = min(remaining, _LOOK_EVERY) if looks else remaining
+            rollouts = await self.store.wait_for_rollouts(rollout_ids=list(ids), timeout=pause)
+            fresh = [rollout for rollout in rollouts if rollout.rollout_id not in ended]
+            ended.update((rollout.rollout_id, rollout) for rollout in rollouts)
+            if self.is_patient and fresh:
+                end = time.monotonic() + self.timeout_seconds
+            if watcher.on_done is not None:
+                watcher.on_done(already_done + len(ended))
+            if watcher.on_ended is not None and fresh:
+                await watcher.on_ended(fresh)
+
+    async def _cancel(self, rollout_id: str) -> Rollout:
+        try:
+            return await self.store.update_rollout(rollout_id, status="cancelled")
+        except ConflictError:  # it ended in this moment, and its ending stays
+            rollout = await self.store.get_rollout_by_id(rollout_id)
+            assert rollout is not None, rollout_id
+            return rollout
 
 
 async def _enqueued(store: LightningStore, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:

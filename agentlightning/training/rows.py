@@ -32,7 +32,7 @@ from agentlightning.training.losses.advantages import (
     weighted_reward,
 )
 from agentlightning.training.rollouts import Evidence, evidence
-from agentlightning.training.settings import Aggregation, GRPOSettings
+from agentlightning.training.settings import Aggregation, TrainingSettings
 from agentlightning.types import Rollout
 
 
@@ -48,7 +48,7 @@ class StepRows:
     """Rewards of the rollouts whose group was not replaced."""
     reward_error: float | None = None
     """Standard error of `mean_reward` over tasks; None with fewer than two rollouts."""
-    idle: list[Sample] = field(default_factory=list[Sample])
+    without_signal: list[Sample] = field(default_factory=list[Sample])
     """Rows that were excluded because their group has no advantages; they count in the mean of the loss."""
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     """The record of every rollout, in order."""
@@ -59,8 +59,8 @@ class StepRows:
 
     def share(self, aggregation: Aggregation, takes: Callable[[Sample], bool] = lambda _: True) -> float:
         """Return the weight of the rows in the step's mean, between 0 and 1; `takes` selects the rows that count."""
-        count, idle = (_counted_by(aggregation, filter(takes, rows)) for rows in (self.samples, self.idle))
-        return count / (count + idle) if count else 0.0
+        count, others = (_counted_by(aggregation, filter(takes, rows)) for rows in (self.samples, self.without_signal))
+        return count / (count + others) if count else 0.0
 
     def add(self, record: RolloutRecord, advantage: float, ledger: Ledger, reason: ExclusionReason | None) -> None:
         """Add the rows of a rollout, or with a `reason` exclude them in the ledger."""
@@ -145,7 +145,7 @@ def choose_rows(
     records: Sequence[RolloutRecord],
     groups: Sequence[int],
     ledger: Ledger,
-    settings: GRPOSettings,
+    settings: TrainingSettings,
     *,
     replaced: Collection[int] = (),
     kl: Mapping[str, float] | None = None,
@@ -186,7 +186,7 @@ def choose_rows(
         advantage = advantages.get(record.rollout_id, 0.0)
         rows.add(record, advantage, ledger, "over_length" if reason is None and over_length else reason)
         if reason is not None and group not in replaced and not over_length:
-            rows.idle += record.samples
+            rows.without_signal += record.samples
     compared = {record.rollout_id for record, _ in usable}
     for record, _ in scored:
         if record.rollout_id not in compared:
@@ -203,7 +203,7 @@ def _counted_by(aggregation: Aggregation, rows: Iterable[Sample]) -> int:
 
 
 def groups_of_equal_rewards(
-    records: Sequence[RolloutRecord], groups: Sequence[int], settings: GRPOSettings
+    records: Sequence[RolloutRecord], groups: Sequence[int], settings: TrainingSettings
 ) -> list[int]:
     """Return the groups whose rewards are all equal, in order."""
     reasons = _groups_without_signal(_usable(_scored(records, groups), settings), settings)
@@ -215,9 +215,9 @@ def _scored(records: Sequence[RolloutRecord], groups: Sequence[int]) -> list[tup
     return [(record, group) for record, group in pairs if record.verdict is None and record.reward is not None]
 
 
-def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings) -> list[tuple[RolloutRecord, int]]:
+def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: TrainingSettings) -> list[tuple[RolloutRecord, int]]:
     """Return the rollouts with rows and with every weighted reward dimension."""
-    names = settings.reward_weights or {}
+    names = settings.rewards.reward_weights or {}
     usable = [(record, group) for record, group in scored if record.samples]
     having = [(record, group) for record, group in usable if names.keys() <= record.dimensions.keys()]
     if usable and not having:
@@ -230,15 +230,15 @@ def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings)
     return having
 
 
-def _reward(record: RolloutRecord, settings: GRPOSettings) -> float:
+def _reward(record: RolloutRecord, settings: TrainingSettings) -> float:
     """Return the reward for comparison, before the KL penalty."""
     assert record.reward is not None, record.rollout_id
-    weights = settings.reward_weights
+    rewards, weights = settings.rewards, settings.rewards.reward_weights
     reward = record.reward if weights is None else weighted_reward(record.dimensions, weights)
-    if settings.soft_punish_cache is not None:
+    if rewards.soft_punish_cache is not None:
         longest = max(len(call.completion_token_ids) for call in _trained_calls(record))
-        penalty = overlong_penalty(longest, settings.max_completion_length, settings.soft_punish_cache)
-        reward += settings.overlong_penalty_factor * penalty
+        penalty = overlong_penalty(longest, settings.max_completion_length, rewards.soft_punish_cache)
+        reward += rewards.overlong_penalty_factor * penalty
     return reward
 
 
@@ -247,50 +247,53 @@ def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
     return [call for call in record.calls if call.ref in in_rows]
 
 
-def is_over_length(record: RolloutRecord, settings: GRPOSettings) -> bool:
+def is_over_length(record: RolloutRecord, settings: TrainingSettings) -> bool:
     """Return whether a rollout is excluded because a call in its rows was cut at its limit."""
     cut = (call.finish_reason == "length" for call in _trained_calls(record))
     return settings.mask_truncated_completions and any(cut)
 
 
 def _advantages(
-    usable: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings, kl: Mapping[str, float]
+    usable: Sequence[tuple[RolloutRecord, int]], settings: TrainingSettings, kl: Mapping[str, float]
 ) -> dict[str, float]:
     """Return the advantage of each rollout by its id."""
     records, groups = [record for record, _ in usable], [group for _, group in usable]
     if settings.critic is not None:  # it computes the advantages of tokens from these rewards
         return {record.rollout_id: _reward(record, settings) for record in records}
-    if settings.multi_objective_aggregation == "normalize_then_sum":
-        assert settings.reward_weights is not None
-        advantages = several_advantages([record.dimensions for record in records], settings.reward_weights, groups)
+    kind = settings.rewards
+    if kind.multi_objective_aggregation == "normalize_then_sum":
+        assert kind.reward_weights is not None
+        advantages = several_advantages([record.dimensions for record in records], kind.reward_weights, groups)
     else:
-        rewards = [_reward(record, settings) - settings.beta * kl.get(record.rollout_id, 0.0) for record in records]
+        beta = settings.loss.beta
+        rewards = [_reward(record, settings) - beta * kl.get(record.rollout_id, 0.0) for record in records]
         tokens = [sum(sum(sample.mask) for sample in record.samples) for record in records]
-        by = settings.scales_by
-        advantages = rollout_advantages(rewards, groups, advantage=settings.advantage, scale_rewards=by, tokens=tokens)
+        advantages = rollout_advantages(
+            rewards, groups, advantage=kind.advantage, scale_rewards=kind.scales_by, tokens=tokens
+        )
     return {record.rollout_id: value for record, value in zip(records, advantages, strict=True)}
 
 
 def _groups_without_signal(
-    usable: Sequence[tuple[RolloutRecord, int]], settings: GRPOSettings
+    usable: Sequence[tuple[RolloutRecord, int]], settings: TrainingSettings
 ) -> dict[int, ExclusionReason]:
     """Return the groups without anything to learn, and the reasons. A divergence from the reference does not count:
     after scaling it would weigh as much as any reward."""
     if settings.critic is not None:
         return {}
     dimensions = None
-    if settings.multi_objective_aggregation == "normalize_then_sum":
-        dimensions = list(settings.reward_weights or {})
+    if settings.rewards.multi_objective_aggregation == "normalize_then_sum":
+        dimensions = list(settings.rewards.reward_weights or {})
     members: dict[int, list[object]] = {}
     for record, group in usable:
         reward = _reward(record, settings) if dimensions is None else tuple(record.dimensions[d] for d in dimensions)
-        members.setdefault(group if settings.compares_in_groups else 0, []).append(reward)
+        members.setdefault(group if settings.rewards.compares_in_groups else 0, []).append(reward)
     reasons: dict[int, ExclusionReason] = {
         group: "no_group" if len(rewards) < 2 else "equal_rewards"
         for group, rewards in members.items()
         if len(set(rewards)) == 1
     }
-    if settings.compares_in_groups or not reasons:
+    if settings.rewards.compares_in_groups or not reasons:
         return reasons
     return dict.fromkeys((group for _, group in usable), reasons[0])  # the whole step was compared, as group 0
 

@@ -21,8 +21,8 @@ import torch
 from agentlightning.errors import NonFiniteLossError
 from agentlightning.training.alarms import Alarms
 from agentlightning.training.checkpoint import CHECKPOINTS, CheckpointFolder, CheckpointWriter, CompletedStep
-from agentlightning.training.collector import Collector
-from agentlightning.training.context import RunContext
+from agentlightning.training.collector import StepCollector
+from agentlightning.training.context import TrainingContext
 from agentlightning.training.group_rewards import GroupReward
 from agentlightning.training.held_out import HeldOut
 from agentlightning.training.ledger import Ledger, LedgerSummary
@@ -36,7 +36,8 @@ from agentlightning.training.run_folder import RunFolder, figures_of, write_line
 from agentlightning.training.run_inputs import RunSource, triplet_adapter
 from agentlightning.training.selection import SelectingCollector
 from agentlightning.training.serving import serve_policies
-from agentlightning.training.settings import GRPOSettings, Pick
+from agentlightning.training.settings import Pick, TrainingSettings
+from agentlightning.training.sft_settings import SFTSettings
 from agentlightning.training.updater import DrainTimeoutError, StepUpdate, Updater
 from agentlightning.types import Rollout
 
@@ -54,7 +55,7 @@ MakeUpdater = Callable[[OpenRun, AsyncExitStack], Awaitable[Updater | None]]
 
 async def train(
     source: RunSource,
-    settings: GRPOSettings,
+    settings: TrainingSettings,
     tasks: Sequence[object],
     held_out: Sequence[object],
     make_updater: MakeUpdater,
@@ -86,7 +87,7 @@ async def train(
         proxy = await serve_policies(source.get_llm_proxy(), store, updater, settings, stack)
         progress = make_progress(settings.progress)
         stack.callback(progress.close)
-        context = RunContext(
+        context = TrainingContext(
             settings=settings,
             store=store,
             updater=updater,
@@ -131,7 +132,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        context: RunContext,
+        context: TrainingContext,
         folder: RunFolder,
         checkpoints: CheckpointWriter,
         tasks: list[object],
@@ -140,7 +141,7 @@ class TrainingRun:
         self._context = context
         self._folder = folder
         self._checkpoints = checkpoints
-        kind = SelectingCollector if context.settings.is_cross_entropy else Collector
+        kind = SelectingCollector if isinstance(context.settings, SFTSettings) else StepCollector
         self._collector = kind(context, tasks)
         self._held_out = HeldOut(context, held_out)
         self._skipped = 0  # consecutive steps, up to the current one, with a non-finite loss
@@ -348,7 +349,7 @@ class TrainingRun:
     async def _update_when_drained(self, step: int, rows: StepRows) -> StepUpdate:
         """Update the weights; wait for calls in progress up to `MAX_DRAINS` times if groups continue meanwhile."""
         context, settings = self._context, self._context.settings
-        drains, most = 0, MAX_DRAINS if settings.max_staleness else 1
+        drains, most = 0, MAX_DRAINS if settings.most_stale else 1
         while True:
             drains += 1
             try:

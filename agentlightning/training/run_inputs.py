@@ -15,7 +15,7 @@ from agentlightning.training.records import RunLog
 from agentlightning.types import NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
-    from agentlightning.training.settings import GRPOSettings
+    from agentlightning.training.settings import TrainingSettings
 
 
 class RunSource(Protocol):
@@ -89,7 +89,7 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
     return adapter
 
 
-def check_tasks(name: str, settings: GRPOSettings, tasks: Sequence[object], held_out: Sequence[object]) -> None:
+def check_tasks(name: str, settings: TrainingSettings, tasks: Sequence[object], held_out: Sequence[object]) -> None:
     """Raise BadRequestError if there are no tasks, or evaluations are scheduled without held-out tasks."""
     if not tasks:
         raise BadRequestError(f"{name} needs tasks: pass train_dataset to fit, with at least one task")

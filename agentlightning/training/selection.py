@@ -18,8 +18,8 @@ from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoun
 from agentlightning.store.base import FINISHED, UNSET, LightningStore, Unset
 from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
-from agentlightning.training.collector import Collector, ReadRollouts
-from agentlightning.training.context import RunContext
+from agentlightning.training.collector import ReadRollouts, StepCollector
+from agentlightning.training.context import TrainingContext
 from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.training.rows import StepRows, is_over_length, read_records
@@ -64,13 +64,13 @@ class SelectionEndings(Endings):
             )
 
 
-class SelectingCollector(Collector):
+class SelectingCollector(StepCollector):
     """Collects the rollouts for supervised fine-tuning. Belongs to the loop of the run.
 
     If a run uses stored rollouts, its tasks are their ids.
     """
 
-    def __init__(self, context: RunContext, tasks: list[object]) -> None:
+    def __init__(self, context: TrainingContext, tasks: list[object]) -> None:
         super().__init__(context, tasks)
         self.endings: SelectionEndings = SelectionEndings()
         self._tokens_checked = False

@@ -12,13 +12,13 @@ from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.policies import PolicyConfig
 from agentlightning.store.base import LightningStore
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.training.updater import Updater
 from agentlightning.types import LLM, NamedResources
 
 
 async def serve_policies(
-    proxy: LLMProxy | None, store: LightningStore, updater: Updater, settings: GRPOSettings, stack: AsyncExitStack
+    proxy: LLMProxy | None, store: LightningStore, updater: Updater, settings: TrainingSettings, stack: AsyncExitStack
 ) -> LLMProxy:
     """Return a running gateway with the policies among its models: the program's, or one of the run's own; `stack`
     restores it.
@@ -47,7 +47,7 @@ async def serve_policies(
     return proxy
 
 
-def entry_of(engine: PolicyEngine, settings: GRPOSettings) -> Any:
+def entry_of(engine: PolicyEngine, settings: TrainingSettings) -> Any:
     """Return the entry of an engine in the gateway's list of models."""
     return {
         "model_name": engine.model_name,

@@ -1,4 +1,5 @@
-"""The settings of a GRPO run: checked at construction, recorded with the run. Needs no torch.
+"""The settings of runs that train weights, and those of GRPO: checked at construction, recorded with the run. Needs no
+torch.
 
 A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Concatenate,
     Final,
     Literal,
@@ -24,17 +26,18 @@ from typing import (
     get_type_hints,
 )
 
+from typing_extensions import override
+
 from agentlightning.base.field_help import explain_fields
 from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.training.alarms import AlarmSettings, make_rules
+from agentlightning.training.losses.loss_types import LOSSES, Aggregation, Loss, LossType, RatioLimits
 from agentlightning.training.progress import Style
 from agentlightning.training.rollouts import LatePolicy
 from agentlightning.types import Rollout
 from agentlightning.utils.setting_checks import Bounds, check_fields, check_names, check_number, refuse_pairs
 
-LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gspo"]
-Aggregation = Literal["token", "sequence", "rollout", "constant"]
 KLEstimator = Literal["k1", "k2", "k3"]
 CorrectionMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Advantage = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
@@ -47,7 +50,7 @@ Pick: TypeAlias = Callable[[Rollout, float], bool]
 """A function of a rollout and its reward that returns whether supervised fine-tuning may train on it."""
 
 P = ParamSpec("P")
-S = TypeVar("S", bound="GRPOSettings")
+S = TypeVar("S", bound="TrainingSettings")
 Count = Annotated[int, Bounds(at_least=1)]
 CountOrZero = Annotated[int, Bounds(at_least=0)]
 Positive = Annotated[float, Bounds(above=0)]
@@ -59,13 +62,6 @@ MOST_GROUPS: Final = 512
 OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16")
 """Settings that each policy of `policies=` may set for itself."""
 
-_AGGREGATIONS: dict[LossType, Aggregation] = {
-    "grpo": "rollout",
-    "dapo": "token",
-    "dr_grpo": "constant",
-    "cispo": "token",
-    "gspo": "rollout",
-}
 _SCALES: dict[Advantage, ScaleRewards] = {
     "grpo": "group",
     "rloo": "none",
@@ -95,8 +91,6 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     },
 }
 """Names that other libraries give to settings, and our names for them."""
-_WITHOUT_MEANING: Final[Mapping[str, str]] = {}
-"""Settings of GRPO that an algorithm does not take, with the reason."""
 _POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
@@ -155,23 +149,28 @@ class LossSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        self.check_loss()
+
+    def check_loss(self) -> None:
+        """Raise BadRequestError if settings of the loss contradict each other."""
         low, high, by = self.importance_sampling_clip_min, self.importance_sampling_clip_max, self.aggregates_by
+        loss, largest = self.chosen_loss, self.ratio_limits.high
         pairs = {
-            f"loss_type='cispo' and epsilon_high={self.epsilon_high}: with cispo it is the largest ratio itself; give "
-            "one of at least 1, such as 5.0": self.loss_type == "cispo" and self.ratio_bounds[1] < 1,
+            f"loss_type={self.loss_type!r} and epsilon_high={self.epsilon_high}: with {self.loss_type} it is the "
+            "largest ratio itself; give one of at least 1, such as 5.0": loss.high_is_ratio and largest < 1,
             f"loss_type={self.loss_type!r} and delta={self.delta}: it bounds no ratio by the sign of the advantage; "
-            "leave delta out": self.delta is not None and self.loss_type in ("cispo", "gspo"),
+            "leave delta out": self.delta is not None and not loss.takes_delta,
             f"delta={self.delta} and epsilon_high={self.epsilon_high}: delta must be above 1 + epsilon_high": (
-                self.delta is not None and self.loss_type != "cispo" and self.delta <= self.ratio_bounds[1]
+                self.delta is not None and self.delta <= largest
             ),
             f"loss_scale_factor={self.loss_scale_factor} and aggregation={by!r}: only 'constant' has a constant "
             "length": self.loss_scale_factor is not None and by != "constant",
             "use_kl_in_reward=True and beta=0: give beta, the weight of the penalty": (
                 self.use_kl_in_reward and self.beta == 0
             ),
-            f"loss_type='gspo' and use_bias_correction_kl=True (with beta={self.beta}): its ratio is that of a "
-            "sequence, with which the penalty of a token is not unbiased; set use_bias_correction_kl=False": (
-                self.loss_type == "gspo" and self.has_kl_loss and self.use_bias_correction_kl
+            f"loss_type={self.loss_type!r} and use_bias_correction_kl=True (with beta={self.beta}): its ratio is that "
+            "of a sequence, with which the penalty of a token is not unbiased; set use_bias_correction_kl=False": (
+                loss.ratio_of == "row" and self.has_kl_loss and self.use_bias_correction_kl
             ),
             f"kl_estimator='k1' and use_bias_correction_kl=False (with beta={self.beta}): the gradient of k1 alone is "
             "0 in the mean; set use_bias_correction_kl=True or use_kl_in_reward=True, or take 'k2' or 'k3'": (
@@ -183,20 +182,20 @@ class LossSettings:
         refuse_pairs(pairs)
 
     @property
+    def chosen_loss(self) -> Loss:
+        """The loss of `loss_type`."""
+        return LOSSES[self.loss_type]
+
+    @property
     def aggregates_by(self) -> Aggregation:
         """The value of `aggregation`, or its default."""
-        return self.aggregation or _AGGREGATIONS[self.loss_type]
+        return self.aggregation or self.chosen_loss.aggregation
 
     @property
-    def ratio_bounds(self) -> tuple[float, float]:
-        """The smallest and the largest ratio that count, before `delta`."""
+    def ratio_limits(self) -> RatioLimits:
+        """The ratios that count."""
         high = self.epsilon if self.epsilon_high is None else self.epsilon_high
-        return (0.0, high) if self.loss_type == "cispo" else (1 - self.epsilon, 1 + high)
-
-    @property
-    def is_cross_entropy(self) -> bool:
-        """Whether the policy's part of the loss is the negative log-probability, as in supervised fine-tuning."""
-        return False
+        return self.chosen_loss.limits(self.epsilon, high, self.delta)
 
     @property
     def needs_reference(self) -> bool:
@@ -227,9 +226,6 @@ class RewardSettings:
     multi_objective_aggregation: MultiObjective = "sum_then_normalize"
     """`sum_then_normalize` adds the weighted dimensions to one reward and computes its advantage. `normalize_then_sum`
     computes an advantage per dimension and scales their weighted sum over the step (GDPO). [`adv_estimator: gdpo`]"""
-    mask_truncated_completions: bool = False
-    """Exclude the tokens of a rollout from the loss, as `over_length`, if one of its calls was cut at
-    `max_completion_length`. Its reward stays in its group. [none]"""
     soft_punish_cache: Count | None = None
     """Number of tokens before `max_completion_length` over which the length of a rollout's longest call lowers its
     reward; None is off. In TRL: `get_soft_overlong_punishment(soft_punish_cache=)`. [`overlong_buffer_cfg.len`]"""
@@ -301,19 +297,19 @@ class CriticSettings:
     """Subtract the mean of a step's token advantages and divide by their deviation. TRL and VERL always do so."""
 
 
-@explain_fields
 @dataclass(frozen=True, kw_only=True)
-class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
-    """Every setting of `GRPO`, with its meaning and default.
+class TrainingSettings(VLLMSettings):
+    """The settings of every algorithm that trains weights: the model, the optimizer and the run."""
 
-    A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
-    """
-
-    # properties of the algorithm; an annotation would make them fields
-    algorithm = "GRPO"
-    names_elsewhere = _OTHER_NAMES
-    without_meaning = _WITHOUT_MEANING
-    model_missing = "model must be a text, the folder of a transformers model, or each of policies must name one"
+    algorithm: ClassVar[str]
+    names_elsewhere: ClassVar[Mapping[str, str]]
+    """Names of settings elsewhere, and their names here."""
+    without_meaning: ClassVar[Mapping[str, str]] = {}
+    """Settings of other algorithms, and the reasons why this one lacks them."""
+    model_missing: ClassVar[str]
+    """Text of the error for a missing model."""
+    other_names: ClassVar[Mapping[str, str]] = {}
+    """Names of GRPO settings, and the names that this algorithm gives them."""
 
     model: str
     """Folder of a transformers causal model with tokenizer and chat template, or its name in the local cache.
@@ -338,6 +334,9 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     """Sampling temperature of training and of the evaluation that is reported first. [`rollout.temperature`]"""
     max_completion_length: Count = 512
     """Largest number of generated tokens per model call. [`data.max_response_length`, which is per rollout]"""
+    mask_truncated_completions: bool = False
+    """Exclude the tokens of a rollout from the loss, as `over_length`, if one of its calls was cut at
+    `max_completion_length`. Its reward stays in its group. [none]"""
     max_grad_norm: Positive = 1.0
     """Largest norm of the gradient; a larger one is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None
@@ -376,12 +375,6 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     deterministic: bool = False
     """Make runs repeatable, independent of timing and number of runners: a reply depends on the weights, on the step,
     task and sample of its rollout, and on the request. Each reply is decoded alone, which takes longer."""
-    max_staleness: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
-    """Largest number of weight versions between the weights that sampled a reply and those that learn from it. 0
-    collects synchronously: a step waits for all its rollouts. With n, rollouts continue during updates, at most n + 1
-    times `batch_size` groups at a time. A group that is older when it ends is dropped as `too_stale`; stale tokens of
-    the others are corrected (`staleness_clip_max`). [no counterpart: `async_training.staleness_threshold` is a share
-    of samples]"""
     step_timeout_seconds: Positive = 1800.0
     """Seconds after which an unfinished rollout of a step is late; see `late_rollouts`."""
     late_rollouts: LatePolicy = "drop"
@@ -406,21 +399,86 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
     `agentlightning.training.alarms`."""
     resource_name: str = "main_llm"
     """Resource name of the policy, by which the agent gets it."""
-    policies: Mapping[str, Mapping[str, object]] | None = None
-    """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
-    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets each
-    by its name. Policies with `lora` on the same model share its weights. None is one policy. [no counterpart]"""
     progress: Style = "auto"
     """Display of steps: `live` is a table updated in place, `plain` one line each; `auto` depends on the terminal."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "policies", read_policies(self.policies))
-        super().__post_init__()
+        check_fields(self)
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
         make_rules(self.alarms)
-        self.check_rewards()
         self.check_vllm(has_adapters=self.lora is not None)
+        alone = "use_vllm=True and deterministic=True: what vLLM samples depends on what else is in flight"
+        refuse_pairs({alone: self.use_vllm and self.deterministic})
+
+    @property
+    def loss(self) -> LossSettings:
+        """The settings of the loss."""
+        raise NotImplementedError
+
+    @property
+    def rewards(self) -> RewardSettings:
+        """The settings that turn rewards into advantages."""
+        raise NotImplementedError
+
+    @property
+    def critic(self) -> CriticSettings | None:
+        """The settings of the critic, which gives each token an advantage; None if each rollout has one advantage."""
+        return None
+
+    @property
+    def most_stale(self) -> int:
+        """Largest staleness of a trained reply; 0 collects synchronously."""
+        return 0
+
+    @property
+    def penalizes_rollouts(self) -> bool:
+        """Whether the divergence from the reference is subtracted from the reward of a rollout as one number."""
+        return self.loss.use_kl_in_reward and self.critic is None
+
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, 1 being the first."""
+        return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
+
+    def by_policy(self) -> Mapping[str | None, TrainingSettings]:
+        """Return the settings of each policy by its name; a run with one policy has the key None."""
+        return {None: self}
+
+    def as_json(self) -> dict[str, object]:
+        """Return the settings as JSON data."""
+        output_dir = None if self.output_dir is None else str(self.output_dir)
+        return {**dataclasses.asdict(self), "output_dir": output_dir}
+
+
+@explain_fields
+@dataclass(frozen=True, kw_only=True)
+class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
+    """Every setting of `GRPO`, with its meaning and default.
+
+    A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
+    """
+
+    algorithm = "GRPO"
+    names_elsewhere = _OTHER_NAMES
+    model_missing = "model must be a text, the folder of a transformers model, or each of policies must name one"
+
+    max_staleness: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
+    """Largest number of weight versions between the weights that sampled a reply and those that learn from it. 0
+    collects synchronously: a step waits for all its rollouts. With n, rollouts continue during updates, at most n + 1
+    times `batch_size` groups at a time. A group that is older when it ends is dropped as `too_stale`; stale tokens of
+    the others are corrected (`staleness_clip_max`). [no counterpart: `async_training.staleness_threshold` is a share
+    of samples]"""
+    policies: Mapping[str, Mapping[str, object]] | None = None
+    """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
+    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets each
+    by its name. Policies with `lora` on the same model share its weights. None is one policy. [no counterpart]"""
+
+    @override
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "policies", read_policies(self.policies))
+        TrainingSettings.__post_init__(self)
+        self.check_loss()
+        self.check_rewards()
         self._check_pairs()
         self.by_policy()
 
@@ -455,34 +513,28 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
             "first token": cache is not None and cache > length,
             "use_vllm=True and policies: one vLLM server serves one policy": self.use_vllm
             and self.policies is not None,
-            "use_vllm=True and deterministic=True: what vLLM samples depends on what else is in flight": (
-                self.use_vllm and self.deterministic
-            ),
             "max_num_gen_batches and advantage='reinforce_plus_plus': it compares with the whole step, and groups of "
             "equal rewards teach it as well": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
         }
         refuse_pairs(pairs)
 
     @property
-    def critic(self) -> CriticSettings | None:
-        """The settings of the critic, which gives each token an advantage; None if each rollout has one advantage."""
-        return None
+    @override
+    def loss(self) -> LossSettings:
+        return self
 
     @property
-    def other_names(self) -> Mapping[str, str]:
-        """Names of GRPO settings, and the names that this algorithm gives them."""
-        return {}
+    @override
+    def rewards(self) -> RewardSettings:
+        return self
 
     @property
-    def penalizes_rollouts(self) -> bool:
-        """Whether the divergence from the reference is subtracted from the reward of a rollout as one number."""
-        return self.use_kl_in_reward and self.critic is None
+    @override
+    def most_stale(self) -> int:
+        return self.max_staleness
 
-    def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, 1 being the first."""
-        return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
-
-    def by_policy(self) -> dict[str | None, GRPOSettings]:
+    @override
+    def by_policy(self) -> Mapping[str | None, GRPOSettings]:
         """Return the settings of each policy by its name; a run with one policy has the key None.
 
         Raises:
@@ -499,13 +551,8 @@ class GRPOSettings(LossSettings, RewardSettings, VLLMSettings):
                 raise BadRequestError(f"policies[{name!r}]: {error}") from None
         return settings
 
-    def as_json(self) -> dict[str, object]:
-        """Return the settings as JSON data."""
-        output_dir = None if self.output_dir is None else str(self.output_dir)
-        return {**dataclasses.asdict(self), "output_dir": output_dir}
 
-
-def setting_names(cls: type[GRPOSettings]) -> list[str]:
+def setting_names(cls: type[TrainingSettings]) -> list[str]:
     """Return the names of the settings that an algorithm takes."""
     refused = {*cls.names_elsewhere, *cls.without_meaning}
     return [field.name for field in dataclasses.fields(cls) if field.name not in refused]
@@ -568,7 +615,7 @@ def accepts(arguments: Callable[P, object]) -> Callable[[Callable[..., None]], C
 
 
 def signature_of(
-    settings: type[GRPOSettings], *more: inspect.Parameter, names: Sequence[str] | None = None
+    settings: type[TrainingSettings], *more: inspect.Parameter, names: Sequence[str] | None = None
 ) -> inspect.Signature:
     """Return the signature of a constructor that takes the model, settings by name (all that the algorithm takes, or
     `names`) and `more` parameters, for help texts and command lines."""

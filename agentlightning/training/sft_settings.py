@@ -1,4 +1,4 @@
-"""The settings of supervised fine-tuning: those of GRPO that apply to it, and the choice of rollouts."""
+"""The settings of supervised fine-tuning: those of every training run, of its loss, and of the choice of rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.training.settings import Count, GRPOSettings
+from agentlightning.training.losses.loss_types import CROSS_ENTROPY, Loss
+from agentlightning.training.settings import (
+    Aggregation,
+    Count,
+    LossSettings,
+    NotNegative,
+    RewardSettings,
+    TrainingSettings,
+)
 from agentlightning.utils.setting_checks import Bounds
 
 Source = Literal["new", "stored"]
@@ -43,9 +51,16 @@ _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "re
 """Alarms that do not apply to the cross entropy, which learns from tokens of any source."""
 
 
+class _CrossEntropySettings(LossSettings):
+    @property
+    @override
+    def chosen_loss(self) -> Loss:
+        return CROSS_ENTROPY
+
+
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
-class SFTSettings(GRPOSettings):
+class SFTSettings(TrainingSettings):
     """Every setting of `SFT`, with its meaning and default. Those that GRPO has are explained there."""
 
     algorithm = "SFT"
@@ -64,6 +79,10 @@ class SFTSettings(GRPOSettings):
     """Smallest reward of a chosen rollout; None is no limit."""
     best_per_task: Count | None = None
     """Number of best rollouts chosen per task; None is no limit. Equal inputs are one task."""
+    aggregation: Aggregation | None = None
+    """Unit that has equal weight in the loss of a step; see `GRPOSettings`. None is `token`."""
+    entropy_coef: NotNegative = 0.0
+    """Weight of the mean entropy per token (nats), which is subtracted from the loss."""
     top_share: Annotated[float, Bounds(above=0, at_most=1)] | None = None
     """Share of the remaining rollouts (with `new`: per step) that is chosen, the best, at least one; None is all."""
 
@@ -109,10 +128,10 @@ class SFTSettings(GRPOSettings):
 
     @property
     @override
-    def is_cross_entropy(self) -> bool:
-        return True
+    def loss(self) -> LossSettings:
+        return _CrossEntropySettings(aggregation=self.aggregation, entropy_coef=self.entropy_coef)
 
     @property
     @override
-    def compares_in_groups(self) -> bool:
-        return False
+    def rewards(self) -> RewardSettings:
+        return RewardSettings()

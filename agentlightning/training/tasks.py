@@ -98,18 +98,15 @@ def place_of(rollout: Rollout) -> str | None:
 
 
 class GroupPlan:
-    """The groups of a run in their order. Belongs to the collector.
-
-    Attributes:
-        next: place of the first group that is not drawn yet.
-        size: number of groups of a step.
-    """
+    """The groups of a run in their order. Belongs to the collector."""
 
     def __init__(self, tasks: Sequence[object], batch_size: int, seed: int) -> None:
         self._source = batch_iter_over_dataset(list(tasks), batch_size, random.Random(seed))
         self._batches: list[list[object]] = []
         self.next: tuple[int, int] = (1, 0)
+        """Place of the first group that is not drawn yet."""
         self.size = min(batch_size, len(tasks))
+        """Number of groups of a step."""
 
     def draw(self, take: str | None) -> GroupKey:
         """Return the next group."""
@@ -126,7 +123,7 @@ class GroupPlan:
 
 
 class OpenGroups:
-    """The groups that no step had taken when a checkpoint was written, from `Collector.state`."""
+    """The groups that no step had taken when a checkpoint was written, from `StepCollector.state`."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         step, task = state["next"]

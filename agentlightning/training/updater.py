@@ -22,7 +22,7 @@ from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
 from agentlightning.training.result import Evaluation
 from agentlightning.training.rows import StepRows
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -44,7 +44,7 @@ class Learner:
     name: str | None
     """Name of the gateway's policy; None for the only policy of a run, which learns from all calls that the adapter
     selects."""
-    settings: GRPOSettings
+    settings: TrainingSettings
     policy: ServedModel
 
     def takes(self, sample: Sample) -> bool:
@@ -70,23 +70,20 @@ class StepUpdate:
 
 
 class Updater:
-    """The trainer of a run, and the engines that serve its policies. Belongs to the loop of the run.
-
-    Attributes:
-        learners: the policies that learn.
-        engines: the engines that serve them, in order; empty if nothing is sampled, as in a replay.
-        saves_every: steps between two checkpoints; 0 writes only one at the end.
-        evaluates_first: whether held-out tasks run before the first step.
-        updates_without_rows: whether `update` is also called for a step without rows.
-    """
+    """The trainer of a run, and the engines that serve its policies. Belongs to the loop of the run."""
 
     evaluates_first = True
+    """Whether held-out tasks run before the first step."""
     updates_without_rows = False
+    """Whether `update` is also called for a step without rows."""
 
     def __init__(self, learners: Sequence[Learner], engines: Sequence[PolicyEngine] = ()) -> None:
         self.learners = tuple(learners)
+        """The policies that learn."""
         self.engines = tuple(engines)
+        """The engines that serve them, in order; empty if nothing is sampled, as in a replay."""
         self.saves_every = self.learners[0].settings.save_steps
+        """Steps between two checkpoints; 0 writes only one at the end."""
 
     # --- what a subclass defines -------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from bench.learning.game_policy import ask
 
 ROWS, PROMPT_TOKENS, REPLY_TOKENS = 128, 16, 16
@@ -58,7 +59,7 @@ def measure_speed() -> Speed:
     ]
     policy.update(rows[:8], [1.0] * 8)
     began = time.process_time()
-    policy.update(rows, [1.0 if n % 2 else -1.0 for n in range(ROWS)], num_iterations=4)
+    policy.update(rows, [1.0 if n % 2 else -1.0 for n in range(ROWS)], UpdateSettings(num_iterations=4))
     update = 4 * ROWS * (PROMPT_TOKENS + REPLY_TOKENS) / (time.process_time() - began)
     return Speed(update, decode, _path(policy, decode, update))
 

@@ -22,6 +22,7 @@ from agentlightning.engine.chat import ChatFormat, message_body
 from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.losses.advantages import rollout_advantages
 from agentlightning.training.tasks import batch_iter_over_dataset
 from bench.trl.shared import GROUP, LEARNING_RATE, TASKS, Run, cpu_seconds, tasks_of_demo
@@ -87,7 +88,9 @@ def train(folder: str, seed: int, steps: int) -> Run:
         advantages = rollout_advantages(rewards, [number // GROUP for number in range(len(rewards))])
         rate = LEARNING_RATE * (1 - step / steps)
         rows = [(row, a) for episode, a in zip(episodes, advantages, strict=True) for row in episode.rows]
-        policy.update([row for row, _ in rows], [a for _, a in rows], num_iterations=2, learning_rate=rate)
+        policy.update(
+            [row for row, _ in rows], [a for _, a in rows], UpdateSettings(num_iterations=2, learning_rate=rate)
+        )
         curve.append(sum(rewards) / len(rewards))
     spent = cpu_seconds() - began
     after = measure(policy.model, policy.tokenizer, held_out, seed=seed).accuracy

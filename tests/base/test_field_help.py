@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
 import inspect
 import json
 import pydoc
+import re
 import subprocess
 import sys
 import warnings
@@ -88,6 +90,20 @@ def test_help_shows_every_field_with_its_docstring(cls: type) -> None:
     for name in _fields(cls):
         assert f" {name}: " in shown
         assert field_docstrings(cls)[name].splitlines()[0] in shown
+
+
+def test_fields_are_explained_below_them_and_nowhere_else() -> None:
+    """No class lists its attributes in its docstring, and no comment stands behind a field."""
+    elsewhere: list[str] = []
+    for file in Path(agl.__file__).parent.rglob("*.py"):
+        lines = file.read_text().splitlines()
+        classes = [node for node in ast.walk(ast.parse("\n".join(lines))) if isinstance(node, ast.ClassDef)]
+        elsewhere += [f"{file}: {each.name}" for each in classes if "Attributes:" in (ast.get_docstring(each) or "")]
+        for field in (node for each in classes for node in each.body if isinstance(node, ast.AnnAssign)):
+            rest = lines[(field.end_lineno or 0) - 1].encode()[field.end_col_offset or 0 :].decode().strip()
+            if rest.startswith("#") and not re.match(r"# (pyright|type|noqa): ?", rest):
+                elsewhere.append(f"{file}:{field.lineno} {rest}")
+    assert elsewhere == []
 
 
 def test_help_of_a_model_fits_two_screens() -> None:

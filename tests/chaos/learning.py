@@ -29,6 +29,7 @@ import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.store.base import LightningStore
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.ledger import Ledger
 from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.policy_files import digest_of
@@ -124,12 +125,14 @@ async def update_anew(store: LightningStore, settings: GRPOSettings) -> list[str
         policy.update(
             rows.samples,
             rows.advantages,
-            loss=settings,
-            constant_length=settings.max_completion_length,
-            share=rows.share(settings.aggregates_by),
-            num_iterations=settings.num_iterations,
-            minibatch_rollouts=settings.minibatch_rollouts,
-            learning_rate=settings.learning_rate,
+            UpdateSettings(
+                loss=settings,
+                constant_length=settings.max_completion_length,
+                share=rows.share(settings.aggregates_by),
+                num_iterations=settings.num_iterations,
+                minibatch_rollouts=settings.minibatch_rollouts,
+                learning_rate=settings.learning_rate,
+            ),
         )
         digests.append(digest_of(policy))
     return digests

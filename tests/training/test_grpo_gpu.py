@@ -22,6 +22,7 @@ from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.learner.memory import needed_memory
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
 from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import SMALL, wants_digits
@@ -88,7 +89,7 @@ def test_losses_and_gradients_are_those_of_the_cpu(grouped_model: Path, lora: An
     results, gradients = [], []
     for device in ("cpu", "cuda"):
         policy = Policy.load(grouped_model, device=device, lora=lora, padding_free=padding_free)
-        results.append(policy.update(rows, advantages, max_grad_norm=1e9))
+        results.append(policy.update(rows, advantages, UpdateSettings(max_grad_norm=1e9)))
         gradients.append(first_moments(policy))
     on_cpu, on_gpu = results
     assert on_gpu.notes == on_cpu.notes

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.training.checkpoint import BrokenCheckpointError
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.policy_files import ADAPTER, digest_of, fingerprint_of, restore_policy, save_policy
 from tests.training.test_run_folder import full_disk
 
@@ -20,7 +21,7 @@ _ADVANTAGES = [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]
 
 
 def learn(policy: Policy) -> dict[str, float]:
-    return policy.update(_ROWS, _ADVANTAGES, num_iterations=2, minibatch_rollouts=2).figures
+    return policy.update(_ROWS, _ADVANTAGES, UpdateSettings(num_iterations=2, minibatch_rollouts=2)).figures
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "v_proj"]}])

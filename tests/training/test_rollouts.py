@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.emitter import emit_reward
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.training.rollouts import Evidence, LatePolicy, collect, evidence
+from agentlightning.training.rollouts import Evidence, LatePolicy, Watcher, collect, evidence
 from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRolloutRequest, Outcome, Rollout, Span
 
 
@@ -56,7 +56,9 @@ def _reward_span(claimed: AttemptedRollout, reward: float) -> Span:
 async def test_rollouts_come_back_in_the_order_of_the_requests(store: InMemoryLightningStore) -> None:
     assert await collect(store, [], timeout_seconds=30) == []
     order = list[int]()
-    collecting = asyncio.create_task(collect(store, _requests("a", "b", "c"), timeout_seconds=30, on_done=order.append))
+    collecting = asyncio.create_task(
+        collect(store, _requests("a", "b", "c"), timeout_seconds=30, watcher=Watcher(on_done=order.append))
+    )
     claims = [await _claim(store) for _ in range(3)]
     for claimed in reversed(claims):
         await _finish(store, claimed)
@@ -115,8 +117,10 @@ async def test_with_resubmit_what_is_late_is_run_once_more(store: InMemoryLightn
             _requests("a", "b"),
             timeout_seconds=0.5,
             late="resubmit",
-            on_done=indices.append,
-            on_enqueued=lambda rollouts: enqueued.extend(rollout.rollout_id for rollout in rollouts),
+            watcher=Watcher(
+                on_done=indices.append,
+                on_enqueued=lambda rollouts: enqueued.extend(rollout.rollout_id for rollout in rollouts),
+            ),
         )
     )
     await _finish(store, await _claim(store))
@@ -217,7 +221,7 @@ async def test_waiting_counts_from_the_last_end_of_any_call(
 
     finishing = list[asyncio.Task[None]]()
     collecting = asyncio.create_task(
-        collect(store, _requests("slow"), timeout_seconds=0.05, late=late, last_end=last_end)
+        collect(store, _requests("slow"), timeout_seconds=0.05, late=late, watcher=Watcher(last_end=last_end))
     )
     claimed.append(await _claim(store))
     assert [rollout.status for rollout in await collecting] == [status]

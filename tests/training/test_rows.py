@@ -27,13 +27,13 @@ def _sample(rollout: str, produced: int) -> Sample:
 def test_rows_have_the_weight_that_they_would_have_beside_those_that_teach_nothing() -> None:
     rows = StepRows([_sample("a", 3), _sample("b", 2), _sample("b", 1)], [1.0, -1.0, -1.0])
     assert rows.share("token") == rows.share("rollout") == 1.0
-    rows.idle = [_sample(f"idle {number}", 1) for number in range(6)]
+    rows.without_signal = [_sample(f"idle {number}", 1) for number in range(6)]
     assert rows.share("token") == 6 / 12
     assert rows.share("rollout") == 2 / 8
 
 
 def test_no_rows_have_no_weight() -> None:
-    assert StepRows(idle=[_sample("a", 4)]).share("token") == 0.0
+    assert StepRows(without_signal=[_sample("a", 4)]).share("token") == 0.0
 
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence", "rollout", "constant"])
@@ -41,7 +41,7 @@ def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_sam
     aggregation: Aggregation,
 ) -> None:
     mask = torch.tensor([[0, 1, 1, 1], [0, 1, 1, 0], [0, 1, 0, 0]])  # (3, 4)
-    rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -2.0], idle=[_sample("c", 1)])
+    rows = StepRows([_sample("a", 3), _sample("b", 2)], [1.0, -2.0], without_signal=[_sample("c", 1)])
     share = rows.share(aggregation)
     whole, part = (_loss(mask[:rows], aggregation, share) for rows, share in ((3, 1.0), (2, share)))
     assert part == pytest.approx(whole)
@@ -111,7 +111,7 @@ def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> N
     idle = [_record("d", 1.0), _record("e", 1.0, finish="length")]
     rows = choose_rows([*taught, *idle], [0, 0, 0, 1, 1], Ledger(step=1), settings)
     assert [sample.rollout_id for sample in rows.samples] == ["a", "b"]
-    assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.idle] == [("d", 3)]
+    assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.without_signal] == [("d", 3)]
 
 
 def test_the_ages_are_those_of_every_trained_call() -> None:

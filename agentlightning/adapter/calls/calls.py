@@ -1,6 +1,6 @@
 """The model calls that the spans of a rollout record, whether or not they are used for training.
 
-Adapters select among these calls and put them in order; the training ledger (`algorithm/ledger/`) accounts for all of
+Adapters select among these calls and put them in order; the training ledger (`training/ledger.py`) accounts for all of
 them. A triplet is a view of one call. The gateway's attributes on the spans separate calls of the trained policy
 from those of others.
 """
@@ -27,17 +27,14 @@ _NOT_TRAINED: Final = frozenset(("frozen", "external"))
 
 
 class CallRef(NamedTuple):
-    """The name of one model call.
-
-    Attributes:
-        rollout_id: The rollout that made it.
-        attempt_id: The attempt that made it.
-        call_id: Its own id; unique within its attempt only, unless the gateway assigned it.
-    """
+    """The name of one model call."""
 
     rollout_id: str
+    """The rollout that made it."""
     attempt_id: str
+    """The attempt that made it."""
     call_id: str
+    """Its own id; unique within its attempt only, unless the gateway assigned it."""
 
 
 @explain_fields

@@ -15,7 +15,7 @@ from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.engine.served import ServedModel
 from agentlightning.engine.service import ServedAs
 from agentlightning.errors import BadRequestError
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.training.updater import Learner, Updater
 
 
@@ -71,7 +71,7 @@ class RemotePolicy(ServedModel):
     def gives_probabilities(self) -> bool:
         return True
 
-    def served_as(self, settings: GRPOSettings, algorithm: str) -> ServedAs:
+    def served_as(self, settings: TrainingSettings, algorithm: str) -> ServedAs:
         """Return the model as its endpoints serve it."""
         return ServedAs(
             model_name=ONLY_POLICY,
@@ -111,7 +111,7 @@ class RemoteEngine:
 class RemoteUpdater(Updater):
     """A model that another system trains and serves, as the only policy of a run."""
 
-    def __init__(self, policy: RemotePolicy, settings: GRPOSettings, engine: RemoteEngine, *, name: str) -> None:
+    def __init__(self, policy: RemotePolicy, settings: TrainingSettings, engine: RemoteEngine, *, name: str) -> None:
         """Use the first endpoint; its name is unique to this start of the run."""
         super().__init__([Learner(None, settings, policy)], [engine])
         self._name = name

@@ -31,7 +31,7 @@ from agentlightning.training.resume import OpenRun
 from agentlightning.training.rows import StepRows
 from agentlightning.training.run import train
 from agentlightning.training.run_inputs import RunSource, check_tasks, triplet_adapter
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.training.tasks import items_of
 from agentlightning.training.updater import StepUpdate
 from agentlightning.types import Dataset
@@ -53,7 +53,7 @@ _MAX_TOKENS: Final = 32_768
 
 async def run_tinker(
     source: RunSource,
-    settings: GRPOSettings,
+    settings: TrainingSettings,
     train_dataset: Dataset[Any] | None,
     val_dataset: Dataset[Any] | None,
     *,
@@ -90,7 +90,7 @@ async def run_tinker(
 class TinkerUpdater(RemoteUpdater):
     """Hands the rows of each step to the service."""
 
-    def __init__(self, policy: RemotePolicy, settings: GRPOSettings, service: TinkerService, base_url: str) -> None:
+    def __init__(self, policy: RemotePolicy, settings: TrainingSettings, service: TinkerService, base_url: str) -> None:
         super().__init__(policy, settings, RemoteEngine(base_url, service.token), name=service.name)
         self._service = service
 

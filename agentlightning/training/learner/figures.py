@@ -26,17 +26,14 @@ inputs of the loss."""
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The figures of an update.
-
-    Attributes:
-        figures: see `Policy.update`.
-        rows: (B,) figures of each row in the loss, in the order of the samples.
-        notes: messages for the user, such as about a lack of memory.
-    """
+    """The figures of an update."""
 
     figures: dict[str, float]
+    """See `Policy.update`."""
     rows: list[RowFigures]
+    """(B,) figures of each row in the loss, in the order of the samples."""
     notes: list[str] = field(default_factory=list[str])
+    """Messages for the user, such as about a lack of memory."""
 
 
 def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLoss) -> list[RowFigures]:

@@ -22,7 +22,7 @@ from agentlightning.training.learner.parameters import with_lora
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
 if TYPE_CHECKING:
-    from agentlightning.training.settings import GRPOSettings
+    from agentlightning.training.settings import TrainingSettings
 
 GIB: Final = 2**30
 _COUNTING: Final = "agl_counting"
@@ -40,7 +40,7 @@ class Part:
     lever: str
 
 
-def check_memory(*policies: GRPOSettings) -> None:
+def check_memory(*policies: TrainingSettings) -> None:
     """Refuse a run that cannot fit, before its model is loaded. `policies` are the settings of each.
 
     Raises:
@@ -67,7 +67,7 @@ def check_memory(*policies: GRPOSettings) -> None:
     raise OutOfMemoryError("\n".join(lines))
 
 
-def needed_memory(settings: GRPOSettings) -> list[Part]:
+def needed_memory(settings: TrainingSettings) -> list[Part]:
     """Return the summands, none of them 0, of a run's memory at its peak.
 
     Engine and update take turns: only the larger of their temporary memory is counted. The engine's keys and values
@@ -97,7 +97,7 @@ def needed_memory(settings: GRPOSettings) -> list[Part]:
     )
     # four numbers a weight, and the hidden states of a forward in float32
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
-    reference = weights if settings.needs_reference and adapted is None else 0
+    reference = weights if settings.loss.needs_reference and adapted is None else 0
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
@@ -141,7 +141,7 @@ def _used_by_group() -> int:
         return 0
 
 
-def _without_numbers(settings: GRPOSettings) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+def _without_numbers(settings: TrainingSettings) -> tuple[PreTrainedModel, PreTrainedModel | None]:
     """Return the model on torch's `meta` device, and the model with its adapters."""
     config = AutoConfig.from_pretrained(settings.model, local_files_only=True, trust_remote_code=False)
     with torch.device("meta"):

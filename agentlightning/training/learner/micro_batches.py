@@ -15,18 +15,15 @@ _T = TypeVar("_T")
 
 
 class MicroBatches:
-    """Splits batches into micro-batches, and after a lack of memory retries with smaller ones.
-
-    Attributes:
-        max_tokens: largest number of tokens of a micro-batch, halved by each lack of memory.
-        notes: messages for the user.
-    """
+    """Splits batches into micro-batches, and after a lack of memory retries with smaller ones."""
 
     def __init__(self, device: torch.device, max_tokens: int, release: Callable[[], None]) -> None:
         """Set the bound; `release` frees the gradients of a failed attempt."""
         self._device, self._release = device, release
         self.max_tokens = max_tokens
+        """Largest number of tokens of a micro-batch, halved by each lack of memory."""
         self.notes: list[str] = []
+        """Messages for the user."""
         self._latest: list[Batch] = []
         """The current micro-batch; none before the first of an attempt."""
 

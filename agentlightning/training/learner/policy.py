@@ -98,9 +98,7 @@ class Policy(ServedModel):
         self,
         samples: Sequence[Sample],
         advantages: Sequence[float],
-        *,
-        learning_rate: float | None = None,
-        **settings: Any,
+        settings: UpdateSettings | None = None,
     ) -> UpdateResult:
         """Train on the rows; return figures of the update and of each row in the loss.
 
@@ -113,8 +111,6 @@ class Policy(ServedModel):
 
         Args:
             advantages: (B,) one per row: that of its rollout.
-            learning_rate: from this update on; None keeps the previous one.
-            settings: fields of `UpdateSettings`; `temperature` is the one at which the rows were sampled.
 
         Returns:
             `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
@@ -127,22 +123,17 @@ class Policy(ServedModel):
             ValueError: A row is malformed (see `make_batch`).
             OutOfMemoryError: A single row does not fit into the memory.
         """
-        checked = UpdateSettings(**settings)
         with self.lock, one_thread() if self.is_small else nullcontext():
             steps_before = self._optimizer.steps_taken
             try:
-                return self._optimizer.update(samples, advantages, checked, learning_rate)
+                return self._optimizer.update(samples, advantages, settings or UpdateSettings())
             finally:  # also if a later mini-batch fails: the weights of the previous version no longer exist
                 self.weight_version += self._optimizer.steps_taken > steps_before
 
-    def divergences(self, samples: Sequence[Sample], **settings: Any) -> list[float]:
-        """Return the divergence of each row from the model as loaded, in nats, for a penalty in the reward: (B,)
-
-        Args:
-            settings: fields of `UpdateSettings`; `loss` has the estimator.
-        """
+    def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
+        """Return the divergence of each row from the model as loaded, in nats, for a penalty in the reward: (B,)"""
         with self.lock, one_thread() if self.is_small else nullcontext():
-            return self._optimizer.divergences(samples, UpdateSettings(**settings))
+            return self._optimizer.divergences(samples, settings)
 
     def state(self) -> PolicyState:
         """Return the state that later updates depend on. Its tensors are live: hold `lock` until they are written."""

@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
-    """The settings of one update; `GRPOSettings` explains them."""
+    """The settings of one update; `TrainingSettings` explains those without a text."""
 
+    learning_rate: float | None = None
+    """Learning rate from this update on; None keeps the previous one."""
     num_iterations: int = 1
     minibatch_rollouts: int | None = None
     loss: LossSettings = field(default_factory=LossSettings)
@@ -48,20 +50,14 @@ class UpdateSettings:
     constant_length: int | None = None
     share: float = 1.0
     temperature: float = 1.0
+    """Temperature at which the rows were sampled."""
     max_grad_norm: float = 1.0
     weight_version: int | None = None
     """Version of the weights before the update; tokens of other versions are stale. None treats all tokens alike."""
 
 
 class Optimizer:
-    """The optimizer of one model with the parts that a step needs. Used by one thread, while nothing is generated.
-
-    Attributes:
-        learned: the trained weights by name: of the policy, and of the value head if there is one.
-        random: generator of the order of the mini-batches.
-        micro_batches: the splits of batches for the model.
-        steps_taken: number of optimizer steps since the start, including those of an update that ended in an error.
-    """
+    """The optimizer of one model with the parts that a step needs. Used by one thread, while nothing is generated."""
 
     def __init__(
         self,
@@ -92,12 +88,15 @@ class Optimizer:
         self._pad_id = pad_id
         self._reference = reference_of(model) if keeps_reference else None
         self.random = random.Random(seed)
+        """Generator of the order of the mini-batches."""
         self.micro_batches = MicroBatches(model.device, max_tokens_per_forward, self._forget_gradients)
+        """The splits of batches for the model."""
         self._tries_packing, self._packed = padding_free, False
         self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
         self.weights = MasterWeights(model)
         self._head = None if value_learning_rate is None else ValueHead(model)
         self.learned = {**self.weights.masters, **({} if self._head is None else self._head.learned())}
+        """The trained weights by name: of the policy, and of the value head if there is one."""
         self._first_rate = learning_rate
         groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": learning_rate}]
         if self._head is not None:
@@ -107,16 +106,16 @@ class Optimizer:
         # the second of the betas is below the usual 0.999 because a run may have only some dozen steps
         self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
         self.steps_taken = 0
+        """Number of optimizer steps since the start, including those of an update that ended in an error."""
 
     def update(
         self,
         samples: Sequence[Sample],
         advantages: Sequence[float],
         settings: UpdateSettings,
-        learning_rate: float | None = None,
     ) -> UpdateResult:
         """Make the optimizer's steps; see `Policy.update`."""
-        self._prepare(learning_rate)
+        self._prepare(settings.learning_rate)
         order = _order_of_content(samples, advantages)
         batch = make_batch(
             [samples[row] for row in order],

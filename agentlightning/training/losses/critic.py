@@ -108,15 +108,12 @@ def in_order_of_time(mask: Tensor, rollouts: Tensor, times: Tensor) -> tuple[Ten
 
 @dataclass(frozen=True, slots=True)
 class ValueLoss:
-    """The value loss of one micro-batch; it adds up over micro-batches.
-
-    Attributes:
-        loss: scalar with gradient, before `vf_coef`.
-        clip_fraction: share of the mini-batch's tokens whose value was clipped.
-    """
+    """The value loss of one micro-batch; it adds up over micro-batches."""
 
     loss: Tensor
+    """Scalar with gradient, before `vf_coef`."""
     clip_fraction: Tensor
+    """Share of the mini-batch's tokens whose value was clipped."""
 
 
 def value_loss(

@@ -4,24 +4,18 @@
     result = policy_loss(settings, LossInputs(...), logprobs, entropy)         # per micro-batch
     result.loss.backward()                                                     # losses and gradients add up exactly
 
-Every log-probability is a natural logarithm at the temperature of sampling. With `r` the ratio of a token, `A` the
-advantage of its rollout, `w` its weight and `c` its correction (1 without), the loss is the sum over the tokens of
+Every log-probability is a natural logarithm at the temperature of sampling. The loss is the sum over the tokens of
 
     w * (c * policy + beta * kl) - entropy_coef * entropy / tokens
 
-| loss_type | policy | source |
-| --- | --- | --- |
-| grpo, dapo, dr_grpo | `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)` | PPO, arXiv:1707.06347, equation 7; the two bounds, DAPO, arXiv:2503.14476, equation 10 |
-| the same with delta | `-min(min(r, delta) A, clip(r) A)` | dual clip, arXiv:1912.09729; two-sided clip, arXiv:2505.07291 |
-| cispo | `-stop(min(r, epsilon_high)) A log p` | MiniMax-M1, arXiv:2506.13585; ScaleRL, arXiv:2510.13786 |
-| none, by SFT | `-A log p`, where every A is 1 | cross entropy of the chosen tokens |
-| gspo | as grpo, with `r` that of the row: the geometric mean of its tokens' | GSPO, arXiv:2507.18071, equations 5 and 7, and section on GSPO-token |
-
-The ratio is that of the weights that learn to those that sampled, whose log-probabilities the engine recorded. With
-`importance_sampling_correction` the learner before the first optimizer step replaces the latter, and `c` corrects the
-difference of engine and learner (`importance.py`). A token that older weights sampled is always compared with the
-learner before the first optimizer step, and `c` corrects the difference of the weights (`importance.py`).
-"""  # noqa: E501 -- a row of a table is one line
+- `w` is the weight of the token (`weights.py`), `policy` the formula of the `loss_type` (`loss_types.py`), a function
+  of the ratio `r` of the token and the advantage of its rollout.
+- `r` is the probability of the token under the weights that learn, divided by that under the weights that sampled it,
+  which the engine recorded; `c` is 1.
+- With `importance_sampling_correction` the divisor is the probability under the learner before the first optimizer
+  step, and `c` corrects the difference of engine and learner (`importance.py`).
+- A token that older weights sampled always has that divisor, and `c` corrects the difference of the weights.
+"""
 
 from __future__ import annotations
 
@@ -37,74 +31,64 @@ from agentlightning.training.settings import LossSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
-    """The inputs of the loss for B rows of at most T tokens, except the learner's current outputs.
-
-    Attributes:
-        mask: (B, T) bool, true exactly on the tokens to train.
-        advantages: (B, 1) of each row's rollout, or (B, T) of each token.
-        weights: (B, T) the rows' part of `token_weights` of the mini-batch.
-        tokens: number of trained tokens of the whole mini-batch.
-        sampler_logprobs: (B, T) as the engine recorded them.
-        old_logprobs: (B, T) of the learner before the first optimizer step; None if that is the current step.
-        reference_logprobs: (B, T) of the reference; required with `settings.has_kl_loss`.
-        stale: (B, T) bool, true on trained tokens that other weights than those before the first optimizer step
-            sampled; None without any.
-    """
+    """The inputs of the loss for B rows of at most T tokens, except the learner's current outputs."""
 
     mask: Tensor
+    """(B, T) bool, true exactly on the tokens to train."""
     advantages: Tensor
+    """(B, 1) of each row's rollout, or (B, T) of each token."""
     weights: Tensor
+    """(B, T) the rows' part of `token_weights` of the mini-batch."""
     tokens: int
+    """Number of trained tokens of the whole mini-batch."""
     sampler_logprobs: Tensor
+    """(B, T) as the engine recorded them."""
     old_logprobs: Tensor | None = None
+    """(B, T) of the learner before the first optimizer step; None if that is the current step."""
     reference_logprobs: Tensor | None = None
+    """(B, T) of the reference; required with `settings.has_kl_loss`."""
     stale: Tensor | None = None
+    """(B, T) bool, true on trained tokens that other weights than those before the first optimizer step sampled; None
+    without any."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenFigures:
-    """The figures of each token in the loss, without gradient: (B, T) each, 0 where the mask is (the ratio is 1 there).
-
-    Attributes:
-        ratio: ratio of the learner to the probability that it is compared with, before clipping.
-        clipped: uint8; 0: the ratio itself counts, 1: the lower bound counts, 2: the upper one, 3: `delta`.
-        weight: share of the token in the loss of its optimizer step.
-        correction: bounded ratio of learner and engine; 1 without `importance_sampling_correction`. For a stale token,
-            the bounded ratio of learner and older weights.
-        kl: divergence in the penalty, before `beta`; 0 without.
-    """
+    """The figures of each token in the loss, without gradient: (B, T) each, 0 where the mask is (the ratio is 1
+    there)."""
 
     ratio: Tensor
+    """Ratio of the learner to the probability that it is compared with, before clipping."""
     clipped: Tensor
+    """uint8; 0: the ratio itself counts, 1: the lower bound counts, 2: the upper one, 3: `delta`."""
     weight: Tensor
+    """Share of the token in the loss of its optimizer step."""
     correction: Tensor
+    """Bounded ratio of learner and engine; 1 without `importance_sampling_correction`. For a stale token, the bounded
+    ratio of learner and older weights."""
     kl: Tensor
+    """Divergence in the penalty, before `beta`; 0 without."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The results of one micro-batch: the loss to minimize, the figures of each token, and figures to monitor.
-
-    Attributes:
-        loss: scalar with gradient.
-        tokens: the figures of each token in the loss.
-        clip_fraction: share of the mini-batch's tokens whose ratio was clipped; adds up over micro-batches, as do the
-            next three.
-        approx_kl: mean of `q - 1 - log q` over the tokens, q being the probability of the learner over that of the
-            engine: an estimate of KL(engine || learner) that is never negative.
-        kl: mean divergence from the reference.
-        entropy: mean, in nats.
-        max_ratio_error: largest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and
-            learner agree.
-    """
+    """The results of one micro-batch: the loss to minimize, the figures of each token, and figures to monitor."""
 
     loss: Tensor
+    """Scalar with gradient."""
     tokens: TokenFigures
+    """The figures of each token in the loss."""
     clip_fraction: Tensor
+    """Share of the mini-batch's tokens whose ratio was clipped; adds up over micro-batches, as do the next three."""
     approx_kl: Tensor
+    """Mean of `q - 1 - log q` over the tokens, q being the probability of the learner over that of the engine: an
+    estimate of KL(engine || learner) that is never negative."""
     kl: Tensor
+    """Mean divergence from the reference."""
     entropy: Tensor
+    """Mean, in nats."""
     max_ratio_error: Tensor
+    """Largest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and learner agree."""
 
     def figures(self) -> dict[str, float]:
         """Return loss and figures as numbers."""
@@ -139,8 +123,8 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
         weights = staleness_weights(proximal, inputs.sampler_logprobs, inputs.stale, settings.staleness_clip_max)
         old = torch.where(inputs.stale, proximal, old)
         correction = torch.where(inputs.stale, weights, correction)
-    ratio = _ratio(logprobs, old, mask, of_rows=settings.loss_type == "gspo")  # (B, T)
-    policy, clipped = _policy(settings, ratio, advantages, logprobs)
+    ratio = _ratio(logprobs, old, mask, of_rows=settings.chosen_loss.ratio_of == "row")  # (B, T)
+    policy, clipped = settings.chosen_loss.formula(ratio, advantages, logprobs, settings.ratio_limits)
     per_token = policy * correction
     kl = torch.zeros_like(correction)
     if settings.has_kl_loss:
@@ -182,23 +166,6 @@ def _ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, *, of_rows: boo
         mean = log_ratio.detach().sum(dim=1) / mask.sum(dim=1).clamp(min=1)  # (B,)
         log_ratio = torch.where(mask, logprobs - logprobs.detach() + mean[:, None], 0.0)
     return log_ratio.exp()
-
-
-def _policy(settings: LossSettings, ratio: Tensor, advantages: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the policy's part of the loss per token and the bound that counted: (B, T) each."""
-    if settings.is_cross_entropy:
-        return -advantages * logprobs, torch.zeros_like(ratio, dtype=torch.uint8)
-    low, high = settings.ratio_bounds
-    bounded = ratio.clamp(low, high)
-    above = (ratio > high) & (advantages > 0)
-    if settings.loss_type == "cispo":
-        return -bounded.detach() * advantages * logprobs, (ratio > high).to(torch.uint8) * 2
-    below = (ratio < low) & (advantages < 0)
-    clipped = below.to(torch.uint8) + above.to(torch.uint8) * 2
-    if settings.delta is not None:
-        clipped = clipped + ((ratio > settings.delta) & (advantages < 0)).to(torch.uint8) * 3
-        ratio = ratio.clamp(max=settings.delta)
-    return -torch.minimum(ratio * advantages, bounded * advantages), clipped
 
 
 def is_finite(*values: Tensor) -> bool:

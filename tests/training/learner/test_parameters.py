@@ -9,6 +9,7 @@ import pytest
 
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.settings import LossSettings
 from tests.training.learner.rows import make_advantages, make_rows
 
@@ -24,9 +25,9 @@ def test_the_penalty_is_towards_the_model_as_it_was_loaded(lora: dict[str, Any] 
     rows, advantages = make_rows(8, len(TOKENIZER)), make_advantages(8)
     policy = make_policy(lora=lora, keeps_reference=True)
     loss = LossSettings(beta=0.5)
-    first = policy.update(rows, advantages, loss=loss)
+    first = policy.update(rows, advantages, UpdateSettings(loss=loss))
     assert first.figures["kl"] == pytest.approx(0.0, abs=1e-6)
-    second = policy.update(rows, advantages, loss=loss)
+    second = policy.update(rows, advantages, UpdateSettings(loss=loss))
     assert second.figures["kl"] > 1e-4
     before = np.concatenate([row["trainer_logprobs"] for row in first.rows])
     after = np.concatenate([row["trainer_logprobs"] for row in second.rows])
@@ -38,15 +39,15 @@ def test_the_penalty_is_towards_the_model_as_it_was_loaded(lora: dict[str, Any] 
 def test_a_penalty_without_a_reference_is_refused_before_a_weight_moves() -> None:
     policy = make_policy()
     with pytest.raises(ValueError, match="keeps_reference=True"):
-        policy.update(make_rows(2, len(TOKENIZER)), make_advantages(2), loss=LossSettings(beta=0.5))
+        policy.update(make_rows(2, len(TOKENIZER)), make_advantages(2), UpdateSettings(loss=LossSettings(beta=0.5)))
     assert policy.weight_version == 0
 
 
 def test_with_a_correction_ratios_are_to_the_learner_before_its_first_step() -> None:
     rows, advantages = make_rows(8, len(TOKENIZER)), make_advantages(8)
     loss = LossSettings(importance_sampling_correction=True, importance_sampling_mode="token_truncate")
-    result = make_policy().update(rows, advantages, loss=loss, minibatch_rollouts=2)
-    one_step = make_policy().update(rows, advantages, loss=loss)
+    result = make_policy().update(rows, advantages, UpdateSettings(loss=loss, minibatch_rollouts=2))
+    one_step = make_policy().update(rows, advantages, UpdateSettings(loss=loss))
     for row in one_step.rows:
         assert row["ratio"].tolist() == [1.0] * len(row["ratio"])
         assert row["correction"] == pytest.approx(

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.training.batch import make_batch
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.policy_files import digest_of
 
 
@@ -38,7 +39,7 @@ def probability(policy: Policy, sample: Sample) -> float:
 def test_an_update_makes_the_better_likelier_and_the_worse_less(policy: Policy) -> None:
     better, worse = row(policy, "better", [20, 21]), row(policy, "worse", [30, 31])
     before = probability(policy, better), probability(policy, worse)
-    figures = policy.update([better, worse], [1.0, -1.0], num_iterations=2).figures
+    figures = policy.update([better, worse], [1.0, -1.0], UpdateSettings(num_iterations=2)).figures
     assert probability(policy, better) > before[0]
     assert probability(policy, worse) < before[1]
     assert policy.weight_version == 1
@@ -73,7 +74,7 @@ def test_what_was_learned_is_saved_with_its_adapters_merged_as_transformers_load
     policy = Policy.load(model_folder, learning_rate=1e-2, lora=lora)
     sample = row(policy, "r", [20, 21])
     before = probability(policy, sample)
-    policy.update([sample], [1.0], num_iterations=3)
+    policy.update([sample], [1.0], UpdateSettings(num_iterations=3))
     assert probability(policy, sample) > before
     policy.save(tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")

@@ -14,6 +14,7 @@ from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
 from agentlightning.training.learner.policy import Policy
+from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
 from tests.algorithm.parts import needs_bfloat16
 from tests.training.learner.rows import make_advantages, make_rows
@@ -37,7 +38,7 @@ def learned(policy: Policy) -> torch.Tensor:
 
 def learn(policy: Policy, times: int = 1) -> list[Any]:
     rows, advantages = make_rows(8, 80), make_advantages(8)
-    return [policy.update(rows, advantages, temperature=0.9) for _ in range(times)]
+    return [policy.update(rows, advantages, UpdateSettings(temperature=0.9)) for _ in range(times)]
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -19,7 +19,7 @@ from agentlightning.training.batch import make_batch
 from agentlightning.training.learner import figures as update_figures
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.policy import Policy
-from agentlightning.training.learner.update import Optimizer
+from agentlightning.training.learner.update import Optimizer, UpdateSettings
 from tests.training.learner.rows import make_advantages, make_rows
 
 VOCABULARY = 80
@@ -41,7 +41,7 @@ def learn(policy: Policy, *, seed: int = 0, order: random.Random | None = None) 
     numbers = list(range(12))
     if order is not None:
         order.shuffle(numbers)
-    result = policy.update([rows[n] for n in numbers], [advantages[n] for n in numbers], **SETTINGS)
+    result = policy.update([rows[n] for n in numbers], [advantages[n] for n in numbers], UpdateSettings(**SETTINGS))
     rows_by_number = dict(zip(numbers, result.rows, strict=True))
     return UpdateResult(result.figures, [rows_by_number[n] for n in range(12)], result.notes)
 
@@ -55,7 +55,7 @@ def distribution(policy: Policy, row: Sample, temperature: float) -> torch.Tenso
 def test_the_figures_of_each_token_are_those_of_the_loss(policy: Policy) -> None:
     rows, advantages = make_rows(8, VOCABULARY), make_advantages(8)
     distributions = [distribution(policy, row, 0.8) for row in rows]
-    result = policy.update(rows, advantages, temperature=0.8)
+    result = policy.update(rows, advantages, UpdateSettings(temperature=0.8))
     loss = 0.0
     for number, (row, trace) in enumerate(zip(rows, result.rows, strict=True)):
         trained = [position for position, bit in enumerate(row.mask) if bit]
@@ -120,7 +120,9 @@ def test_a_smaller_last_mini_batch_has_the_gradient_that_it_has_alone(model_fold
         rows, advantages = make_rows(8, VOCABULARY), make_advantages(8)
         chosen = [number for number in range(8) if number // 2 in rollouts]
         policy = Policy.load(model_folder, learning_rate=1e-20)  # so that every step starts from the same weights
-        figures = policy.update([rows[n] for n in chosen], [advantages[n] for n in chosen], **settings).figures
+        figures = policy.update(
+            [rows[n] for n in chosen], [advantages[n] for n in chosen], UpdateSettings(**settings)
+        ).figures
         return figures["loss"], figures["grad_norm"]
 
     every = [0, 1, 2, 3]
@@ -144,7 +146,7 @@ def test_what_the_update_moved_is_measured_after_its_last_step_on_rows_of_the_fi
         policy = Policy.load(model_folder, learning_rate=3e-2)
         before = _of_each_row(policy, rows)
         torch.manual_seed(5)
-        figures = policy.update(rows, advantages, **settings).figures
+        figures = policy.update(rows, advantages, UpdateSettings(**settings)).figures
         assert torch.initial_seed() == 5
         versions.append((figures["update_kl"], digest(policy), policy.state().random))
         assert torch.equal(torch.rand(2), torch.rand(2, generator=torch.Generator().manual_seed(5)))
@@ -179,16 +181,16 @@ def test_age_is_neither_a_difference_of_engine_and_learner_nor_a_shift_of_the_up
                 weight_versions=[6])
         for row in fresh
     ]  # fmt: skip
-    mixed = policy.update([*fresh[:4], *stale[4:]], make_advantages(6), weight_version=7).figures
+    mixed = policy.update([*fresh[:4], *stale[4:]], make_advantages(6), UpdateSettings(weight_version=7)).figures
     assert mixed["first_ratio_error"] < 1e-4
     assert mixed["first_stale_kl"] == pytest.approx(math.exp(2) - 1 - 2, rel=1e-3)
     assert mixed["update_kl"] < 1e-3
     share = sum(sum(row.mask) for row in rows[4:]) / sum(sum(row.mask) for row in rows)
     assert mixed["stale_share"] == pytest.approx(share)
     assert mixed["stale_kl"] == pytest.approx(mixed["first_stale_kl"] * share, rel=1e-3)
-    old = policy.update(stale, make_advantages(6), weight_version=7).figures
+    old = policy.update(stale, make_advantages(6), UpdateSettings(weight_version=7)).figures
     assert "first_ratio_error" not in old, "no token tells what engine and learner differ in"
     assert old["update_kl"] < 1e-3
-    now = policy.update(fresh, make_advantages(6), weight_version=7).figures
+    now = policy.update(fresh, make_advantages(6), UpdateSettings(weight_version=7)).figures
     assert now["first_ratio_error"] < 0.05
     assert "first_stale_kl" not in now

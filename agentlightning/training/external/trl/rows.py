@@ -20,37 +20,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TRLRow:
-    """The row of one rollout, split before the first token of the policy.
-
-    Attributes:
-        logprobs: the engine's, natural logarithm; 0 where `env_mask` is 0.
-        env_mask: 1 on the tokens of the policy.
-        is_trained: False if the row must not change the weights, independent of its reward.
-    """
+    """The row of one rollout, split before the first token of the policy."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
     logprobs: list[float]
+    """The engine's, natural logarithm; 0 where `env_mask` is 0."""
     env_mask: list[int]
+    """1 on the tokens of the policy."""
     agl_reward: float | None
     is_trained: bool
+    """False if the row must not change the weights, independent of its reward."""
 
 
-def trl_rows(rows: StepRows, count: int, *, filler: int, masks_idle: bool) -> list[TRLRow]:
+def trl_rows(rows: StepRows, count: int, *, filler: int, masks_equal: bool) -> list[TRLRow]:
     """Return the rows of a step for TRL: (B,), B = `count`.
 
     Args:
         count: tasks times generations; rollouts beyond them replaced late ones.
         filler: token id of masked rows.
-        masks_idle: whether rows of groups of equal rewards are also masked. Their advantage is zero, so they change the
-            weights only if the loss has a penalty or a bonus in addition to the reward; otherwise TRL counts them in
-            its means.
+        masks_equal: whether rows of groups of equal rewards are also masked. Their advantage is zero, so they change
+            the weights only if the loss has a penalty or a bonus in addition to the reward; otherwise TRL counts them
+            in its means.
 
     Raises:
         BadRequestError: a rollout has more than one row; gives the cause and the algorithm that trains such agents.
     """
     trained = {sample.rollout_id for sample in rows.samples}
-    shown = trained if masks_idle else trained | {sample.rollout_id for sample in rows.idle}
+    shown = trained if masks_equal else trained | {sample.rollout_id for sample in rows.without_signal}
     result: list[TRLRow] = []
     for record in rows.records[:count]:
         if record.rollout_id not in shown:

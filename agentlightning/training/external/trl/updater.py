@@ -77,7 +77,7 @@ class TRLUpdater(Updater):
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
         filler = cast("int", self._policy.tokenizer.eos_token_id)
-        of_step = trl_rows(rows, self._trl.rollouts, filler=filler, masks_idle=self._trl.trains_without_reward)
+        of_step = trl_rows(rows, self._trl.rollouts, filler=filler, masks_equal=self._trl.trains_without_reward)
         numbers = measured_rows([len(sample.mask) for sample in rows.samples])
         device = self._policy.model.device
         measured = [make_batch([rows.samples[number]], [0.0], device=device) for number in numbers]

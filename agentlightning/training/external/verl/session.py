@@ -57,23 +57,21 @@ class _Runner:
 
 
 class VERLSession:
-    """One `run_ppo`.
-
-    Attributes:
-        name: unique to this start of the run.
-        folder: folder of VERL's checkpoints.
-        token: token for calls to the model.
-        saves_every: steps between two checkpoints of VERL.
-    """
+    """One `run_ppo`."""
 
     def __init__(self, config: Any, link: dict[str, Any], folder: Path, *, steps: int, held_out: int) -> None:
         """Complete the configuration for a number of steps and of held-out tasks (0 for none).
 
         `link` is for VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` requests token figures.
         """
-        self.name, self.token = f"agl-verl-{uuid4().hex}", secrets.token_urlsafe(32)
+        self.name = f"agl-verl-{uuid4().hex}"
+        """Unique to this start of the run."""
+        self.token = secrets.token_urlsafe(32)
+        """Token for calls to the model."""
         self.saves_every = config.trainer.save_freq if config.trainer.save_freq > 0 else steps
+        """Steps between two checkpoints of VERL."""
         self.folder = folder
+        """Folder of VERL's checkpoints."""
         self._config = OmegaConf.merge(
             config,
             {
