@@ -49,7 +49,7 @@ FILES = {
         store/test_atomicity store/test_damage store/test_differential store/test_faults
         store/test_late_copies_other_server store/test_model store/test_named_claims store/test_number_bounds
         store/test_otlp_attacks store/test_overridden store/test_own_store store/test_processes store/test_promises
-        store/test_server_bounds store/test_server_doors store/test_server_secrets store/test_surface
+        store/test_server_bounds store/test_server_doors store/test_surface
         store/test_upgrades store/test_versions store/test_wire
     """,
     "a page of the documents, its programs and its promises": """

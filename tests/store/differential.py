@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
@@ -106,78 +107,37 @@ class Story:
     def draw(self) -> tuple[str, dict[str, Any]]:
         """Return an operation and its arguments; one in eight has a wrong one."""
         self.now += self.random.choice((0, 0, 0, 0, 1, 2))
-        name = self.random.choice(NAMES)
-        arguments: dict[str, Any] = getattr(self, name)()
+        key = self.random.choice(list(OPERATIONS))
+        needed, optional = OPERATIONS[key]
+        names = [*needed.split(), *(name for name in optional.split() if self.random.random() < 0.4)]
+        arguments = {name: (VALUES.get(f"{key} {name}") or VALUES[name])(self) for name in names}
+        if "attempt" in arguments:
+            arguments["rollout_id"], arguments["attempt_id"] = arguments.pop("attempt")
         wrong = sorted(arguments.keys() & WRONG.keys())
         if wrong and self.random.random() < 0.15:
             argument = self.random.choice(wrong)
             arguments[argument] = self.random.choice(WRONG[argument])
-        return name, arguments
-
-    def some(self, **arguments: Any) -> dict[str, Any]:
-        """Return some of the arguments."""
-        return {name: value for name, value in arguments.items() if self.random.random() < 0.4}
+        return key.split()[0], arguments
 
     def one(self, *values: Any) -> Any:
         return self.random.choice(values)
 
     def rollout(self) -> str:
-        return self.one(
-            *self.ids[-8:], *(("ro-nothing", "search", "delete") if self.random.random() < 0.1 else ()), "ro-0"
-        )
+        unknown = ("ro-nothing", "search", "delete") if self.random.random() < 0.1 else ()
+        return self.one(*self.ids[-8:], *unknown, "ro-0")
 
-    def pair(self) -> tuple[str, str]:
+    def attempt(self) -> tuple[str, str]:
         rollout_id, attempt_id = self.one(*self.attempts[-8:], ("ro-0", "at-0"))
         return (rollout_id, "latest") if self.random.random() < 0.2 else (rollout_id, attempt_id)
 
     def config(self) -> RolloutConfig:
         return RolloutConfig(
-            max_attempts=self.one(1, 2, 3),
-            retry_condition=self.one([], ["failed", "timeout"]),
+            max_attempts=self.one(1, 2, 3), retry_condition=self.one([], ["failed", "timeout"]),
             retry_delay_seconds=self.one(0.0, 0.0, 5.0),
-        )
-
-    def page(self, *fields: str) -> dict[str, Any]:
-        return self.some(
-            sort_by=self.one(*fields, None),
-            sort_order=self.one("asc", "desc"),
-            limit=self.one(-1, 0, 1, 2, 3, 50),
-            offset=self.one(0, 1, 2, 40),
-        )
-
-    # --- operations ------------------------------------------------------------------------------------------------
-
-    def enqueue_rollout(self) -> dict[str, Any]:
-        options = self.some(
-            mode=self.one("train", "val", "test"), config=self.config(), metadata={"k": [1, "ä"]},
-            run_id=self.one(*RUNS), priority=self.one(-1, 0, 5), not_before=self.now + self.one(-5, 5),
-            resources_id=self.one(*RESOURCES, "rs-?"),
         )  # fmt: skip
-        return {"input": self.one(1, "text", {"a": [None, 1.5]}), **options}
 
-    def enqueue_many_rollouts(self) -> dict[str, Any]:
-        return {"rollouts": [EnqueueRolloutRequest(input=n, run_id=self.one(*RUNS)) for n in range(self.one(0, 1, 3))]}
-
-    def start_rollout(self) -> dict[str, Any]:
-        return {"input": 1, **self.some(worker_id=self.one(*WORKERS), run_id=self.one(*RUNS), config=self.config())}
-
-    def dequeue_rollout(self) -> dict[str, Any]:
-        return self.some(worker_id=self.one(*WORKERS), run_id=self.one(*RUNS))
-
-    def dequeue_many_rollouts(self) -> dict[str, Any]:
-        return {"limit": self.one(0, 1, 2, 3), **self.dequeue_rollout()}
-
-    def start_attempt(self) -> dict[str, Any]:
-        return {"rollout_id": self.rollout(), **self.some(worker_id=self.one(*WORKERS))}
-
-    def add_many_spans(self) -> dict[str, Any]:
-        rollout_id, attempt_id = self.pair()
-        return {"spans": [self._span(rollout_id, attempt_id) for _ in range(self.one(0, 1, 3))]}
-
-    def add_span(self) -> dict[str, Any]:
-        return {"span": self._span(*self.pair())}
-
-    def _span(self, rollout_id: str, attempt_id: str) -> Span:
+    def span(self) -> Span:
+        rollout_id, attempt_id = self.attempt()
         number = self.random.randrange(1, 40)
         return Span.from_attributes(
             attributes={"n": number}, rollout_id=rollout_id, attempt_id=attempt_id,
@@ -185,107 +145,104 @@ class Story:
             name=self.one("a", "b.c"), start_time=self.now,
         )  # fmt: skip
 
-    def get_next_span_sequence_id(self) -> dict[str, Any]:
-        rollout_id, attempt_id = self.pair()
-        return {"rollout_id": rollout_id, "attempt_id": attempt_id}
-
-    def get_many_span_sequence_ids(self) -> dict[str, Any]:
-        return {"rollout_attempt_ids": [self.pair() for _ in range(self.one(0, 1, 3))]}
-
-    def update_rollout(self) -> dict[str, Any]:
-        options = self.some(
-            status=self.one(*STATUSES), input="new", mode=self.one("val", None), metadata=self.one({"m": 1}, None),
-            config=self.config(), resources_id=self.one(*RESOURCES, None),
-        )  # fmt: skip
-        return {"rollout_id": self.rollout(), **options}
-
-    def update_attempt(self) -> dict[str, Any]:
-        rollout_id, attempt_id = self.pair()
-        options = self.some(
-            status=self.one(*ATTEMPTS), worker_id=self.one(*WORKERS), last_heartbeat_time=self.now, metadata={"m": 1},
-            outcome=self.one("scored", "policy_fault"), outcome_reason="why",
-        )  # fmt: skip
-        return {"rollout_id": rollout_id, "attempt_id": attempt_id, **options}
-
-    def update_worker(self) -> dict[str, Any]:
-        return {"worker_id": self.one(*WORKERS), **self.some(heartbeat_stats={"cpu": 0.5}, run_id=self.one(*RUNS))}
-
-    def delete_rollouts(self) -> dict[str, Any]:
-        if self.random.random() < 0.7:
-            return {"rollout_ids": [self.rollout()], **self.some(force=self.one(True, False))}
-        return {"keep_last": self.one(0, 3, 8), **self.some(run_id=self.one(*RUNS))}
-
-    def query_rollouts(self) -> dict[str, Any]:
-        options = self.some(
-            status_in=self.random.sample(STATUSES, self.one(0, 1, 3)), filter_logic=self.one("and", "or"),
-            rollout_id_in=[self.rollout() for _ in range(self.one(0, 1, 4))], run_id=self.one(*RUNS),
-            rollout_id_contains=self.one("a", "ro-", "1"),
-        )  # fmt: skip
-        return {**options, **self.page("start_time", "end_time", "status", "rollout_id", "mode", "priority", "config")}
-
-    def query_attempts(self) -> dict[str, Any]:
-        return {"rollout_id": self.rollout(), **self.page("sequence_id", "status", "end_time", "worker_id", "metadata")}
-
-    def query_spans(self) -> dict[str, Any]:
-        rollout_id, attempt_id = self.pair()
-        options = self.some(
-            attempt_id=attempt_id, name=self.one("a", "c"), name_contains=".", span_id=f"{self.one(1, 2, 3):016x}",
-            trace_id_contains="1", filter_logic=self.one("and", "or"),
-        )  # fmt: skip
-        return {
-            "rollout_id": rollout_id,
-            **options,
-            **self.page("sequence_id", "name", "start_time", "span_id", "status"),
-        }
-
-    def query_workers(self) -> dict[str, Any]:
-        options = self.some(
-            status_in=[self.one("idle", "busy", "unknown")], worker_id_contains=self.one("w", "1"),
-            filter_logic=self.one("and", "or"),
-        )  # fmt: skip
-        return {**options, **self.page("worker_id", "status", "last_heartbeat_time")}
-
-    def query_resources(self) -> dict[str, Any]:
-        options = self.some(resources_id=self.one(*RESOURCES), resources_id_contains=self.one("rs", " "))
-        return {**options, **self.page("resources_id", "version", "update_time")}
-
-    def query_events(self) -> dict[str, Any]:
-        return {"after": self.cursors[-1], "limit": 100, **self.some(run_id=self.one(*RUNS))}
-
-    def wait_for_rollouts(self) -> dict[str, Any]:
-        return {"rollout_ids": [self.rollout() for _ in range(self.one(0, 1, 4))], "timeout": 0}
-
-    def get_rollout_by_id(self) -> dict[str, Any]:
-        return {"rollout_id": self.rollout()}
-
-    def get_latest_attempt(self) -> dict[str, Any]:
-        return {"rollout_id": self.rollout()}
-
-    def get_worker_by_id(self) -> dict[str, Any]:
-        return {"worker_id": self.one(*WORKERS)}
-
-    def get_resources_by_id(self) -> dict[str, Any]:
-        return {"resources_id": self.one(*RESOURCES), **self.some(version=self.one(1, 2, 9))}
-
-    def get_latest_resources(self) -> dict[str, Any]:
-        return self.some(run_id=self.one(*RUNS))
-
-    def add_resources(self) -> dict[str, Any]:
-        return {"resources": self._resources(), **self.some(run_id=self.one(*RUNS))}
-
-    def update_resources(self) -> dict[str, Any]:
-        return {"resources_id": self.one(*RESOURCES), **self.add_resources()}
-
-    def _resources(self) -> dict[str, Any]:
+    def resources(self) -> dict[str, Any]:
         llm = LLM(endpoint="http://h/v1", model=self.one("m", "n"))
         return {"llm": llm, "p": PromptTemplate(template="{x}", engine="f-string")}
 
-    def statistics(self) -> dict[str, Any]:
-        return {}
 
-
-NAMES = sorted(name for name in vars(Story) if name[0] != "_" and hasattr(LightningStore, name))
-"""The operations, by the methods above."""
+PAGE = "sort_by sort_order limit offset"
+OF_ROLLOUTS = ("start_time", "end_time", "status", "rollout_id", "mode", "priority", "config")
+OPERATIONS: dict[str, tuple[str, str]] = {
+    "enqueue_rollout": ("input", "mode config metadata run_id priority not_before resources_id"),
+    "enqueue_many_rollouts": ("rollouts", ""),
+    "start_rollout": ("input", "worker_id run_id config"),
+    "dequeue_rollout": ("", "worker_id run_id"),
+    "dequeue_many_rollouts": ("limit", "worker_id run_id"),
+    "start_attempt": ("rollout_id", "worker_id"),
+    "add_many_spans": ("spans", ""),
+    "add_span": ("span", ""),
+    "get_next_span_sequence_id": ("attempt", ""),
+    "get_many_span_sequence_ids": ("rollout_attempt_ids", ""),
+    "update_rollout": ("rollout_id", "status input mode metadata config resources_id"),
+    "update_attempt": ("attempt", "status worker_id last_heartbeat_time metadata outcome outcome_reason"),
+    "update_worker": ("worker_id", "heartbeat_stats run_id"),
+    "delete_rollouts by id": ("rollout_ids", "force"),
+    "delete_rollouts by a bound": ("keep_last", "run_id"),
+    "query_rollouts": ("", f"status_in filter_logic rollout_id_in run_id rollout_id_contains {PAGE}"),
+    "query_attempts": ("rollout_id", PAGE),
+    "query_spans": ("rollout_id", f"name name_contains span_id trace_id_contains filter_logic {PAGE}"),
+    "query_spans of an attempt": ("attempt", f"name name_contains span_id trace_id_contains filter_logic {PAGE}"),
+    "query_workers": ("", f"status_in worker_id_contains filter_logic {PAGE}"),
+    "query_resources": ("", f"resources_id resources_id_contains {PAGE}"),
+    "query_events": ("after limit", "run_id"),
+    "wait_for_rollouts": ("rollout_ids timeout", ""),
+    "get_rollout_by_id": ("rollout_id", ""),
+    "get_latest_attempt": ("rollout_id", ""),
+    "get_worker_by_id": ("worker_id", ""),
+    "get_resources_by_id": ("resources_id", "version"),
+    "get_latest_resources": ("", "run_id"),
+    "add_resources": ("resources", "run_id"),
+    "update_resources": ("resources_id resources", "run_id"),
+    "statistics": ("", ""),
+}
+"""The arguments that a call of an operation has, and those that it may have; `attempt` is the two ids of one."""
+VALUES: dict[str, Callable[[Story], Any]] = {
+    "after": lambda s: s.cursors[-1],
+    "attempt": Story.attempt,
+    "config": Story.config,
+    "filter_logic": lambda s: s.one("and", "or"),
+    "force": lambda s: s.one(True, False),
+    "heartbeat_stats": lambda s: {"cpu": 0.5},
+    "input": lambda s: s.one(1, "text", {"a": [None, 1.5]}),
+    "keep_last": lambda s: s.one(0, 3, 8),
+    "last_heartbeat_time": Story.time,
+    "limit": lambda s: s.one(-1, 0, 1, 2, 3, 50),
+    "dequeue_many_rollouts limit": lambda s: s.one(0, 1, 2, 3),
+    "query_events limit": lambda s: 100,
+    "metadata": lambda s: {"k": [1, "ä"]},
+    "update_rollout metadata": lambda s: s.one({"m": 1}, None),
+    "mode": lambda s: s.one("train", "val", "test"),
+    "update_rollout mode": lambda s: s.one("val", None),
+    "name": lambda s: s.one("a", "c"),
+    "name_contains": lambda s: ".",
+    "not_before": lambda s: s.now + s.one(-5, 5),
+    "offset": lambda s: s.one(0, 1, 2, 40),
+    "outcome": lambda s: s.one("scored", "policy_fault"),
+    "outcome_reason": lambda s: "why",
+    "priority": lambda s: s.one(-1, 0, 5),
+    "resources": Story.resources,
+    "resources_id": lambda s: s.one(*RESOURCES),
+    "enqueue_rollout resources_id": lambda s: s.one(*RESOURCES, "rs-?"),
+    "update_rollout resources_id": lambda s: s.one(*RESOURCES, None),
+    "resources_id_contains": lambda s: s.one("rs", " "),
+    "rollout_attempt_ids": lambda s: [s.attempt() for _ in range(s.one(0, 1, 3))],
+    "rollout_id": Story.rollout,
+    "rollout_id_contains": lambda s: s.one("a", "ro-", "1"),
+    "rollout_id_in": lambda s: [s.rollout() for _ in range(s.one(0, 1, 4))],
+    "rollout_ids": lambda s: [s.rollout() for _ in range(s.one(0, 1, 4))],
+    "delete_rollouts by id rollout_ids": lambda s: [s.rollout()],
+    "rollouts": lambda s: [EnqueueRolloutRequest(input=n, run_id=s.one(*RUNS)) for n in range(s.one(0, 1, 3))],
+    "run_id": lambda s: s.one(*RUNS),
+    "sort_order": lambda s: s.one("asc", "desc"),
+    "query_rollouts sort_by": lambda s: s.one(*OF_ROLLOUTS, None),
+    "query_attempts sort_by": lambda s: s.one("sequence_id", "status", "end_time", "worker_id", "metadata", None),
+    "sort_by": lambda s: s.one("sequence_id", "name", "start_time", "span_id", "status", None),
+    "query_workers sort_by": lambda s: s.one("worker_id", "status", "last_heartbeat_time", None),
+    "query_resources sort_by": lambda s: s.one("resources_id", "version", "update_time", None),
+    "span": Story.span,
+    "span_id": lambda s: f"{s.one(1, 2, 3):016x}",
+    "spans": lambda s: [s.span() for _ in range(s.one(0, 1, 3))],
+    "status": lambda s: s.one(*STATUSES),
+    "update_attempt status": lambda s: s.one(*ATTEMPTS),
+    "status_in": lambda s: s.random.sample(STATUSES, s.one(0, 1, 3)),
+    "query_workers status_in": lambda s: [s.one("idle", "busy", "unknown")],
+    "timeout": lambda s: 0,
+    "trace_id_contains": lambda s: "1",
+    "version": lambda s: s.one(1, 2, 9),
+    "worker_id": lambda s: s.one(*WORKERS),
+    "worker_id_contains": lambda s: s.one("w", "1"),
+}  # fmt: skip
+"""A value of an argument, drawn; for one operation alone behind its name."""
 
 
 def comparable(value: Any) -> Any:

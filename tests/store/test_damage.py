@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentlightning.cli.main import main
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store import LightningStoreClient, LightningStoreServer
 from agentlightning.store.base import LightningStore, request_token
-from agentlightning.store.spec import database_of
-from agentlightning.types import PromptTemplate, Span
+from agentlightning.types import PromptTemplate
 from tests.chaos.stores import fresh_place
+from tests.store.conftest import Serve
+from tests.store.parts import required, span_of
+from tests.store.raw import mongo, sql
 
 BODIES = {
     "no JSON": lambda body: "{" + body[2:],
@@ -37,48 +36,26 @@ class Data:
     def damage(self, table: str, how: Callable[[str], str], **where: str) -> None:
         """Change the body of the rows with these values."""
         if self.spec.startswith("mongodb"):
-            self._damage_documents(table, how, where)
+            with mongo(self.spec) as (database, partition):
+                documents = list(database[f"agl_{table}"].find({"partition": partition, **where}))
+                for document in documents:
+                    change = {"$set": {"body": how(document["body"])}}
+                    database[f"agl_{table}"].update_one({"_id": document["_id"]}, change)
         else:
             tests = " AND ".join(f"{name} = '{value}'" for name, value in where.items())
-            with self._connected() as execute:
-                table = table if self.spec.startswith("sqlite") else f"agl_{table}"
-                rows = execute(f"SELECT number, body FROM {table} WHERE {tests}").fetchall()
-                assert rows
-                mark = "?" if self.spec.startswith("sqlite") else "%s"
-                for number, body in rows:
-                    damaged = how(bytes(body).decode()).encode()
-                    execute(f"UPDATE {table} SET body = {mark} WHERE number = {mark} AND {tests}", (damaged, number))
-
-    @contextlib.contextmanager
-    def _connected(self) -> Any:
-        if self.spec.startswith("sqlite"):
-            with contextlib.closing(sqlite3.connect(self.spec.removeprefix("sqlite:///"), isolation_level=None)) as db:
-                yield db.execute
-        else:
-            import psycopg
-
-            with psycopg.connect(database_of(self.spec)[0], autocommit=True) as db:
-                yield db.execute
-
-    def _damage_documents(self, table: str, how: Callable[[str], str], where: dict[str, str]) -> None:
-        import pymongo
-
-        uri, partition = database_of(self.spec)
-        address, _, name = uri.rpartition("/")
-        with pymongo.MongoClient[Any](address) as client:
-            collection = client[name][f"agl_{table}"]
-            documents = list(collection.find({"partition": partition, **where}))
-            assert documents
-            for document in documents:
-                collection.update_one({"_id": document["_id"]}, {"$set": {"body": how(document["body"])}})
+            documents = sql(self.spec, f"SELECT number, body FROM {{}}{table} WHERE {tests}")
+            for number, body in documents:
+                damaged = how(bytes(body).decode()).encode()
+                sql(self.spec, f"UPDATE {{}}{table} SET body = ? WHERE number = ? AND {tests}", damaged, number)
+        assert documents
 
 
 @pytest.fixture(params=("sqlite", "postgres", "mongo"))
-async def damageable(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[LightningStore, Data]]:
+async def damageable(
+    request: pytest.FixtureRequest, tmp_path: Path, stack: AsyncExitStack
+) -> tuple[LightningStore, Data]:
     place = fresh_place(request.param, request, tmp_path)
-    store = place.open(scan_debounce_seconds=0.0)
-    yield store, Data(place.spec)
-    await store.close()
+    return await stack.enter_async_context(place.opened(scan_debounce_seconds=0.0)), Data(place.spec)
 
 
 @pytest.mark.parametrize("kind", BODIES)
@@ -117,9 +94,7 @@ async def test_a_claim_that_meets_a_damaged_rollout_first_goes_on_to_the_next(
     ids = [(await store.enqueue_rollout(n)).rollout_id for n in range(5)]
     for damaged in ids[:2]:
         data.damage("rollouts", lambda body: body[:50], rollout_id=damaged)
-    claimed = await store.dequeue_rollout(worker_id="w")
-    assert claimed is not None
-    assert claimed.rollout_id == ids[2]
+    assert required(await store.dequeue_rollout(worker_id="w")).rollout_id == ids[2]
     assert [claim.rollout_id for claim in await store.dequeue_many_rollouts(limit=9)] == ids[3:]
     assert [r.rollout_id for r in await store.query_rollouts()] == ids[2:]
 
@@ -128,7 +103,7 @@ async def test_a_damaged_span_is_named_and_the_other_rollouts_are_read(damageabl
     store, data = damageable
     one, two = [await store.start_rollout(n) for n in range(2)]
     for made in (one, two):
-        spans = [_span(made, n) for n in (1, 2)]
+        spans = [span_of(made, span_id=f"{n:016x}") for n in (1, 2)]
         await store.add_many_spans(spans)
     data.damage("spans", lambda body: body.replace('"name"', '"gone"'), rollout_id=one.rollout_id, span_id=f"{2:016x}")
     for query in ({}, {"name": "step"}, {"sort_by": "name"}):
@@ -171,19 +146,17 @@ async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(
     assert {worker.worker_id for worker in await store.query_workers()} == {"bad", "good"}
 
 
-async def test_a_server_says_so_with_its_own_error_and_status(damageable: tuple[LightningStore, Data]) -> None:
+async def test_a_server_says_so_with_its_own_error_and_status(
+    damageable: tuple[LightningStore, Data], serve: Serve
+) -> None:
     store, data = damageable
     made = await store.enqueue_rollout("x")
     data.damage("rollouts", lambda body: "{}", rollout_id=made.rollout_id)
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint, deadline=5.0)
+    _, client = await serve(store)
     assert await client.dequeue_rollout() is None
     assert list(await client.query_rollouts()) == []
     with pytest.raises(DamagedRecordError, match=made.rollout_id):
         await client.get_rollout_by_id(made.rollout_id)
-    await client.close()
-    await server.stop()
 
 
 async def test_the_check_lists_every_damaged_record_and_how_to_remove_it(
@@ -191,7 +164,7 @@ async def test_the_check_lists_every_damaged_record_and_how_to_remove_it(
 ) -> None:
     store, data = damageable
     made = await store.start_rollout("x")
-    await store.add_many_spans([_span(made, 1), _span(made, 2)])
+    await store.add_many_spans([span_of(made, span_id=f"{1:016x}"), span_of(made, span_id=f"{2:016x}")])
     queued = await store.enqueue_rollout("y")
     await store.update_worker("w", {})
     assert main(["store", "check", "--db", data.spec]) == 0
@@ -213,32 +186,20 @@ async def test_the_check_lists_every_damaged_record_and_how_to_remove_it(
     assert queued.rollout_id in capsys.readouterr().out
 
 
-def _span(made: Any, number: int) -> Span:
-    return Span.from_attributes(
-        attributes={},
-        rollout_id=made.rollout_id,
-        attempt_id=made.attempt.attempt_id,
-        sequence_id=-1,
-        span_id=f"{number:016x}",
-        name="step",
-    )
-
-
 @pytest.mark.parametrize("damageable", ["sqlite", "postgres"], indirect=True)
 async def test_the_check_compares_the_tables_with_the_records(
     damageable: tuple[LightningStore, Data], capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, data = damageable
     made = await store.start_rollout("x")
-    await store.add_many_spans([_span(made, 1)])
-    prefix, here = "" if data.spec.startswith("sqlite") else "agl_", f"WHERE rollout_id = '{made.rollout_id}'"
+    await store.add_many_spans([span_of(made, span_id=f"{1:016x}")])
+    here = f"WHERE rollout_id = '{made.rollout_id}'"
     for change, problem in (
-        (f"UPDATE {prefix}rollouts SET attempts = 7 {here}", "column attempts is 7, its record says 1"),
-        (f"UPDATE {prefix}summaries SET status = 'failed' {here}", "column status of its summary is 'failed', its"),
-        (f"DELETE FROM {prefix}spans {here}", "it has 0 spans of 0 bytes, its record says 1 of"),
-        (f"DELETE FROM {prefix}summaries {here}", "it has no summary"),
+        (f"UPDATE {{}}rollouts SET attempts = 7 {here}", "column attempts is 7, its record says 1"),
+        (f"UPDATE {{}}summaries SET status = 'failed' {here}", "column status of its summary is 'failed', its"),
+        (f"DELETE FROM {{}}spans {here}", "it has 0 spans of 0 bytes, its record says 1 of"),
+        (f"DELETE FROM {{}}summaries {here}", "it has no summary"),
     ):
-        with data._connected() as execute:
-            execute(change)
+        sql(data.spec, change)
         assert main(["store", "check", "--db", data.spec]) == 1
         assert f"rollout {made.rollout_id}: {problem}" in capsys.readouterr().out

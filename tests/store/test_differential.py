@@ -12,11 +12,11 @@ from unittest import mock
 
 import pytest
 
-from agentlightning.store import LightningStoreClient, LightningStoreServer
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.memory import InMemoryLightningStore
 from tests.chaos.stores import fresh_place
 from tests.store.differential import Story
+from tests.store.parts import serving
 
 SETTINGS = {"scan_debounce_seconds": 1e9, "lease_seconds": 1e9, "synchronous": "NORMAL"}
 PLACES = [(kind, over) for over in ("in process", "over HTTP") for kind in ("memory", "sqlite", "postgres", "mongo")]
@@ -50,16 +50,7 @@ async def compare(seed: int, steps: int, kind: str, over: str, request: pytest.F
             expected = await expected_story.tell(memory, steps)
             await memory.close()
         with mock.patch("time.time", story.time):
-            store = fresh_place(kind, request, folder).open(**SETTINGS)
-            if over == "in process":
-                answers = await story.tell(store, steps)
-            else:
-                server = LightningStoreServer(store, port=0)
-                await server.start()
-                client = LightningStoreClient(server.endpoint, deadline=5.0)
-                answers = await story.tell(client, steps)
-                await client.close()
-                await server.stop()
-            await store.close()
+            async with fresh_place(kind, request, folder).opened(**SETTINGS) as store, serving(store) as (_, client):
+                answers = await story.tell(store if over == "in process" else client, steps)
     for number, (answer, expected_answer) in enumerate(zip(answers, expected, strict=True)):
         assert answer == expected_answer, f"step {number} of story {seed}: {expected_story.asked[number]}"

@@ -6,28 +6,19 @@ A new script fails the first test until it has a step in `STORY`, or a line in `
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.store.rules import claims, deletion, history, resources, spans, updates, workers
-from agentlightning.store.rules import enqueue as enqueue_rules
-from agentlightning.store.rules import events as events_rules
-from agentlightning.store.rules.claims import claim, forget_claim_tokens, queue_now, queued_ahead, start_attempt
-from agentlightning.store.rules.deletion import begin_deletion, delete, end_deletion
-from agentlightning.store.rules.enqueue import enqueue, start_rollout
-from agentlightning.store.rules.events import ended_rollouts, events, load_rollouts
-from agentlightning.store.rules.history import History, import_history, import_resources
+from agentlightning.store.rules import claims, deletion, enqueue, events, history, resources, spans, updates, workers
+from agentlightning.store.rules.history import History
 from agentlightning.store.rules.idempotency import Call, forget_call_tokens
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.query import Plan
-from agentlightning.store.rules.resources import forget_resources, latest_resources, publish, resources_by_id
-from agentlightning.store.rules.spans import add_spans, next_sequence_ids, read_page, read_spans
 from agentlightning.store.rules.tx import Backend, Ids, Tx
-from agentlightning.store.rules.updates import expire, update_attempt, update_rollout
-from agentlightning.store.rules.workers import forget_silent_workers, heartbeat, lost_claims
 from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
 from tests.chaos.stores import SPECS, fresh_place
 from tests.store.conformance.test_history import attempt, rollout
@@ -55,51 +46,52 @@ HISTORY = History(
 )
 
 
+CANCELLED = {"status": "cancelled", "resources_id": "r"}
 CALL = Call.of("operation", "token", {})
 LONG_CALL = Call.of("operation", "another token", {})
 STORY: list[tuple[str, Script]] = [
-    ("publish", lambda tx: publish(tx, 0.0, "r", "token", RESOURCES, None)),
-    ("publish", lambda tx: publish(tx, 0.5, "r", "another", RESOURCES, None)),
-    ("publish", lambda tx: publish(tx, 0.5, "old", None, RESOURCES, "a run without rollouts")),
-    ("enqueue", lambda tx: enqueue(tx, 1.0, ids(), REQUESTS)),
-    ("heartbeat", lambda tx: heartbeat(tx, 1.0, "w", {}, None)),
-    ("heartbeat", lambda tx: heartbeat(tx, 1.0, "leaves", {}, None)),
-    ("start_rollout", lambda tx: start_rollout(tx, 1.5, ids("s"), "at-s", REQUESTS[0], "w")),
-    ("claim", lambda tx: claim(tx, 2.0, ids(), "token", None, "w", 2)),
-    ("claim", lambda tx: claim(tx, 2.0, ids("c"), "token 2", "no run", "w", 1)),
-    ("add_spans", lambda tx: add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-1", "at-1")])),
-    ("add_spans", lambda tx: add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-0", "at-0")])),
-    ("next_sequence_ids", lambda tx: next_sequence_ids(tx, [("ro-0", "at-0"), ("ro-1", "at-1")])),
-    ("queue_now", lambda tx: queue_now(tx, 0.5, ["ro-2"])),
+    ("publish", lambda tx: resources.publish(tx, 0.0, "r", "token", RESOURCES, None)),
+    ("publish", lambda tx: resources.publish(tx, 0.5, "r", "another", RESOURCES, None)),
+    ("publish", lambda tx: resources.publish(tx, 0.5, "old", None, RESOURCES, "a run without rollouts")),
+    ("enqueue", lambda tx: enqueue.enqueue(tx, 1.0, ids(), REQUESTS)),
+    ("heartbeat", lambda tx: workers.heartbeat(tx, 1.0, "w", {}, None)),
+    ("heartbeat", lambda tx: workers.heartbeat(tx, 1.0, "leaves", {}, None)),
+    ("start_rollout", lambda tx: enqueue.start_rollout(tx, 1.5, ids("s"), "at-s", REQUESTS[0], "w")),
+    ("claim", lambda tx: claims.claim(tx, 2.0, ids(), "token", None, "w", 2)),
+    ("claim", lambda tx: claims.claim(tx, 2.0, ids("c"), "token 2", "no run", "w", 1)),
+    ("add_spans", lambda tx: spans.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-1", "at-1")])),
+    ("add_spans", lambda tx: spans.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-0", "at-0")])),
+    ("next_sequence_ids", lambda tx: spans.next_sequence_ids(tx, [("ro-0", "at-0"), ("ro-1", "at-1")])),
+    ("queue_now", lambda tx: claims.queue_now(tx, 0.5, ["ro-2"])),
+    ("update_rollout", lambda tx: updates.update_rollout(tx, 4.0, "ro-3", CANCELLED, CALL)),
+    ("update_attempt", lambda tx: updates.update_attempt(tx, 4.0, "ro-0", "latest", {"status": "succeeded"})),
+    ("expire", lambda tx: updates.expire(tx, 5.0, "ro-1", "at-1", "unresponsive", LEASE_EXPIRED, 1.0)),
+    ("start_attempt", lambda tx: claims.start_attempt(tx, 6.0, "ro-1", "at-9", "w")),
+    ("delete", lambda tx: deletion.delete(tx, 6.0, ["ro-0", "ro-3", "ro-s0"], "force", CALL)),
+    ("begin_deletion", lambda tx: deletion.begin_deletion(tx, 6.0, LONG_CALL)),
+    ("end_deletion", lambda tx: deletion.end_deletion(tx, LONG_CALL, 3)),
     (
-        "update_rollout",
-        lambda tx: update_rollout(tx, 4.0, "ro-3", {"status": "cancelled", "resources_id": "r"}, CALL),
+        "import_resources",
+        lambda tx: history.import_resources(tx, [past_resources(version=1), past_resources(version=2)]),
     ),
-    ("update_attempt", lambda tx: update_attempt(tx, 4.0, "ro-0", "latest", {"status": "succeeded"})),
-    ("expire", lambda tx: expire(tx, 5.0, "ro-1", "at-1", "unresponsive", LEASE_EXPIRED, 1.0)),
-    ("start_attempt", lambda tx: start_attempt(tx, 6.0, "ro-1", "at-9", "w")),
-    ("delete", lambda tx: delete(tx, 6.0, ["ro-0", "ro-3", "ro-s0"], "force", CALL)),
-    ("begin_deletion", lambda tx: begin_deletion(tx, 6.0, LONG_CALL)),
-    ("end_deletion", lambda tx: end_deletion(tx, LONG_CALL, 3)),
-    ("import_resources", lambda tx: import_resources(tx, [past_resources(version=1), past_resources(version=2)])),
-    ("import_history", lambda tx: import_history(tx, HISTORY)),
-    ("forget_silent_workers", lambda tx: forget_silent_workers(tx, LONG_AFTER, 1.0)),
-    ("forget_claim_tokens", lambda tx: forget_claim_tokens(tx, LONG_AFTER)),
+    ("import_history", lambda tx: history.import_history(tx, HISTORY)),
+    ("forget_silent_workers", lambda tx: workers.forget_silent_workers(tx, LONG_AFTER, 1.0)),
+    ("forget_claim_tokens", lambda tx: claims.forget_claim_tokens(tx, LONG_AFTER)),
     ("forget_call_tokens", lambda tx: forget_call_tokens(tx, LONG_AFTER)),
-    ("forget_resources", lambda tx: forget_resources(tx, LONG_AFTER, 1.0)),
+    ("forget_resources", lambda tx: resources.forget_resources(tx, LONG_AFTER, 1.0)),
 ]
 """The life of five rollouts, script by script; every step changes something."""
 
 READING: dict[str, Script] = {
-    "queued_ahead": lambda tx: queued_ahead(tx, 0.1),
-    "events": lambda tx: events(tx, "0", 10, None),
-    "load_rollouts": lambda tx: load_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
-    "ended_rollouts": lambda tx: ended_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
-    "read_spans": lambda tx: read_spans(tx, "ro-1", "latest", None),
-    "read_page": lambda tx: read_page(tx, "ro-1", "latest", None, False, 10, 0),
-    "lost_claims": lambda tx: lost_claims(tx, LONG_AFTER, 1.0),
-    "resources_by_id": lambda tx: resources_by_id(tx, "r", 1),
-    "latest_resources": lambda tx: latest_resources(tx, None),
+    "queued_ahead": lambda tx: claims.queued_ahead(tx, 0.1),
+    "events": lambda tx: events.events(tx, "0", 10, None),
+    "load_rollouts": lambda tx: events.load_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
+    "ended_rollouts": lambda tx: events.ended_rollouts(tx, ["ro-1", "ro-2", "unknown"]),
+    "read_spans": lambda tx: spans.read_spans(tx, "ro-1", "latest", None),
+    "read_page": lambda tx: spans.read_page(tx, "ro-1", "latest", None, False, 10, 0),
+    "lost_claims": lambda tx: workers.lost_claims(tx, LONG_AFTER, 1.0),
+    "resources_by_id": lambda tx: resources.resources_by_id(tx, "r", 1),
+    "latest_resources": lambda tx: resources.latest_resources(tx, None),
 }
 
 
@@ -135,11 +127,11 @@ def contents(backend: Backend) -> Any:
 
     def read(tx: Tx) -> Any:
         records = sorted(tx.find(Plan())[0], key=lambda record: record.rollout.rollout_id)
-        spans = [list(tx.span_bodies(record.rollout.rollout_id, None)) for record in records]
+        bodies = [list(tx.span_bodies(record.rollout.rollout_id, None)) for record in records]
         kinds: tuple[Any, ...] = ("worker", "resources", "resources_version", "latest_resources", "claim", "token")
         rows = [tx.scan(kind) for kind in kinds]
         due = [record.rollout.rollout_id for record in tx.due(LONG_AFTER, 10)]
-        return records, spans, rows, due, tx.counts(), tx.runs(), tx.held("w", 10), tx.next_available(None)
+        return records, bodies, rows, due, tx.counts(), tx.runs(), tx.held("w", 10), tx.next_available(None)
 
     def peek(tx: Tx) -> None:
         record = tx.claim(None, LONG_AFTER)
@@ -155,16 +147,15 @@ class Peeked(Exception):
 
 
 @pytest.fixture(params=SPECS)
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    store: Any = fresh_place(request.param, request, tmp_path).open()
-    yield store._backend
-    store._backend.close()
+async def backend(request: pytest.FixtureRequest, tmp_path: Path, stack: AsyncExitStack) -> Backend:
+    store: Any = await stack.enter_async_context(fresh_place(request.param, request, tmp_path).opened())
+    return store._backend
 
 
 def test_every_script_has_a_step_or_is_known_to_read_only() -> None:
     written = {
         name
-        for module in (claims, deletion, enqueue_rules, events_rules, history, resources, spans, updates, workers)
+        for module in (claims, deletion, enqueue, events, history, resources, spans, updates, workers)
         for name, member in vars(module).items()
         if inspect.isfunction(member)
         and member.__module__ == module.__name__
@@ -173,14 +164,7 @@ def test_every_script_has_a_step_or_is_known_to_read_only() -> None:
     }
     written -= {"set_aside", "surplus"}  # of damaged records only; of ended rollouts only
     written.add("forget_call_tokens")  # the one script of its module
-    written -= {
-        "begin_attempt",
-        "existing",
-        "mark_idle",
-        "note_change",
-        "sync_worker",
-        "take_version",
-    }  # parts of scripts
+    written -= {"begin_attempt", "existing", "mark_idle", "note_change", "sync_worker", "take_version"}  # parts of some
     assert written == {name for name, _ in STORY} | set(READING)
     assert not {name for name, _ in STORY} & set(READING)
 

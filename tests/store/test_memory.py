@@ -11,19 +11,11 @@ from agentlightning.errors import BadRequestError, BusyError, GoneError
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.rules.resources import forget_resources
 from agentlightning.types import AttemptedRollout, PromptTemplate, RetentionPolicy, Span
+from tests.store.parts import span_of
 
 
 def _spans(attempted: AttemptedRollout, count: int) -> list[Span]:
-    return [
-        Span.from_attributes(
-            attributes={"text": "x" * 1000},
-            rollout_id=attempted.rollout_id,
-            attempt_id=attempted.attempt.attempt_id,
-            sequence_id=-1,
-            name="step",
-        )
-        for _ in range(count)
-    ]
+    return [span_of(attempted, attributes={"text": "x" * 1000}) for _ in range(count)]
 
 
 async def _ended(store: InMemoryLightningStore, count: int) -> AttemptedRollout:

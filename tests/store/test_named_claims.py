@@ -82,75 +82,37 @@ async def scripts(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_that_its_worker_never_names_lapses_and_the_others_stay(scripts: Scripts) -> None:
-    scripts.beat("w", [])
-    scripts.enqueue(3)
-    [(lost, unheard), (_, live_claim)] = scripts.claim("w", 2)
-    for _ in range(3):
-        scripts.now += 10
-        scripts.beat("w", [live_claim])
-        assert scripts.look() == set()
-    scripts.now += 0.1
-    assert scripts.look() == {unheard}
-    [(first, _), (again, _)] = scripts.claim("other", 2)
-    assert first != again == lost
-    assert {a.status for r in scripts.records() for a in r.attempts if a.attempt_id == live_claim} == {"preparing"}
+CASES: dict[str, tuple[float, list[tuple[float, str | None, str]]]] = {
+    "never named, beside another": (0, [(10, "b", "")] * 3 + [(0.1, None, "a")]),
+    "from when it was last named": (0, [(10, "ab", "")] * 2 + [(10, "b", "")] * 3 + [(1, None, "a")]),
+    "just made, before a heartbeat that was sent earlier": (
+        LEASE - 1,
+        [(0, "", ""), (2, "ab", ""), (LEASE - 1, None, "")],
+    ),
+    "named again in time": (0, [(LEASE / 2, "", ""), (LEASE / 2, "ab", "")] * 10),
+    "of a worker that names none, as older clients do": (0, [(10, "*", "")] * 10 + [(LEASE + 1, None, "ab")]),
+    "of a worker that falls silent": (0, [(0, "ab", ""), (LEASE + 1, None, "ab")]),
+}
+"""The seconds from a first heartbeat to the claims `a` and `b`. Then, step by step: the seconds that pass, the claims
+that a heartbeat names (`*` if it names none, None if there is no heartbeat), and the claims that have lapsed then."""
 
 
-def test_the_lease_of_a_claim_counts_from_when_it_was_last_named(scripts: Scripts) -> None:
-    scripts.enqueue()
-    scripts.beat("w", [])
-    [(_, attempt)] = scripts.claim("w")
-    for named in ([attempt], [attempt], [], [], []):
-        scripts.now += 10
-        scripts.beat("w", named)
-        assert scripts.look() == set()
-    scripts.now += 1
-    assert scripts.look() == {attempt}
-
-
-def test_a_claim_just_made_is_not_lapsed_by_a_heartbeat_that_was_sent_before(scripts: Scripts) -> None:
-    scripts.beat("w", [])
-    scripts.now += LEASE - 1
-    scripts.enqueue()
-    [(_, attempt)] = scripts.claim("w")
-    scripts.beat("w", [])
-    scripts.now += 2
-    assert scripts.look() == set()
-    scripts.beat("w", [attempt])
-    scripts.now += LEASE - 1
-    assert scripts.look() == set()
-
-
-def test_a_claim_that_is_named_again_in_time_stays(scripts: Scripts) -> None:
-    scripts.enqueue()
-    scripts.beat("w", [])
-    [(_, attempt)] = scripts.claim("w")
-    for i in range(20):
-        scripts.now += LEASE / 2
-        scripts.beat("w", [attempt] if i % 2 else [])
-        assert scripts.look() == set()
-
-
-def test_a_heartbeat_that_names_none_renews_all_as_those_of_older_clients_do(scripts: Scripts) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_a_claim_lapses_a_lease_after_it_was_made_or_named(scripts: Scripts, case: str) -> None:
+    seconds, steps = CASES[case]
+    scripts.beat("w", None if steps[0][1] == "*" else [])
+    scripts.now += seconds
     scripts.enqueue(2)
-    scripts.beat("w", None)
-    [(_, first), (_, second)] = scripts.claim("w", 2)
-    for _ in range(10):
-        scripts.now += 10
-        scripts.beat("w", None)
-        assert scripts.look() == set()
-    scripts.now += LEASE + 1
-    assert scripts.look() == {first, second}, "and a silent worker loses all"
-
-
-def test_a_worker_that_names_and_falls_silent_loses_all(scripts: Scripts) -> None:
-    scripts.enqueue(2)
-    scripts.beat("w", [])
-    attempts = {attempt for _, attempt in scripts.claim("w", 2)}
-    scripts.beat("w", attempts)
-    scripts.now += LEASE + 1
-    assert scripts.look() == attempts
+    claims = dict(zip("ab", scripts.claim("w", 2), strict=True))
+    for passed, named, lapsed in steps:
+        scripts.now += passed
+        if named is not None:
+            scripts.beat("w", None if named == "*" else [claims[letter][1] for letter in named])
+        assert scripts.look() == {claims[letter][1] for letter in lapsed}
+    again = scripts.claim("other", 2)
+    assert [rollout for rollout, _ in again] == [claims[letter][0] for letter in lapsed]
+    kept = {attempt for letter, (_, attempt) in claims.items() if letter not in lapsed}
+    assert {a.status for r in scripts.records() for a in r.attempts if a.attempt_id in kept} <= {"preparing"}
 
 
 def test_a_heartbeat_for_two_hundred_claims_writes_one_small_row(scripts: Scripts) -> None:
@@ -244,7 +206,7 @@ def test_a_late_report_counts_until_another_attempt_has_begun(
 
 
 def test_retries_after_lost_workers_come_to_an_end_whatever_the_condition(scripts: Scripts) -> None:
-    config = RolloutConfig(infrastructure_retries=2, max_attempts=2, retry_condition=["unresponsive"])
+    config = RolloutConfig(infrastructure_retries=3, max_attempts=2, retry_condition=["unresponsive"])
     scripts.run(enqueue, scripts.now, str, [EnqueueRolloutRequest(input={}, config=config)])
     scripts.beat("w", [])
     made = 0
@@ -253,7 +215,7 @@ def test_retries_after_lost_workers_come_to_an_end_whatever_the_condition(script
         scripts.beat("w", [])
         scripts.now += LEASE + 1
         assert len(scripts.look()) == 1
-    assert made == 4, "two attempts, and two retries that do not count"
+    assert made == 5, "two attempts, and three retries that do not count"
     assert [record.rollout.status for record in scripts.records()] == ["failed"]
 
 

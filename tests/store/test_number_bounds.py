@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path as FilePath
 from typing import Any
 from urllib.parse import quote
 
-import pytest
-
-from agentlightning.store import LightningStoreServer, SQLiteLightningStore
+from agentlightning.store import SQLiteLightningStore
 from agentlightning.store.http.openapi import openapi_document
+from tests.store.conftest import Serve
 from tests.store.http.test_redaction import IDS, planted
 from tests.stubs.raw_http import exchange, request
 
 Path = tuple[str | int, ...]
-FREE = (
-    "reward",
-    "value",
-    "reward_from",
-    "reward_to",
-    "attributes",
-    "rewards",
-    "task",
-    "timeout",
-    "token_ids",
-    "started_after",
-    "started_before",
-)
+FREE = {
+    *("reward", "value", "reward_from", "reward_to", "attributes", "rewards", "task", "timeout", "token_ids"),
+    *("started_after", "started_before"),
+}
 """Measured values, attributes and filters of them; a wait is cut by the server, and an unknown token has no text."""
 
 
@@ -60,17 +50,9 @@ def put(body: Any, path: Path, value: object) -> Any:
     return body
 
 
-@pytest.fixture
-async def port(tmp_path: FilePath) -> AsyncIterator[int]:
-    store = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL")
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    yield server.server_launcher.port
-    await server.stop()
-    await store.close()
-
-
-async def test_a_number_that_nothing_can_reckon_with_is_refused_by_its_name(port: int) -> None:
+async def test_a_number_that_nothing_can_reckon_with_is_refused_by_its_name(serve: Serve, tmp_path: FilePath) -> None:
+    server, _ = await serve(SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL"))
+    port = server.server_launcher.port
     document = openapi_document()
     components = document["components"]["schemas"]
     wrong: list[str] = []
@@ -87,7 +69,7 @@ async def test_a_number_that_nothing_can_reckon_with_is_refused_by_its_name(port
                 places += [((), whole, parameter["name"]) for _, whole in numbers(parameter["schema"], components)]
             for place, whole, query in places:
                 names = [str(step) for step in place if step != 0] or [query or ""]
-                if set(names) & set(FREE) and names[-1] != "dropped_attributes":
+                if set(names) & FREE and names[-1] != "dropped_attributes":
                     continue
                 if not whole and ("spans" in names or path.endswith("/spans")):
                     continue  # a time of a span that no calendar has is not known

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -15,10 +14,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agentlightning.errors import BadRequestError, BusyError, TooLargeError
 from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.utils.http.byte_budget import ByteBudget
 from agentlightning.utils.otlp import Rejections, unpacked, unread_steps_of
 from agentlightning.utils.otlp.caps import MAX_MESSAGES, MAX_PARTS, MAX_RECORDS, MAX_SHARED_BYTES, check_protobuf
+from tests.store.conftest import Serve
 from tests.stubs.raw_http import Answer, exchange, request
 
 MIB = 2**20
@@ -65,11 +64,8 @@ KINDS: dict[str, Any] = {
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[LightningStoreServer]:
-    made = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await made.start()
-    yield made
-    await made.stop()
+async def server(serve: Serve) -> LightningStoreServer:
+    return (await serve())[0]
 
 
 async def export(

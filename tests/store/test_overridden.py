@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from typing_extensions import override
 
 import agentlightning as agl
-from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
+from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreThreaded
 from agentlightning.store.base import request_token
 from agentlightning.store.wrappers import complete, readable_span
 from agentlightning.types import (
@@ -27,23 +27,28 @@ from agentlightning.types import (
 )
 from agentlightning.utils.metrics import ConsoleMetricsBackend
 from tests.store.conftest import Serve
+from tests.store.parts import required, span_of
 
 
-class SingleForms(agl.InMemoryLightningStore):
-    """Overrides the single forms, with the names of the older contract."""
+class Noting(agl.InMemoryLightningStore):
+    """Notes the calls of its overridden operations."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self.calls: list[str] = []
+
+
+class SingleForms(Noting):
+    """Overrides the single forms, with the names of the older contract."""
 
     @override
     async def enqueue_rollout(  # type: ignore[override] -- the form of that contract
         self,
         input: Any,
         mode: Any = None,
-        resources_id: str | None = None,
+        resources_id: Any = None,
         config: Any = None,
-        metadata: dict[str, Any] | None = None,
+        metadata: Any = None,
         **rest: Any,
     ) -> Rollout:
         self.calls.append("enqueue")
@@ -69,12 +74,8 @@ class SingleForms(agl.InMemoryLightningStore):
         return await super().get_next_span_sequence_id(rollout_id, attempt_id)
 
 
-class ManyForms(agl.InMemoryLightningStore):
+class ManyForms(Noting):
     """Overrides the batches, one of them by the single form of the base class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[str] = []
 
     @override
     async def enqueue_many_rollouts(self, rollouts: Any) -> list[Rollout]:
@@ -98,19 +99,15 @@ class ManyForms(agl.InMemoryLightningStore):
         return await super().get_many_span_sequence_ids(rollout_attempt_ids)
 
 
-class OtelSpans(agl.InMemoryLightningStore):
+class OtelSpans(Noting):
     """Overrides the one form in which tracers of the older system delivered their spans."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
 
     @override
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
         assert isinstance(readable_span, ReadableSpan)
-        self.seen.append(readable_span.name)
+        self.calls.append(readable_span.name)
         return await super().add_otel_span(rollout_id, attempt_id, readable_span, sequence_id)
 
 
@@ -121,36 +118,27 @@ def agent(task: int) -> float:
 
 
 @pytest.mark.parametrize("strategy", ["cs", "shm"])
-@pytest.mark.parametrize("kind", [SingleForms, ManyForms])
-def test_fit_calls_what_the_subclass_overrides(kind: type[SingleForms | ManyForms], strategy: str) -> None:
+@pytest.mark.parametrize("kind", [SingleForms, ManyForms, OtelSpans])
+def test_fit_calls_what_the_subclass_overrides(kind: type[Noting], strategy: str) -> None:
     store = kind()
     trainer = agl.Trainer(algorithm="baseline", store=store, strategy=strategy, initial_resources={})
     trainer.fit(agent, train_dataset=[1, 2, 3])
     assert trainer.result.rewards == [0.1, 0.2, 0.3]
+    if kind is OtelSpans:  # what the agent emitted, and the reward, of each rollout
+        assert store.calls.count("agentlightning.annotation") == 6
+        return
     assert store.calls.count("dequeue") == 3
     assert store.calls.count("enqueue") == (3 if kind is SingleForms else 1)
     assert store.calls.count("span") >= 6
 
 
-@pytest.mark.parametrize("strategy", ["cs", "shm"])
-def test_fit_hands_spans_to_an_overridden_add_otel_span(strategy: str) -> None:
-    store = OtelSpans()
-    trainer = agl.Trainer(algorithm="baseline", store=store, strategy=strategy, initial_resources={})
-    trainer.fit(agent, train_dataset=[1, 2])
-    assert trainer.result.rewards == [0.1, 0.2]
-    assert store.seen.count("agentlightning.annotation") == 4  # what the agent emitted, and the reward, of each rollout
-
-
-async def test_both_forms_of_a_server_and_of_threads_reach_the_override() -> None:
+async def test_both_forms_of_a_server_and_of_threads_reach_the_override(serve: Serve) -> None:
     async def through(store: LightningStore, calls: list[str]) -> None:
         await store.enqueue_rollout(1)
         await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in (2, 3)])
-        first = await store.dequeue_rollout("w")
-        assert first is not None
+        first = required(await store.dequeue_rollout("w"))
         assert len(await store.dequeue_many_rollouts(limit=5, worker_id="w")) == 2
-        span = Span.from_attributes(
-            attributes={"k": 1}, rollout_id=first.rollout_id, attempt_id=first.attempt.attempt_id, sequence_id=-1
-        )
+        span = span_of(first)
         assert await store.add_span(span) is not None
         assert await store.add_many_spans([span]) == []
         assert calls.count("dequeue") == 3
@@ -168,12 +156,8 @@ async def test_both_forms_of_a_server_and_of_threads_reach_the_override() -> Non
         await through(threaded, inside.calls)
         await threaded.close()
         served = kind()
-        server = LightningStoreServer(served, port=0)
-        await server.start()
-        client = LightningStoreClient(server.endpoint, deadline=5.0)
+        _, client = await serve(served)
         await through(client, served.calls)
-        await client.close()
-        await server.stop()
 
 
 async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
@@ -186,20 +170,12 @@ async def test_an_override_that_is_set_on_the_store_itself_counts_too() -> None:
 
     store.add_span = spy  # type: ignore[method-assign]
     claimed = await store.start_rollout(1)
-    span = Span.from_attributes(
-        attributes={}, name="x", rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id
-    )
-    await complete(store).add_many_spans([span])
+    await complete(store).add_many_spans([span_of(claimed, "x")])
     assert names == ["x"]
 
 
 async def test_a_tracker_that_counts_each_operation_hides_no_override() -> None:
-    class Counted(SingleForms):
-        def __init__(self) -> None:
-            agl.InMemoryLightningStore.__init__(self, tracker=ConsoleMetricsBackend())
-            self.calls: list[str] = []
-
-    store = Counted()
+    store = SingleForms(tracker=ConsoleMetricsBackend())
     await complete(store).enqueue_many_rollouts([EnqueueRolloutRequest(input=1)])
     assert len(await complete(store).dequeue_many_rollouts(limit=2)) == 1
     assert store.calls == ["enqueue", "dequeue"]
@@ -218,10 +194,9 @@ async def test_a_store_in_which_both_forms_are_overridden_keeps_both() -> None:
 
     store = Both()
     claimed = await store.start_rollout(1)
-    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
-    await complete(store).add_many_spans([Span.from_attributes(attributes={}, **ids)])
+    await complete(store).add_many_spans([span_of(claimed)])
     assert store.calls == ["spans"]
-    await complete(store).add_span(Span.from_attributes(attributes={}, **ids))
+    await complete(store).add_span(span_of(claimed))
     assert store.calls == ["spans", "span"]
 
 
@@ -243,8 +218,8 @@ async def test_a_wrong_argument_is_refused_as_by_any_store() -> None:
 @pytest.mark.parametrize("through", ["client", "threads"])
 async def test_an_override_may_claim_several_times_within_one_call(serve: Serve, through: str) -> None:
     store = Picky()
-    server, _ = await serve(store)
-    reached = LightningStoreClient(server.endpoint) if through == "client" else LightningStoreThreaded(store)
+    _, client = await serve(store)
+    reached = client if through == "client" else LightningStoreThreaded(store)
     waiting = asyncio.create_task(reached.dequeue_many_rollouts(limit=2, worker_id="w", timeout=20))
     await asyncio.sleep(0.1)  # it has asked, and there was nothing
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in range(1, 6)])
@@ -336,8 +311,7 @@ def test_a_span_is_the_same_after_the_way_through_opentelemetry(
 async def test_a_span_keeps_the_parent_of_which_it_has_the_id_alone() -> None:
     store = OtelSpans()
     rollout = await store.start_rollout("x")
-    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-    made = Span.from_attributes(attributes={"a": 1}, name="child", sequence_id=1, **ids).model_copy(
+    made = span_of(rollout, "child", 1).model_copy(
         update={"trace_id": "a" * 32, "span_id": "b" * 16, "parent_id": "c" * 16, "context": None, "parent": None}
     )
     own_words = made.model_copy(update={"trace_id": "trace", "span_id": "s1", "parent_id": "s0", "sequence_id": 2})
@@ -346,7 +320,7 @@ async def test_a_span_keeps_the_parent_of_which_it_has_the_id_alone() -> None:
         ("a" * 32, "b" * 16, "c" * 16),
         ("trace", "s1", "s0"),
     ]
-    assert store.seen == ["child"]
+    assert store.calls == ["child"]
 
 
 def test_an_object_without_operations_is_used_as_it_is() -> None:
@@ -364,16 +338,10 @@ class Forwarder(LightningStoreClient):
         return await super().enqueue_rollout(input, *args, **rest)
 
 
-async def test_each_call_that_a_client_makes_within_one_request_is_one_of_its_own() -> None:
+async def test_each_call_that_a_client_makes_within_one_request_is_one_of_its_own(serve: Serve) -> None:
     store = agl.InMemoryLightningStore()
-    behind = LightningStoreServer(store, port=0)
-    await behind.start()
-    before = LightningStoreServer(Forwarder(behind.endpoint), port=0)
-    await before.start()
-    client = LightningStoreClient(before.endpoint)
+    behind, _ = await serve(store)
+    _, client = await serve(Forwarder(behind.endpoint))
     made = await client.enqueue_many_rollouts([EnqueueRolloutRequest(input="x") for _ in range(3)])
     assert len({rollout.rollout_id for rollout in made}) == 3
     assert len(await store.query_rollouts()) == 3
-    await client.close()
-    await before.stop()
-    await behind.stop()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -14,10 +15,10 @@ import pytest
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
 from agentlightning.execution.base import ExecutionStrategy
-from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, LightningStoreThreaded
+from agentlightning.store import LightningStore, LightningStoreThreaded
 from agentlightning.store.operations import names_of
 from agentlightning.store.utils import rollout_status_from_attempt, scan_unhealthy_rollouts
-from agentlightning.store.wrappers import CompletedStore, LightningStoreScoped, complete
+from agentlightning.store.wrappers import LightningStoreScoped, complete
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -25,8 +26,9 @@ from agentlightning.types import (
     EnqueueRolloutRequest,
     RolloutConfig,
     RolloutFilter,
-    Span,
 )
+from tests.store.conftest import Serve
+from tests.store.parts import required, span_of
 from tests.stubs.model_server import ModelServer
 from tests.stubs.redis_like_store import KeyValueServer, RedisLikeStore
 
@@ -43,28 +45,19 @@ def own(server: KeyValueServer) -> RedisLikeStore:
 
 
 @pytest.fixture(params=["completed", "threaded", "run", "client"])
-async def store(request: pytest.FixtureRequest, own: RedisLikeStore) -> AsyncIterator[LightningStore]:
+async def store(
+    request: pytest.FixtureRequest, own: RedisLikeStore, serve: Serve, stack: AsyncExitStack
+) -> LightningStore:
     """The user's store behind each of the framework's."""
     if request.param == "completed":
-        yield complete(own)
-    elif request.param == "run":
-        yield LightningStoreScoped(own, "run-1")
-    elif request.param == "threaded":
-        threaded = LightningStoreThreaded(own)
-        yield threaded
-        await threaded.close()
-    else:
-        served = LightningStoreServer(own, port=0)
-        await served.start()
-        client = LightningStoreClient(served.endpoint, deadline=5.0)
-        yield client
-        await client.close()
-        await served.stop()
-
-
-def span(claimed: AttemptedRollout, number: int = -1) -> Span:
-    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
-    return Span.from_attributes(attributes={"k": 1}, sequence_id=number, **ids)
+        return complete(own)
+    if request.param == "run":
+        return LightningStoreScoped(own, "run-1")
+    if request.param == "client":
+        return (await serve(own))[1]
+    threaded = LightningStoreThreaded(own)
+    stack.push_async_callback(threaded.close)
+    return threaded
 
 
 # --- the framework's operations over it --------------------------------------------------------------------------
@@ -74,8 +67,7 @@ async def test_a_claim_waits_for_work_that_comes_later(store: LightningStore) ->
     waiting = asyncio.create_task(store.dequeue_rollout("w", timeout=20))
     await asyncio.sleep(0.05)
     made = await store.enqueue_rollout({"q": 1})
-    claimed = await asyncio.wait_for(waiting, 10)
-    assert claimed is not None
+    claimed = required(await asyncio.wait_for(waiting, 10))
     assert (claimed.rollout_id, claimed.attempt.worker_id) == (made.rollout_id, "w")
     assert await store.dequeue_rollout(timeout=0.02) is None
 
@@ -90,10 +82,9 @@ async def test_batches_are_made_of_single_calls(store: LightningStore) -> None:
 
 async def test_spans_that_ask_for_a_number_get_one(store: LightningStore) -> None:
     await store.enqueue_rollout("x")
-    claimed = await store.dequeue_rollout()
-    assert claimed is not None
-    asking = span(claimed)
-    stored = await store.add_many_spans([asking, span(claimed, 7)])
+    claimed = required(await store.dequeue_rollout())
+    asking = span_of(claimed)
+    stored = await store.add_many_spans([asking, span_of(claimed, number=7)])
     assert [s.sequence_id for s in stored] == [1, 7]
     assert await store.add_span(asking) is None
     assert [s.sequence_id for s in await store.query_spans(claimed.rollout_id)] == [1, 7]
@@ -128,20 +119,18 @@ class PlainListsInMemory(agl.InMemoryLightningStore):
 
 
 @pytest.mark.parametrize("kind", [PlainLists, PlainListsInMemory])
-async def test_a_plain_list_reaches_every_caller_as_a_page(kind: type[Any], server: KeyValueServer) -> None:
+async def test_a_plain_list_reaches_every_caller_as_a_page(
+    kind: type[Any], server: KeyValueServer, serve: Serve
+) -> None:
     own: LightningStore = kind() if kind is PlainListsInMemory else kind(server.url)
     for number in range(3):
         await own.enqueue_rollout(number)
     threaded = LightningStoreThreaded(own)
-    served = LightningStoreServer(own, port=0)
-    await served.start()
-    client = LightningStoreClient(served.endpoint, deadline=5.0)
+    _, client = await serve(own)
     for store in (complete(own), threaded, client):
         page = await store.query_rollouts(limit=1, sort_by="start_time", sort_order="desc")
         assert ([row.input for row in page], page.limit, page.total) == ([2], 1, 3)
         assert (await store.query_rollouts()).total == 3
-    await client.close()
-    await served.stop()
     await threaded.close()
 
 
@@ -149,10 +138,10 @@ async def test_spans_of_a_store_that_gives_no_numbers_follow_those_that_it_has(s
     own = PlainLists(server.url)
     claimed = await own.start_rollout("x")
     store = complete(own)
-    await store.add_span(span(claimed, 4))
+    await store.add_span(span_of(claimed, number=4))
     pair = (claimed.rollout_id, claimed.attempt.attempt_id)
     assert await store.get_many_span_sequence_ids([pair, pair]) == [5, 6]
-    stored = await asyncio.gather(*(store.add_span(span(claimed)) for _ in range(5)))
+    stored = await asyncio.gather(*(store.add_span(span_of(claimed)) for _ in range(5)))
     assert sorted(each.sequence_id for each in stored if each is not None) == [7, 8, 9, 10, 11]
 
 
@@ -190,9 +179,8 @@ async def test_how_an_attempt_ended_is_kept(store: LightningStore) -> None:
 async def test_summaries_and_figures_are_made_of_its_rollouts_and_spans(store: LightningStore) -> None:
     for number in range(3):
         await store.enqueue_rollout({"number": number}, mode="train", metadata={"step": number // 2})
-    claimed = await store.dequeue_rollout("w")
-    assert claimed is not None
-    rewarded = span(claimed)
+    claimed = required(await store.dequeue_rollout("w"))
+    rewarded = span_of(claimed)
     rewarded.attributes = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.5}
     await store.add_span(rewarded)
     await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
@@ -213,12 +201,10 @@ async def test_summaries_and_figures_are_made_of_its_rollouts_and_spans(store: L
 
 async def test_outlines_versions_and_spans_are_made_of_what_it_answers(store: LightningStore) -> None:
     started = await store.start_rollout("x")
-    stored = await store.add_span(span(started))
-    assert stored is not None
+    stored = required(await store.add_span(span_of(started)))
     [outline] = await store.query_span_outlines(started.rollout_id)
     assert (outline.span_id, outline.attributes) == (stored.span_id, len(stored.attributes))
-    stored_span = await store.get_span(started.rollout_id, started.attempt.attempt_id, stored.span_id)
-    assert stored_span is not None
+    stored_span = required(await store.get_span(started.rollout_id, started.attempt.attempt_id, stored.span_id))
     assert stored_span.span_id == stored.span_id
     published = await store.add_resources({})
     assert [update.version for update in await store.query_resource_versions(published.resources_id)] == [1]
@@ -274,8 +260,7 @@ async def test_a_claim_that_nobody_waits_for_goes_back_to_the_queue(own: RedisLi
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    again = await own.dequeue_rollout()
-    assert again is not None
+    again = required(await own.dequeue_rollout())
     assert (again.rollout_id, again.attempt.sequence_id) == (made.rollout_id, 2)
 
 
@@ -314,22 +299,6 @@ async def test_a_store_that_knows_the_contract_is_used_as_it_is() -> None:
     assert complete(LightningStoreThreaded(counting)).__class__ is LightningStoreThreaded
     await counting.start_attempt((await counting.enqueue_rollout(1)).rollout_id)
     assert counting.claims == 1
-
-
-async def test_an_overridden_claim_in_the_earlier_form_is_the_one_that_is_called() -> None:
-    class Picky(agl.InMemoryLightningStore):
-        asked: list[str | None]
-
-        async def dequeue_rollout(self, worker_id: str | None = None) -> AttemptedRollout | None:
-            self.asked = [*getattr(self, "asked", []), worker_id]
-            return await super().dequeue_rollout(worker_id)
-
-    picky = Picky()
-    whole = complete(picky)
-    assert isinstance(whole, CompletedStore)
-    await whole.enqueue_rollout("x")
-    assert (await whole.dequeue_rollout("w", timeout=5)) is not None
-    assert picky.asked == ["w"]
 
 
 async def test_a_tracer_alone_delivers_to_it(own: RedisLikeStore) -> None:

@@ -13,7 +13,8 @@ import pickle
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -32,7 +33,6 @@ from agentlightning.store import (
 )
 from agentlightning.store.base import is_finished
 from agentlightning.store.http.operations import PREFIX
-from agentlightning.store.memory import MemoryBackend
 from agentlightning.store.rules.claims import claim, forget_claim_tokens
 from agentlightning.store.rules.enqueue import enqueue
 from agentlightning.store.rules.query import Plan
@@ -40,129 +40,53 @@ from agentlightning.store.rules.spans import decode_all, read_page
 from agentlightning.store.rules.tx import Backend, Record
 from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
-from agentlightning.store.sqlite import SQLiteBackend
 from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx, Transaction
-from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig, RolloutStatus, Span
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, RolloutStatus, Span
+from agentlightning.utils.server_launcher import PythonServerLauncherArgs
+from tests.store.conftest import Serve
+from tests.store.parts import required, span_of, until
 
-LEASE = 0.3
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    settings: Any = {"scan_debounce_seconds": 0.0, "lease_seconds": LEASE}
-    if request.param == "memory":
-        made: Any = InMemoryLightningStore(**settings)
-    else:
-        made = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL", **settings)
-    yield made
-    await made.close()
-
-
-def spans_of(claimed: AttemptedRollout, count: int = 1) -> list[Span]:
-    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
-    return [Span.from_attributes(attributes={}, sequence_id=-1, **ids) for _ in range(count)]
-
-
-async def until(true: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Poll until the condition is true: a timer of the store makes the change, without a notice."""
-    end = time.monotonic() + seconds
-    while not await true():
-        assert time.monotonic() < end, "it never came true"
-        await asyncio.sleep(0.02)
-
-
-# --- states ------------------------------------------------------------------------------------------------------
-
-
-async def test_a_revived_attempt_has_no_end(store: LightningStore) -> None:
-    config = RolloutConfig(max_attempts=2, retry_condition=["unresponsive"])
-    started = await store.start_rollout("x", config=config)
-    ended = await store.update_attempt(started.rollout_id, "latest", status="unresponsive")
-    assert ended.end_time is not None
-    await store.add_span(*spans_of(started))
-    alive = await store.get_latest_attempt(started.rollout_id)
-    assert alive is not None
-    assert (alive.status, alive.end_time, alive.outcome, alive.outcome_reason) == ("running", None, None, None)
-
-
-@pytest.mark.parametrize("status", ["queuing", "requeuing"])
-async def test_a_rollout_queued_by_hand_under_a_live_attempt_is_not_run_twice(
-    store: LightningStore, status: Any
-) -> None:
-    started = await store.start_rollout("x")
-    await store.update_rollout(started.rollout_id, status=status)
-    await store.add_span(*spans_of(started))
-    rollout = await store.get_rollout_by_id(started.rollout_id)
-    assert rollout is not None
-    assert rollout.status == "running"
-    assert await store.dequeue_rollout() is None
+SETTINGS = {"scan_debounce_seconds": 0.0, "lease_seconds": 0.3}
 
 
 # --- the watch over workers and limits ---------------------------------------------------------------------------
 
 
-async def test_the_watch_reads_only_what_may_have_lapsed(store: Any) -> None:
+async def test_the_watch_reads_only_what_may_have_lapsed(local: Any) -> None:
     limits = [None, 3600.0, 0.001]
-    started = [await store.start_rollout(i, config=RolloutConfig(timeout_seconds=limits[i % 3])) for i in range(30)]
+    started = [await local.start_rollout(i, config=RolloutConfig(timeout_seconds=limits[i % 3])) for i in range(30)]
     now = time.time() + 1
-    due, _ = store._backend.execute(lambda tx: tx.due(now, 1000), write=False)
+    due, _ = local._backend.execute(lambda tx: tx.due(now, 1000), write=False)
     assert {record.rollout.rollout_id for record in due} <= {started[i].rollout_id for i in range(2, 30, 3)}
 
 
 async def test_a_watch_that_fails_fails_no_call(
-    store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    local: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> Any:
         raise RuntimeError("out of order")
 
-    monkeypatch.setattr(store._runtime, "_lapsed_script", fail)
+    monkeypatch.setattr(local._runtime, "_lapsed_script", fail)
     with caplog.at_level(logging.ERROR, "agentlightning.store"):
-        made = await store.enqueue_rollout("x")
-        assert await store.get_rollout_by_id(made.rollout_id) == made
+        made = await local.enqueue_rollout("x")
+        assert await local.get_rollout_by_id(made.rollout_id) == made
     assert "looking for lapsed attempts failed" in caplog.text
 
 
-async def test_a_worker_that_beats_keeps_all_that_it_has_claimed(store: LightningStore) -> None:
-    await store.update_worker("w")
-    held = [await store.start_rollout(i, worker_id="w") for i in range(2)]
-    for _ in range(10):
-        await asyncio.sleep(LEASE / 4)
-        await store.update_worker("w")
-    assert {rollout.status for rollout in await store.query_rollouts()} == {"preparing"}
-    assert (await store.query_attempts(held[0].rollout_id)).total == 1
-
-
-async def test_an_idle_worker_that_falls_silent_becomes_unknown(store: LightningStore) -> None:
-    await store.update_worker("w")
-    await store.dequeue_rollout("w")
+async def test_an_idle_worker_that_falls_silent_becomes_unknown(local: LightningStore) -> None:
+    await local.update_worker("w")
+    await local.dequeue_rollout("w")
 
     async def is_unknown() -> bool:
-        worker = await store.get_worker_by_id("w")
+        worker = await local.get_worker_by_id("w")
         return worker is not None and worker.status == "unknown"
 
     await until(is_unknown)
 
 
-async def test_a_clock_that_jumps_ahead_takes_no_claim_from_a_worker_that_lives(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await store.update_worker("w")
-    started = await store.start_rollout("x", worker_id="w")
-    await store.query_workers()  # the watch has seen the clock
-    ahead = time.time() + 3600
-    monkeypatch.setattr(time, "time", lambda: ahead)
-    await store.query_workers()
-    assert (await store.get_rollout_by_id(started.rollout_id)).status == "preparing"
+def test_workers_long_silent_and_tokens_long_used_are_forgotten(local: Any) -> None:
+    backend: Backend = local._backend
 
-
-@pytest.fixture(params=["memory", "sqlite"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    made: Any = MemoryBackend() if request.param == "memory" else SQLiteBackend(str(tmp_path / "x.db"), "NORMAL")
-    yield made
-    made.close()
-
-
-def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend) -> None:
     def fill(tx: Any) -> None:
         enqueue(tx, 0.0, str, [EnqueueRolloutRequest(input=1)] * 3)
         for worker in ("gone", "holds"):
@@ -192,23 +116,23 @@ def test_workers_long_silent_and_tokens_long_used_are_forgotten(backend: Backend
 # --- waiting -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(store: Any) -> None:
-    started = [await store.start_rollout(i) for i in range(300)]
+async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(local: Any) -> None:
+    started = [await local.start_rollout(i) for i in range(300)]
     ids = [rollout.rollout_id for rollout in started]
-    await asyncio.wait_for(store.wait_for_rollouts(rollout_ids=ids[:1], timeout=0.01), 5)
+    await asyncio.wait_for(local.wait_for_rollouts(rollout_ids=ids[:1], timeout=0.01), 5)
     threads = threading.active_count()
-    single = [asyncio.create_task(store.wait_for_rollouts(rollout_ids=[i])) for i in ids for _ in range(3)]
-    whole = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
-    waiter = asyncio.create_task(store.wait_for_rollouts(rollout_ids=ids, timeout=60))
+    single = [asyncio.create_task(local.wait_for_rollouts(rollout_ids=[i])) for i in ids for _ in range(3)]
+    whole = asyncio.create_task(local.wait_for_rollouts(rollout_ids=ids, timeout=60))
+    waiter = asyncio.create_task(local.wait_for_rollouts(rollout_ids=ids, timeout=60))
     await asyncio.sleep(0.1)
     assert threading.active_count() <= threads
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiter
-    await asyncio.gather(*[store.update_rollout(i, status="succeeded") for i in ids])
+    await asyncio.gather(*[local.update_rollout(i, status="succeeded") for i in ids])
     assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*single), 20)] == [1] * 900
     assert [results.rollout_id for results in await asyncio.wait_for(whole, 20)] == ids
-    assert store._runtime._waiters.parked == 0
+    assert local._runtime._waiters.parked == 0
 
 
 # --- threads, loops, processes -----------------------------------------------------------------------------------
@@ -216,13 +140,12 @@ async def test_a_thousand_waits_need_no_thread_and_each_ends_with_its_rollout(st
 
 def test_many_threads_read_and_write_at_once(tmp_path: Path) -> None:
     """Run threads with an event loop of their own, all on one store."""
-    failures: list[BaseException] = []
     for made in (InMemoryLightningStore(), SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL")):
 
         async def write(store: LightningStore = made) -> None:
             for number in range(40):
                 claimed = await store.start_rollout(number, worker_id=f"w{number % 3}")
-                await store.add_many_spans(spans_of(claimed, 3))
+                await store.add_many_spans([span_of(claimed) for _ in range(3)])
                 await store.update_attempt(claimed.rollout_id, "latest", status="succeeded")
                 await store.update_resources(f"r{number}", {})
 
@@ -234,18 +157,8 @@ def test_many_threads_read_and_write_at_once(tmp_path: Path) -> None:
                 await store.query_resources()
                 await store.statistics()
 
-        def run(work: Callable[[], Any]) -> None:
-            try:
-                asyncio.run(work())
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=run, args=(work,)) for work in (write, read) * 3]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        with ThreadPoolExecutor(6) as threads:
+            list(threads.map(lambda work: asyncio.run(work()), (write, read) * 3))
         counts = asyncio.run(made.statistics())
         assert (counts["total_rollouts"], counts["total_spans"], counts["total_resources"]) == (120, 360, 40)
         asyncio.run(made.close())
@@ -273,11 +186,8 @@ def test_a_store_that_is_not_thread_safe_is_called_from_many_threads_and_corouti
     async def call() -> None:
         await asyncio.gather(*(threaded.get_rollout_by_id("x") for _ in range(10)))
 
-    threads = [threading.Thread(target=lambda: asyncio.run(asyncio.wait_for(call(), 20))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: asyncio.run(asyncio.wait_for(call(), 20)), range(4)))
     asyncio.run(threaded.close())
     assert racy.calls == 40
 
@@ -285,17 +195,13 @@ def test_a_store_that_is_not_thread_safe_is_called_from_many_threads_and_corouti
 @contextmanager
 def served(store: LightningStore) -> Iterator[LightningStoreServer]:
     """Serve a store from a thread with a loop of its own."""
-    server, loop = LightningStoreServer(store, port=0), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    asyncio.run_coroutine_threadsafe(server.start(), loop).result(20)
+    arguments = PythonServerLauncherArgs(port=0, launch_mode="thread")
+    server = LightningStoreServer(store, launcher_args=arguments)
+    asyncio.run(server.start())
     try:
         yield server
     finally:
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        asyncio.run(server.stop())
 
 
 def test_a_client_lets_go_of_the_connections_of_loops_that_are_gone() -> None:
@@ -345,8 +251,7 @@ async def test_an_operation_in_memory_touches_its_own_record_only(monkeypatch: p
     store = InMemoryLightningStore(scan_debounce_seconds=1e9)
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(2000)])
     held = [await store.dequeue_rollout("w") for _ in range(1000)]
-    claimed = held[500]
-    assert claimed is not None
+    claimed = required(held[500])
     copies, copy = 0, Record.copy
 
     def counted(record: Record) -> Record:
@@ -357,7 +262,7 @@ async def test_an_operation_in_memory_touches_its_own_record_only(monkeypatch: p
     monkeypatch.setattr(Record, "copy", counted)
     calls: list[Callable[[], Any]] = [
         lambda: store.dequeue_rollout("w"),
-        lambda: store.add_many_spans(spans_of(claimed, 50)),
+        lambda: store.add_many_spans([span_of(claimed) for _ in range(50)]),
         lambda: store.update_attempt(claimed.rollout_id, "latest", status="failed"),
         lambda: store.update_rollout(claimed.rollout_id, status="requeuing"),
         lambda: store.query_rollouts(status_in=["preparing"], sort_by="start_time", limit=10),
@@ -373,7 +278,7 @@ async def test_an_operation_in_memory_touches_its_own_record_only(monkeypatch: p
 async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> None:
     store = SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL")
     claimed = await store.start_rollout("x", worker_id="w", run_id="r")
-    [span] = spans_of(claimed)
+    span = span_of(claimed)
     await store.add_span(span)
     await store.close()
     connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)
@@ -381,9 +286,7 @@ async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> N
     connection.set_trace_callback(statements.append)
     link = SQLiteLink(connection)
     tx, rollout_id, attempt_id = SQLiteTx(link, Transaction(link)), claimed.rollout_id, claimed.attempt.attempt_id
-    record = tx.load(rollout_id)
-    assert record is not None
-    tx.save(record)
+    tx.save(required(tx.load(rollout_id)))
     tx.claim("r", 1.0)
     tx.next_available("r")
     tx.due(1.0, 10)
@@ -486,12 +389,11 @@ class Troubled(InMemoryLightningStore):
     ],
 )
 async def test_trouble_of_the_store_has_its_status_and_never_a_traceback(
-    trouble: BaseException, code: int, name: str, header: str | None
+    serve: Serve, trouble: BaseException, code: int, name: str, header: str | None
 ) -> None:
     troubled = Troubled()
     troubled.trouble = trouble
-    server = LightningStoreServer(troubled, port=0)
-    await server.start()
+    server, _ = await serve(troubled)
     url = f"{server.endpoint}{PREFIX}/rollouts/ro-1"
     async with aiohttp.ClientSession() as session, session.get(url) as answer:
         body = await answer.json()
@@ -501,4 +403,3 @@ async def test_trouble_of_the_store_has_its_status_and_never_a_traceback(
     with pytest.raises(RuntimeError if code != 429 else OSError):
         await client.get_rollout_by_id("ro-1")
     await client.close()
-    await server.stop()

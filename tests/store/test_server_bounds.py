@@ -5,35 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 
 from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.http import app
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import Rollout
+from tests.store.conftest import Serve
 from tests.stubs.raw_http import Answer, exchange, request
 
 MEGABYTE = "x" * 1_000_000
 DEEP = 100_000
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LightningStoreServer]:
-    store: LightningStore = InMemoryLightningStore()
-    if request.param == "sqlite":
-        store = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL")
-    made = LightningStoreServer(store, port=0)
-    await made.start()
-    yield made
-    await made.stop()
-    await store.close()
+@pytest.fixture
+async def server(local: LightningStore, serve: Serve) -> LightningStoreServer:
+    return (await serve(local))[0]
 
 
 async def ask(server: LightningStoreServer, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
@@ -96,21 +88,8 @@ BODIES: list[tuple[str, bytes, int]] = [
 ]
 
 
-async def test_a_body_is_taken_or_refused_but_never_breaks_anything(
-    server: LightningStoreServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="agentlightning")
-    for name, body, status in BODIES:
-        answer = await ask(server, "POST", "/rollouts", body)
-        assert answer.status == status, (name, answer.body[:300])
-        assert_told_quietly(answer, caplog, name)
-    client = LightningStoreClient(server.endpoint)
-    assert (await client.query_rollouts()).total == sum(status == 201 for *_, status in BODIES)
-    await client.close()
-
-
-async def test_whatever_was_taken_can_be_read_again_by_a_client(server: LightningStoreServer) -> None:
-    client = LightningStoreClient(server.endpoint)
+async def test_whatever_was_taken_can_be_read_again_by_a_client(serve: Serve, local: LightningStore) -> None:
+    server, client = await serve(local)
     deepest = 0
     for depth in range(150, 230):
         body = b'{"rollouts":[{"input":' + nested(b'{"a":', b"1", b"}", depth) + b"}]}"
@@ -123,7 +102,6 @@ async def test_whatever_was_taken_can_be_read_again_by_a_client(server: Lightnin
     assert 150 <= deepest < 229
     while await client.dequeue_many_rollouts(limit=10):
         pass
-    await client.close()
 
 
 PATHS: list[tuple[str, int]] = [
@@ -163,17 +141,6 @@ PATHS: list[tuple[str, int]] = [
 ]
 
 
-async def test_a_path_is_answered_or_refused_but_never_breaks_anything(
-    server: LightningStoreServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="agentlightning")
-    for path, status in PATHS:
-        answer = await ask(server, "GET", path)
-        assert answer.status == status, (path[:60], answer.body[:300])
-        assert "set-cookie" not in answer.headers
-        assert_told_quietly(answer, caplog, path[:60])
-
-
 SPAN: dict[str, Any] = {
     "trace_id": "t", "parent_id": None, "name": "n", "status": {"status_code": "OK"}, "attributes": {}, "events": [],
     "links": [], "start_time": 1.0, "end_time": 2.0, "context": None, "parent": None, "sequence_id": -1,
@@ -192,21 +159,6 @@ SPANS: list[tuple[str, dict[str, Any], set[int]]] = [
     ("unknown rollout", {"rollout_id": MEGABYTE}, {400, 404}),
     ("unknown attempt", {"attempt_id": "../.."}, {404}),
 ]
-
-
-async def test_a_span_is_taken_or_refused_but_never_breaks_anything(
-    server: LightningStoreServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    rollout = await server.start_rollout("x")
-    caplog.set_level(logging.INFO, logger="agentlightning")
-    caplog.clear()
-    for number, (name, changes, statuses) in enumerate(SPANS):
-        own = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id, "span_id": str(number)}
-        body = json.dumps({**own, **SPAN, **changes})
-        answer = await ask(server, "POST", "/spans", body.encode())
-        assert answer.status in statuses, (name, answer.body[:300])
-        assert_told_quietly(answer, caplog, name)
-    assert (await ask(server, "GET", f"/spans?rollout_id={rollout.rollout_id}")).status == 200
 
 
 CALLS: list[tuple[str, dict[str, Any], set[int]]] = [
@@ -231,14 +183,33 @@ CALLS: list[tuple[str, dict[str, Any], set[int]]] = [
 ]
 
 
-async def test_a_call_is_answered_or_refused_but_never_breaks_anything(
+def requests_of(own: dict[str, str]) -> Iterator[tuple[str, str, str, bytes, set[int]]]:
+    """Yield name, method, path, body and the statuses that may answer; `own` are the ids of an attempt."""
+    for name, body, status in BODIES:
+        yield name, "POST", "/rollouts", body, {status}
+    for path, status in PATHS:
+        yield path[:60], "GET", path, b"", {status}
+    for number, (name, changes, statuses) in enumerate(SPANS):
+        body = json.dumps({**own, "span_id": str(number), **SPAN, **changes}).encode()
+        yield name, "POST", "/spans", body, statuses
+    yield "what was taken of these", "GET", f"/spans?rollout_id={own['rollout_id']}", b"", {200}
+    for path, fields, statuses in CALLS:
+        yield f"{path[:60]} {str(fields)[:100]}", "POST", path, json.dumps(fields).encode(), statuses
+
+
+async def test_a_request_is_answered_or_refused_but_never_breaks_anything(
     server: LightningStoreServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    rollout = await server.start_rollout("x")
     caplog.set_level(logging.INFO, logger="agentlightning")
-    for path, fields, statuses in CALLS:
-        answer = await ask(server, "POST", path, json.dumps(fields).encode())
-        assert answer.status in statuses, (path, str(fields)[:100], answer.body[:300])
-        assert_told_quietly(answer, caplog, (path, str(fields)[:100]))
+    caplog.clear()
+    own = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    for name, method, path, body, statuses in requests_of(own):
+        answer = await ask(server, method, path, body)
+        assert answer.status in statuses, (name, answer.body[:300])
+        assert "set-cookie" not in answer.headers
+        assert_told_quietly(answer, caplog, name)
+    assert (await server.query_rollouts()).total == 1 + sum(status == 201 for *_, status in BODIES)
 
 
 async def test_a_body_of_wrong_values_without_end_is_refused_in_short(server: LightningStoreServer) -> None:

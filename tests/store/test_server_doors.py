@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from starlette.routing import Route
 
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.http.openapi import openapi_document
 from agentlightning.store.http.operations import OPERATIONS, PREFIX
 from agentlightning.store.memory import InMemoryLightningStore
@@ -17,6 +16,7 @@ from agentlightning.types.attempt_key import attempt_key
 from agentlightning.utils.metrics import PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from agentlightning.utils.version import VERSION
+from tests.store.conftest import Serve
 from tests.stubs.raw_http import Answer, exchange, request
 
 TOKEN = "the-token-of-this-server"
@@ -45,24 +45,8 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def serve() -> AsyncIterator[Callable[..., Any]]:
-    """Starts servers, and stops them after the test."""
-    servers: list[LightningStoreServer] = []
-
-    async def start(**settings: Any) -> LightningStoreServer:
-        server = LightningStoreServer(InMemoryLightningStore(), port=0, **settings)
-        await server.start()
-        servers.append(server)
-        return server
-
-    yield start
-    for server in servers:
-        await server.stop()
-
-
-@pytest.fixture
-async def guarded(serve: Callable[..., Any]) -> LightningStoreServer:
-    return await serve(token=TOKEN)
+async def guarded(serve: Serve) -> LightningStoreServer:
+    return (await serve(token=TOKEN))[0]
 
 
 def served_ways(server: LightningStoreServer) -> Ways:
@@ -156,19 +140,17 @@ async def test_no_spelling_of_a_path_gets_around_the_token(guarded: LightningSto
     assert (await ask(guarded, "GET", path)).status == 401
 
 
-async def test_a_token_of_any_letters_works(serve: Callable[..., Any]) -> None:
-    server = await serve(token="schlüssel-鍵")
-    client = LightningStoreClient(server.endpoint, token="schlüssel-鍵")
+async def test_a_token_of_any_letters_works(serve: Serve) -> None:
+    _, client = await serve(token="schlüssel-鍵")
     assert (await client.statistics())["total_rollouts"] == 0
-    await client.close()
 
 
 # --- Host ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:4747", "127.0.0.1.evil.example", ""])
-async def test_every_route_refuses_a_name_that_is_not_the_servers(serve: Callable[..., Any], host: str) -> None:
-    server = await serve()
+async def test_every_route_refuses_a_name_that_is_not_the_servers(serve: Serve, host: str) -> None:
+    server, _ = await serve()
     for method, path in sorted(served_ways(server) | {("GET", "/"), ("OPTIONS", "/health")}):
         answer = await ask(server, method, path, host=host)
         assert (answer.status, answer.json["error_type"]) == (403, "HostNotAllowed"), (method, path)
@@ -176,31 +158,29 @@ async def test_every_route_refuses_a_name_that_is_not_the_servers(serve: Callabl
         assert answer.headers["x-agl-version"] == VERSION
 
 
-async def test_the_loopback_names_and_added_ones_are_answered(serve: Callable[..., Any]) -> None:
-    server = await serve(allowed_hosts=["store.example"])
+async def test_the_loopback_names_and_added_ones_are_answered(serve: Serve) -> None:
+    server, _ = await serve(allowed_hosts=["store.example"])
     for host in ("localhost", "localhost:1", "127.0.0.1:4747", "[::1]:4747", "store.example:80"):
         assert (await ask(server, "GET", f"{PREFIX}/rollouts", host=host)).status == 200, host
 
 
-async def test_two_host_headers_are_refused(serve: Callable[..., Any]) -> None:
-    server = await serve()
+async def test_two_host_headers_are_refused(serve: Serve) -> None:
+    server, _ = await serve()
     twice = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: evil.example\r\n\r\n"
     assert (await exchange(server.server_launcher.port, twice)).status == 400
 
 
 async def test_clients_that_use_the_address_they_were_told_notice_nothing(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AGL_ALLOWED_HOSTS", "gateway.example")
     for settings in ({}, {"host": "127.0.0.1"}, {"host": "localhost"}, {"host": "0.0.0.0", "token": TOKEN}):
-        server = await serve(**settings)
-        client = LightningStoreClient(server.endpoint, token=TOKEN)
+        _, client = await serve(**settings)
         assert (await client.enqueue_rollout("x")).status == "queuing"
-        await client.close()
 
 
-async def test_beyond_loopback_the_token_protects_and_any_name_is_answered(serve: Callable[..., Any]) -> None:
-    server = await serve(host="0.0.0.0", token=TOKEN)
+async def test_beyond_loopback_the_token_protects_and_any_name_is_answered(serve: Serve) -> None:
+    server, _ = await serve(host="0.0.0.0", token=TOKEN)
     headers = {"authorization": f"Bearer {TOKEN}"}
     assert (await ask(server, "GET", f"{PREFIX}/rollouts", host="some.cluster.name", **headers)).status == 200
     assert (await ask(server, "GET", f"{PREFIX}/rollouts", host="some.cluster.name")).status == 401
@@ -224,16 +204,17 @@ def cors_headers(answer: Answer) -> set[str]:
     return {name for name in answer.headers if name.startswith("access-control-")}
 
 
-async def test_without_named_origins_no_answer_has_a_cors_header(serve: Callable[..., Any]) -> None:
-    server = await serve(token=TOKEN)
-    for method, path in (("GET", "/health"), ("OPTIONS", f"{PREFIX}/rollouts"), ("GET", "/nothing")):
-        assert not cors_headers(await ask(server, method, path, origin=PAGE, **PREFLIGHT))
+async def test_without_named_origins_no_answer_has_a_cors_header(serve: Serve) -> None:
+    for origins in (None, ["", " "]):
+        server, _ = await serve(token=TOKEN, cors_allow_origins=origins)
+        for method, path in (("GET", "/health"), ("OPTIONS", f"{PREFIX}/rollouts"), ("GET", "/nothing")):
+            assert not cors_headers(await ask(server, method, path, origin=PAGE, **PREFLIGHT))
 
 
 async def test_a_preflight_of_a_named_origin_needs_no_token_and_another_one_is_refused(
-    serve: Callable[..., Any],
+    serve: Serve,
 ) -> None:
-    server = await serve(token=TOKEN, cors_allow_origins=[PAGE, " "])
+    server, _ = await serve(token=TOKEN, cors_allow_origins=[PAGE, " "])
     for method, path in sorted(served_ways(server)):
         preflight = {**PREFLIGHT, "access_control_request_method": method}
         good = await ask(server, "OPTIONS", path, origin=PAGE, **preflight)
@@ -244,9 +225,9 @@ async def test_a_preflight_of_a_named_origin_needs_no_token_and_another_one_is_r
 
 
 async def test_errors_carry_the_cors_headers_too_so_that_a_page_can_read_them(
-    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = await serve(token=TOKEN, cors_allow_origins=PAGE)
+    server, _ = await serve(token=TOKEN, cors_allow_origins=PAGE)
 
     async def broken(rollout_id: str) -> None:
         raise RuntimeError("s3cret")
@@ -265,19 +246,20 @@ async def test_errors_carry_the_cors_headers_too_so_that_a_page_can_read_them(
     for status, method, path, headers in cases:
         answer = await ask(server, method, path, origin=PAGE, **headers)
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (status, PAGE), (method, path)
+        assert answer.headers["access-control-allow-credentials"] == "true"
         assert b"s3cret" not in answer.body
         assert not cors_headers(await ask(server, method, path, origin="https://evil.example", **headers))
 
 
-async def test_a_star_lets_every_page_read_without_credentials(serve: Callable[..., Any]) -> None:
-    server = await serve(cors_allow_origins=["https://a.example", "*"])
+async def test_a_star_lets_every_page_read_without_credentials(serve: Serve) -> None:
+    server, _ = await serve(cors_allow_origins=["https://a.example", "*"])
     answer = await ask(server, "GET", f"{PREFIX}/rollouts", origin="https://b.example")
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in answer.headers
 
 
-async def test_without_a_token_a_page_of_another_origin_cannot_write(serve: Callable[..., Any]) -> None:
-    server = await serve(cors_allow_origins=PAGE)
+async def test_without_a_token_a_page_of_another_origin_cannot_write(serve: Serve) -> None:
+    server, _ = await serve(cors_allow_origins=PAGE)
     path = f"{PREFIX}/queues/rollouts/dequeue"
     for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
         answer = await ask(server, "POST", path, origin=origin, content_type="text/plain")
@@ -292,15 +274,16 @@ async def test_without_a_token_a_page_of_another_origin_cannot_write(serve: Call
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_path_is_told_where_the_operations_are(serve: Callable[..., Any]) -> None:
-    answer = await ask(await serve(), "GET", "/v2/agl/rollouts")
+async def test_an_unknown_path_is_told_where_the_operations_are(serve: Serve) -> None:
+    server, _ = await serve()
+    answer = await ask(server, "GET", "/v2/agl/rollouts")
     assert (answer.status, answer.json["error_type"]) == (404, "NotFound")
     assert PREFIX in answer.json["detail"]
     assert "/openapi.json" in answer.json["detail"]
 
 
-async def test_other_methods_are_405_with_those_that_there_are(serve: Callable[..., Any]) -> None:
-    server = await serve()
+async def test_other_methods_are_405_with_those_that_there_are(serve: Serve) -> None:
+    server, _ = await serve()
     for path, allowed in (("/health", "GET, HEAD"), ("/v1/traces", "POST"), (f"{PREFIX}/events", "GET, HEAD")):
         answer = await ask(server, "DELETE", path)
         assert (answer.status, answer.json["error_type"]) == (405, "MethodNotAllowed")
@@ -308,9 +291,9 @@ async def test_other_methods_are_405_with_those_that_there_are(serve: Callable[.
 
 
 async def test_a_failure_beside_the_operations_is_500_without_details_and_logged_once(
-    serve: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = await serve()
+    server, _ = await serve()
 
     async def broken(request: Any) -> Any:
         raise RuntimeError("s3cret")
@@ -323,8 +306,8 @@ async def test_a_failure_beside_the_operations_is_500_without_details_and_logged
     assert [record.levelname for record in caplog.records if record.levelno >= logging.WARNING] == ["ERROR"]
 
 
-async def test_a_tracker_counts_requests_by_the_path_they_fit_and_refused_ones_too(serve: Callable[..., Any]) -> None:
-    server = await serve(token=TOKEN, tracker=PrometheusMetricsBackend())
+async def test_a_tracker_counts_requests_by_the_path_they_fit_and_refused_ones_too(serve: Serve) -> None:
+    server, _ = await serve(token=TOKEN, tracker=PrometheusMetricsBackend())
     headers = {"authorization": f"Bearer {TOKEN}"}
     await ask(server, "GET", f"{PREFIX}/rollouts/one", **headers)
     await ask(server, "GET", f"{PREFIX}/rollouts/two")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,38 +35,26 @@ def table(text: str, mark: str) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def attempt(status: str, number: int = 1, **fields: object) -> Attempt:
-    return Attempt.model_validate(
-        {
-            **{"rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": number, "start_time": 0.0, "status": status},
-            **fields,
-        }
-    )
+    values = {"rollout_id": "ro-1", "attempt_id": "at-1", "sequence_id": number, "start_time": 0.0, "status": status}
+    return Attempt.model_validate({**values, **fields})
 
 
-def rollout_change(status: str, to: str) -> str:
+def change(kind: str, status: Any, to: Any) -> str:
+    """Return the sign of a change in the tables of the documents."""
     try:
-        return "." if check_rollout_change("ro-1", status, to) else "="  # type: ignore[arg-type]
+        changes = (
+            check_rollout_change("ro-1", status, to) if kind == "rollout" else check_attempt_change(attempt(status), to)
+        )
     except ConflictError:
         return "x"
+    return "." if changes else "="
 
 
-def attempt_change(status: str, to: str) -> str:
-    try:
-        return "." if check_attempt_change(attempt(status), to) else "="  # type: ignore[arg-type]
-    except ConflictError:
-        return "x"
-
-
-def test_the_table_of_rollouts_is_the_one_in_the_code() -> None:
-    head, rows = table(STORE.read_text(), "rollout transitions")
-    assert tuple(head) == tuple(rows) == ROLLOUT_STATUSES
-    assert rows == {status: [rollout_change(status, to) for to in head] for status in ROLLOUT_STATUSES}
-
-
-def test_the_table_of_attempts_is_the_one_in_the_code() -> None:
-    head, rows = table(STORE.read_text(), "attempt transitions")
-    assert tuple(head) == tuple(rows) == ATTEMPT_STATUSES
-    assert rows == {status: [attempt_change(status, to) for to in head] for status in ATTEMPT_STATUSES}
+@pytest.mark.parametrize(("kind", "statuses"), [("rollout", ROLLOUT_STATUSES), ("attempt", ATTEMPT_STATUSES)])
+def test_the_table_of_changes_is_the_one_in_the_code(kind: str, statuses: tuple[str, ...]) -> None:
+    head, rows = table(STORE.read_text(), f"{kind} transitions")
+    assert tuple(head) == tuple(rows) == statuses
+    assert rows == {status: [change(kind, status, to) for to in head] for status in statuses}
 
 
 @pytest.mark.parametrize("status", ATTEMPT_STATUSES)
@@ -90,12 +79,11 @@ def test_every_arrow_of_the_picture_is_a_change_that_the_code_allows() -> None:
     assert {to for _, to, _ in arrows} == set(ROLLOUT_STATUSES)
     for status, to, cause in arrows:
         if status != "[*]" and cause != "start_attempt":
-            assert rollout_change(status, to) == ".", f"{status} --> {to}"
+            assert change("rollout", status, to) == ".", f"{status} --> {to}"
 
 
 def test_the_retry_defaults_that_are_named_are_those_of_the_code() -> None:
-    text = STORE.read_text()
-    assert f"`infrastructure_retries` ({RolloutConfig().infrastructure_retries})" in text
+    assert f"`infrastructure_retries` ({RolloutConfig().infrastructure_retries})" in STORE.read_text()
 
 
 def test_the_settings_of_every_form_are_listed() -> None:
@@ -106,16 +94,16 @@ def test_the_settings_of_every_form_are_listed() -> None:
     assert set(listed) == set(spec.FORMS)
 
 
-def programs() -> list[tuple[str, str]]:
+def programs() -> list[Any]:
     blocks = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
     return [
-        (f"{document.stem} {number}", program)
+        pytest.param(program, id=f"{document.stem} {number}")
         for document in (STORE, *HOW_TO)
         for number, program in enumerate(blocks.findall(document.read_text()))
     ]
 
 
-@pytest.mark.parametrize("program", [program for _, program in programs()], ids=[name for name, _ in programs()])
+@pytest.mark.parametrize("program", programs())
 def test_the_programs_run_as_printed(program: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(program)
     command = [sys.executable, "-W", "error", "program.py"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -28,6 +27,7 @@ from agentlightning.types import RunRecord
 from tests.fixtures.stores import story
 from tests.fixtures.stores.load import load
 from tests.store.future_program import POINTS, VERSION
+from tests.store.raw import mongo, sql
 
 KINDS = ("sqlite", "postgres", "mongo")
 OLDER = ("0.4.0", "schema_3", "schema_4")
@@ -137,13 +137,8 @@ async def test_a_program_that_runs_while_a_newer_one_upgrades_writes_nothing_mor
 
 def future(spec: str, killed_at: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run the future program on a store."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.store.future_program",
-        spec,
-        *([] if killed_at is None else [str(killed_at)]),
-    ]
+    arguments = [spec, *([] if killed_at is None else [str(killed_at)])]
+    command = [sys.executable, "-m", "tests.store.future_program", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -177,8 +172,8 @@ def assert_same(actual: Any, expected: Any) -> None:
     if isinstance(expected, Mapping):
         expected = cast("Mapping[str, Any]", expected)
         if "events" in expected:  # a dump that was loaded into another server of PostgreSQL has lost their order
-            actual["events"].sort(key=_rollout_id)
-            expected["events"].sort(key=_rollout_id)
+            for events in (actual["events"], expected["events"]):
+                events.sort(key=itemgetter("rollout_id"))
         assert actual.keys() >= expected.keys()
         for name, value in expected.items():
             assert_same(actual[name], value)
@@ -189,73 +184,44 @@ def assert_same(actual: Any, expected: Any) -> None:
         assert actual == expected
 
 
-def _rollout_id(event: Any) -> str:
-    return event["rollout_id"]
-
-
 def version_of(spec: str) -> int:
     """Return the version that is written in the data."""
-    if spec.startswith("sqlite"):
-        return _sqlite(spec, "PRAGMA user_version")[0][0]
-    if spec.startswith("postgres"):
-        return _postgres(spec, "SELECT version FROM agl_schema")[0][0]
-    with _counters(spec) as counters:
-        row = counters.find_one({"_id": "schema"})
-    return row.get("from", row["version"])
+    if spec.startswith("mongodb"):
+        with mongo(spec) as (database, _):
+            row = database["agl_counters"].find_one({"_id": "schema"})
+        return row.get("from", row["version"])
+    return sql(spec, "PRAGMA user_version" if spec.startswith("sqlite") else "SELECT version FROM {}schema")[0][0]
 
 
 def set_version(spec: str, version: int) -> None:
     """Write another version."""
-    if spec.startswith("sqlite"):
-        _sqlite(spec, f"PRAGMA user_version = {version}")
-    elif spec.startswith("postgres"):
-        _postgres(spec, f"UPDATE agl_schema SET version = {version} RETURNING 1")
+    if spec.startswith("mongodb"):
+        with mongo(spec) as (database, _):
+            database["agl_counters"].update_one({"_id": "schema"}, {"$set": {"version": version}})
     else:
-        with _counters(spec) as counters:
-            counters.update_one({"_id": "schema"}, {"$set": {"version": version}})
+        of_sqlite = f"PRAGMA user_version = {version}"
+        sql(spec, of_sqlite if spec.startswith("sqlite") else f"UPDATE {{}}schema SET version = {version}")
 
 
 def future_parts(spec: str) -> bool:
     """Return whether the changes of the future program are there: all of them (True) or none (False)."""
-    if spec.startswith("sqlite"):
-        columns = [row[1] for row in _sqlite(spec, "PRAGMA table_info(rollouts)")]
-        indexes = _sqlite(spec, "SELECT name FROM sqlite_master WHERE name = 'future_words'")
-        empty = _sqlite(spec, "SELECT 1 FROM rollouts WHERE words IS NULL") if "words" in columns else []
-    elif spec.startswith("postgres"):
-        named = "SELECT column_name FROM information_schema.columns WHERE table_name = 'agl_rollouts'"
-        columns = [row[0] for row in _postgres(spec, named)]
-        indexes = _postgres(spec, "SELECT indexname FROM pg_indexes WHERE indexname = 'future_words'")
-        empty = _postgres(spec, "SELECT 1 FROM agl_rollouts WHERE words IS NULL") if "words" in columns else []
-    else:
-        with _counters(spec) as counters:
-            rollouts = counters.database["agl_rollouts"]
+    if spec.startswith("mongodb"):
+        with mongo(spec) as (database, _):
+            rollouts = database["agl_rollouts"]
             columns = list(rollouts.find_one() or {})
             indexes = columns.count("words")  # the wire server of the tests does not tell its indexes
             empty = list(rollouts.find({"words": {"$exists": False}})) if "words" in columns else []
+    else:
+        names, index = {
+            "sqlite": ("SELECT name FROM pragma_table_info('rollouts')", "name FROM sqlite_master WHERE name"),
+            "postgres": (
+                "SELECT column_name FROM information_schema.columns WHERE table_name = 'agl_rollouts'",
+                "indexname FROM pg_indexes WHERE indexname",
+            ),
+        }["sqlite" if spec.startswith("sqlite") else "postgres"]
+        columns = [row[0] for row in sql(spec, names)]
+        indexes = len(sql(spec, f"SELECT {index} = 'future_words'"))
+        empty = sql(spec, "SELECT 1 FROM {}rollouts WHERE words IS NULL") if "words" in columns else []
     assert ("words" in columns) == bool(indexes)
     assert not empty
     return bool(indexes)
-
-
-def _sqlite(spec: str, query: str) -> list[Any]:
-    db = sqlite3.connect(spec.removeprefix("sqlite:///"), isolation_level=None)
-    try:
-        return db.execute(query).fetchall()
-    finally:
-        db.close()
-
-
-def _postgres(spec: str, query: str) -> list[Any]:
-    import psycopg
-
-    with psycopg.connect(spec, autocommit=True) as db:
-        return db.execute(query.encode()).fetchall()
-
-
-@contextlib.contextmanager
-def _counters(spec: str) -> Generator[Any]:
-    import pymongo
-
-    uri, _, name = spec.rpartition("/")
-    with pymongo.MongoClient[Any](uri) as client:
-        yield client[name]["agl_counters"]

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
 from typing import Any, get_type_hints
 
 import pytest
 from pydantic import TypeAdapter
 
 from agentlightning.errors import BadRequestError, ConflictError, NotFoundError
-from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http import client
 from agentlightning.store.http import endpoints as server_endpoints
 from agentlightning.store.http.operations import OPERATIONS, WireOperation
 from agentlightning.utils.version import VERSION
+from tests.store.conftest import Serve
+from tests.store.parts import required
 
 MAJOR, MINOR, _ = VERSION.split(".")
 NEWER, OLDER, FOREIGN = f"{MAJOR}.{int(MINOR) + 1}.0", f"{MAJOR}.0.0", f"{int(MAJOR) + 1}.0.0"
@@ -33,51 +34,34 @@ def _without(operation: str, argument: str) -> WireOperation:
 
 
 @pytest.fixture
-async def older_server(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[LightningStoreServer]:
+async def older_server(monkeypatch: pytest.MonkeyPatch, serve: Serve) -> LightningStoreServer:
     """A server whose table lacks two operations and two arguments."""
     operations = {name: row for name, row in OPERATIONS.items() if name not in ("query_events", "statistics")}
     operations["update_worker"] = _without("update_worker", "run_id")
     operations["query_resources"] = _without("query_resources", "resources_id_contains")
     monkeypatch.setattr(server_endpoints, "OPERATIONS", operations)
-    async for server in _serving():
-        yield server
+    return (await serve())[0]
 
 
 @pytest.fixture
-async def server() -> AsyncGenerator[LightningStoreServer]:
-    async for server in _serving():
-        yield server
-
-
-async def _serving() -> AsyncGenerator[LightningStoreServer]:
-    store = InMemoryLightningStore()
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
-        await store.close()
+async def server(serve: Serve) -> LightningStoreServer:
+    return (await serve())[0]
 
 
 @pytest.fixture
-async def connect(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Any]:
-    made: list[LightningStoreClient] = []
-
+def connect(monkeypatch: pytest.MonkeyPatch, stack: AsyncExitStack) -> Any:
     def connect(server: LightningStoreServer, version: str) -> LightningStoreClient:
         monkeypatch.setattr(client, "VERSION", version)
-        made.append(LightningStoreClient(server.endpoint))
-        return made[-1]
+        made = LightningStoreClient(server.endpoint)
+        stack.push_async_callback(made.close)
+        return made
 
-    yield connect
-    for one in made:
-        await one.close()
+    return connect
 
 
 async def _runs_a_rollout(store: LightningStoreClient) -> None:
     made = await store.enqueue_rollout(input={"task": 1}, mode="train")
-    claim = await store.dequeue_rollout(worker_id="w")
-    assert claim is not None
+    claim = required(await store.dequeue_rollout(worker_id="w"))
     await store.update_worker("w", {"load": 1.0})
     await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
     (done,) = await store.wait_for_rollouts(rollout_ids=[made.rollout_id], timeout=10)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.operations import API_AGL_PREFIX, OPERATIONS, PREFIX
 from agentlightning.types import (
     AggregateGroup,
@@ -25,14 +25,15 @@ from agentlightning.types import (
     Span,
     Worker,
 )
+from tests.store.conftest import Serve
+from tests.store.parts import required
 
 
 class Wire:
     """A server, and what it answers to single requests."""
 
-    def __init__(self, server: LightningStoreServer, session: aiohttp.ClientSession) -> None:
-        self.store = server
-        self._session = session
+    def __init__(self, server: LightningStoreServer, client: Any, session: aiohttp.ClientSession) -> None:
+        self.store, self.client, self._session = server, client, session
 
     async def __call__(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         url = self.store.endpoint + PREFIX + path
@@ -41,12 +42,9 @@ class Wire:
 
 
 @pytest.fixture
-async def wire() -> AsyncIterator[Wire]:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def wire(serve: Serve) -> AsyncIterator[Wire]:
     async with aiohttp.ClientSession() as session:
-        yield Wire(server, session)
-    await server.stop()
+        yield Wire(*await serve(), session)
 
 
 def test_the_prefix_has_its_public_name() -> None:
@@ -183,6 +181,8 @@ ERRORS: list[tuple[str, str, Any, int, str]] = [
     ("GET", "/rollouts?filter_logic=xor", None, 422, "filter_logic"),
     ("GET", "/workers?status_in=gone", None, 422, "status_in"),
     ("GET", "/spans", None, 422, "rollout_id"),
+    ("POST", "/queues/rollouts/enqueue", {"rollouts": 1}, 422, "rollouts"),
+    ("POST", "/queues/rollouts/enqueue", {"rollouts": [{"input": 1, "colour": 2}]}, 422, "colour"),
     ("POST", "/rollouts", {}, 422, "input"),
     ("POST", "/rollouts", {"input": 1, "config": {"max_attempts": 0}}, 422, "max_attempts"),
     ("POST", "/resources", {"p": {"resource_type": "odd"}}, 422, "resource_type"),
@@ -242,32 +242,17 @@ async def test_an_error_says_in_json_what_was_wrong(
 
 
 async def test_any_id_may_be_in_a_path(wire: Wire) -> None:
-    client = LightningStoreClient(wire.store.endpoint, deadline=5.0)
+    client = wire.client
     names = [
-        "a/b",
-        "?x=1",
-        "#",
-        ".",
-        "..",
-        "../../health",
-        "%2F",
-        "é☃",
-        "search",
-        "heartbeat",
-        "a b",
-        "a\nb",
-        "\0",
-        ";",
+        *("a/b", "?x=1", "#", ".", "..", "../../health", "%2F", "é☃", "search", "heartbeat", "a b", "a\nb", "\0", ";")
     ]
     for name in names:
         await client.update_worker(name, {"name": name})
-        stored_worker = await client.get_worker_by_id(name)
-        assert stored_worker is not None
+        stored_worker = required(await client.get_worker_by_id(name))
         assert (stored_worker.worker_id, stored_worker.heartbeat_stats) == (name, {"name": name})
         assert (await client.update_resources(name, {})).resources_id == name
         assert await client.get_resources_by_id(name) is not None
     assert {worker.worker_id for worker in await client.query_workers()} == set(names)
-    await client.close()
 
 
 def test_every_row_of_the_table_is_asked_in_this_file() -> None:
@@ -276,22 +261,3 @@ def test_every_row_of_the_table_is_asked_in_this_file() -> None:
     ways = {path for operation in OPERATIONS.values() for _, path in operation.declared.ways}
     last = {path.rsplit("/", 1)[1] for path in ways if not path.endswith("}")}
     assert {part for part in last if f"/{part}" not in text} <= {"search"}
-
-
-async def test_a_named_origin_may_read_errors_too_and_every_origin_never_sends_credentials() -> None:
-    for origins, allowed in (("http://a", "http://a"), ([" http://b ", "http://a"], "http://a"), ("*", "*")):
-        server = LightningStoreServer(InMemoryLightningStore(), port=0, token="t", cors_allow_origins=origins)
-        await server.start()
-        async with aiohttp.ClientSession(headers={"Origin": "http://a"}) as session:
-            for path, code in (("/rollouts/ro-no", 401), ("/nothing", 401)):
-                async with session.get(server.endpoint + PREFIX + path) as answer:
-                    assert (answer.status, answer.headers["access-control-allow-origin"]) == (code, allowed)
-                    assert answer.headers.get("access-control-allow-credentials") == (
-                        None if allowed == "*" else "true"
-                    )
-        await server.stop()
-    server = LightningStoreServer(InMemoryLightningStore(), port=0, cors_allow_origins=["", " "])
-    await server.start()
-    async with aiohttp.request("GET", server.endpoint + "/health", headers={"Origin": "http://a"}) as answer:
-        assert "access-control-allow-origin" not in answer.headers
-    await server.stop()

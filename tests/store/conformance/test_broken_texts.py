@@ -9,7 +9,8 @@ import pytest
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import PromptTemplate, Span
+from agentlightning.types import PromptTemplate
+from tests.store.parts import span_of
 
 BROKEN = "x\ud800y"
 
@@ -55,12 +56,17 @@ async def test_a_broken_text_is_refused_by_name(store: LightningStore, call: str
 
 
 @pytest.mark.parametrize("field", ["name", "attributes", "span_id"])
-async def test_a_span_with_a_broken_text_leaves_its_neighbours_out_too(
-    store: LightningStore, span: Callable[..., Span], field: str
-) -> None:
+async def test_a_span_with_a_broken_text_leaves_its_neighbours_out_too(store: LightningStore, field: str) -> None:
     started = await store.start_rollout("task")
-    broken = span(started).model_copy(update={field: {"key": BROKEN} if field == "attributes" else BROKEN})
+    broken = span_of(started).model_copy(update={field: {"key": BROKEN} if field == "attributes" else BROKEN})
     with pytest.raises(BadRequestError):
-        await store.add_many_spans([span(started), broken])
+        await store.add_many_spans([span_of(started), broken])
     assert list(await store.query_spans(started.rollout_id)) == []
-    assert len(await store.add_many_spans([span(started)])) == 1
+    assert len(await store.add_many_spans([span_of(started)])) == 1
+
+
+async def test_a_broken_text_in_an_input_is_refused(store: LightningStore) -> None:
+    for task in (BROKEN, {"deep": [BROKEN]}, {BROKEN: 1}):
+        with pytest.raises((TypeError, ValueError)):
+            await store.enqueue_rollout(task)
+    assert (await store.query_rollouts()).total == 0

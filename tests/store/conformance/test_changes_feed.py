@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from agentlightning.errors import BadRequestError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Span
+from tests.store.parts import span_of
 
 
 async def _follow(
@@ -41,10 +40,10 @@ async def test_from_the_beginning_every_rollout_is_told_once_in_the_order_of_its
     assert (await store.query_events(after=cursor)).events == []
 
 
-async def test_an_event_says_where_the_rollout_stands(store: LightningStore, span: Callable[..., Span]) -> None:
+async def test_an_event_says_where_the_rollout_stands(store: LightningStore) -> None:
     start = (await store.query_events()).cursor
     attempted = await store.start_rollout(input=1, mode="val", worker_id="w1", run_id="r")
-    await store.add_many_spans([span(attempted), span(attempted)])
+    await store.add_many_spans([span_of(attempted), span_of(attempted)])
     await store.update_attempt(attempted.rollout_id, "latest", status="succeeded", outcome="scored")
     page = await store.query_events(after=start, timeout=5.0)
     while not page.events or page.events[-1].status != "succeeded":

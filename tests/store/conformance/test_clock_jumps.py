@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, RolloutConfig
-from tests.store.conformance.conftest import Given
+from tests.store.conftest import Given
+from tests.store.parts import required, until
 
 HOURS = 5 * 3600.0
 Jump = Callable[[float], None]
@@ -34,14 +35,6 @@ def jump(given: Given) -> Jump:
     return set_by
 
 
-async def _eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(600):
-        if await holds():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it never held")
-
-
 async def test_what_was_queued_before_the_clock_was_set_back_is_claimed_in_its_order(
     store: LightningStore, jump: Jump
 ) -> None:
@@ -51,16 +44,14 @@ async def test_what_was_queued_before_the_clock_was_set_back_is_claimed_in_its_o
     later = await store.enqueue_rollout("later", run_id="r", not_before=time.time() - HOURS + 3600)
     claims = [await store.dequeue_rollout(worker_id="w", run_id="r") for _ in range(5)]
     assert [claim and claim.input for claim in claims] == [0, 1, 2, 3, None]
-    waiting = await store.get_rollout_by_id(later.rollout_id)
-    assert waiting is not None
+    waiting = required(await store.get_rollout_by_id(later.rollout_id))
     assert waiting.status == "queuing", "not_before is a promise by the wall clock"
 
 
 async def test_a_worker_that_waits_is_woken_for_work_of_before_the_jump(store: LightningStore, jump: Jump) -> None:
     await store.enqueue_rollout("x", run_id="r")
     jump(-HOURS)
-    claim = await asyncio.wait_for(store.dequeue_rollout(worker_id="w", run_id="r", timeout=20), 15)
-    assert claim is not None
+    required(await asyncio.wait_for(store.dequeue_rollout(worker_id="w", run_id="r", timeout=20), 15))
 
 
 @pytest.mark.parametrize("seconds", [HOURS, -HOURS], ids=["ahead", "back"])
@@ -74,7 +65,7 @@ async def test_a_dead_worker_is_noticed_whatever_the_clock_does(
     async def lost() -> bool:
         return (await _status(store, started))[1] == "unresponsive"
 
-    await _eventually(lost)
+    await until(lost)
 
 
 @pytest.mark.parametrize("limit", ["unresponsive_seconds", "timeout_seconds"])
@@ -89,7 +80,7 @@ async def test_a_limit_counts_seconds_that_have_passed(
     async def lapsed() -> bool:
         return (await _status(store, short))[1] in ("unresponsive", "timeout")
 
-    await _eventually(lapsed)
+    await until(lapsed)
     assert await _status(store, long) == ("preparing", "preparing")
 
 
@@ -125,19 +116,16 @@ async def test_a_clock_set_back_while_no_server_ran_holds_nothing_up(
     true_clock = time.time
     monkeypatch.setattr(time, "time", lambda: true_clock() - HOURS)
     after = SQLiteLightningStore(tmp_path / "x.db", synchronous="NORMAL", scan_debounce_seconds=0.0)
-    claim = await after.dequeue_rollout(worker_id="w")
-    assert claim is not None
-    assert claim.input == "queued"
+    assert required(await after.dequeue_rollout(worker_id="w")).input == "queued"
 
     async def lapsed() -> bool:
         return (await _status(after, started))[1] == "unresponsive"
 
-    await _eventually(lapsed)
+    await until(lapsed)
     await after.close()
 
 
 async def _status(store: LightningStore, started: AttemptedRollout) -> tuple[str, str]:
-    rollout = await store.get_rollout_by_id(started.rollout_id)
+    rollout = required(await store.get_rollout_by_id(started.rollout_id))
     attempt = next(a for a in await store.query_attempts(started.rollout_id) if a.sequence_id == 1)
-    assert rollout is not None
     return rollout.status, attempt.status

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from uuid import uuid4
 
 import prometheus_client
@@ -14,16 +13,7 @@ from agentlightning.store import metrics
 from agentlightning.store.base import LightningStore
 from agentlightning.store.metrics import MOST_SERIES
 from agentlightning.types import LLM, Span, SpanOutline, TraceStatus
-
-
-def make_span(rollout_id: str, attempt_id: str, number: int = -1, **fields: Any) -> Span:
-    """Return a span."""
-    return Span.from_attributes(
-        **{"attributes": {"k": "v"}, "name": "step", **fields},
-        rollout_id=rollout_id,
-        attempt_id=attempt_id,
-        sequence_id=number,
-    )
+from tests.store.parts import required, span_of
 
 
 async def test_outlines_are_spans_without_attributes(store: LightningStore) -> None:
@@ -41,13 +31,11 @@ async def test_outlines_are_spans_without_attributes(store: LightningStore) -> N
     failed = TraceStatus(status_code="ERROR", description="it broke " * 100)
     await store.add_many_spans(
         [
-            make_span(*ids, name="root", start_time=1.0, end_time=None, span_id="a" * 16),
-            make_span(
-                *ids, name="raw_gen_ai_request", attributes=call, parent_id="a" * 16, start_time=2.0, end_time=3.5
-            ),
-            make_span(*ids, name="search", attributes={"gen_ai.operation.name": "execute_tool"}, status=failed),
-            make_span(*ids, name="planner", attributes={"openinference.span.kind": "AGENT"}),
-            make_span(*ids, name="agentlightning.reward", attributes={"agentlightning.reward.0.value": 1.0}),
+            span_of(started, "root", start_time=1.0, end_time=None, span_id="a" * 16),
+            span_of(started, "raw_gen_ai_request", attributes=call, parent_id="a" * 16, start_time=2.0, end_time=3.5),
+            span_of(started, "search", attributes={"gen_ai.operation.name": "execute_tool"}, status=failed),
+            span_of(started, "planner", attributes={"openinference.span.kind": "AGENT"}),
+            span_of(started, "agentlightning.reward", attributes={"agentlightning.reward.0.value": 1.0}),
         ]
     )
     page = await store.query_span_outlines(ids[0], ids[1])
@@ -70,10 +58,10 @@ async def test_outlines_are_spans_without_attributes(store: LightningStore) -> N
 async def test_outlines_come_in_pages_and_by_attempt(store: LightningStore) -> None:
     started = await store.start_rollout("x")
     rollout_id, first = started.rollout_id, started.attempt.attempt_id
-    await store.add_many_spans([make_span(rollout_id, first) for _ in range(5)])
+    await store.add_many_spans([span_of(started) for _ in range(5)])
     await store.update_attempt(rollout_id, first, status="failed")
-    second = (await store.start_attempt(rollout_id)).attempt.attempt_id
-    await store.add_many_spans([make_span(rollout_id, second), make_span(rollout_id, first)])
+    second = await store.start_attempt(rollout_id)
+    await store.add_many_spans([span_of(second), span_of(started)])
     whole = await store.query_span_outlines(rollout_id)
     assert [outline.sequence_id for outline in whole] == [1, 2, 3, 4, 5, 6, 7]
     assert [outline.stale for outline in whole] == [False] * 6 + [True]
@@ -89,7 +77,7 @@ async def test_outlines_come_in_pages_and_by_attempt(store: LightningStore) -> N
 async def test_a_span_by_its_ids(store: LightningStore) -> None:
     started = await store.start_rollout("x")
     ids = started.rollout_id, started.attempt.attempt_id
-    await store.add_many_spans([make_span(*ids, span_id=f"{number:016x}") for number in range(1, 4)])
+    await store.add_many_spans([span_of(started, span_id=f"{number:016x}") for number in range(1, 4)])
     span = await store.get_span(*ids, f"{2:016x}")
     assert span == (await store.query_spans(*ids))[1]
     assert await store.get_span(*ids, f"{9:016x}") is None
@@ -109,8 +97,7 @@ async def test_the_versions_of_a_set_of_resources(store: LightningStore) -> None
     assert [update.version for update in page] == [7, 6, 5]
     assert page.total == 7
     assert all(update.resources["main_llm"].api_key is None for update in page)  # type: ignore[union-attr]
-    resources = await store.get_resources_by_id(published.resources_id, 7)
-    assert resources is not None
+    resources = required(await store.get_resources_by_id(published.resources_id, 7))
     assert resources.resources["main_llm"].api_key == "sk-not-to-be-shown"  # type: ignore[union-attr]
     rest = await store.query_resource_versions(published.resources_id, sort_order="asc", limit=2, offset=1)
     assert [(update.version, update.resources["main_llm"].model) for update in rest] == [(2, "m2"), (3, "m3")]  # type: ignore[union-attr]
@@ -121,8 +108,7 @@ async def test_the_versions_of_a_set_of_resources(store: LightningStore) -> None
 async def test_tokens_as_texts(store: LightningStore) -> None:
     name = "f" * 64
     await store.add_vocabulary(name, ["a", " b", "\\xe2\\x82", "", "\\n", "\u20ac"])
-    texts = await store.get_token_texts(name, [5, 2, 3, 0, 6, -1, 4, 0])
-    assert texts is not None
+    texts = required(await store.get_token_texts(name, [5, 2, 3, 0, 6, -1, 4, 0]))
     assert [(token.id, token.text, token.partial) for token in texts] == [
         (5, "\u20ac", False),
         (2, "\\xe2\\x82", True),

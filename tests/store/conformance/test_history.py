@@ -24,6 +24,7 @@ from agentlightning.types import (
     RolloutFilter,
     Span,
 )
+from tests.store.parts import required
 
 LONG_AGO = 1_700_000_000.0
 
@@ -67,8 +68,7 @@ async def test_a_history_is_here_as_it_was(store: LightningStore) -> None:
     )  # fmt: skip
     assert counts(done) == (1, 1, 2, 3, 0)
     assert done.refused == []
-    stored_rollout = await store.get_rollout_by_id("ro-1")
-    assert stored_rollout is not None
+    stored_rollout = required(await store.get_rollout_by_id("ro-1"))
     assert (stored_rollout.status, stored_rollout.input, stored_rollout.start_time, stored_rollout.end_time) == (
         *("succeeded", {"q": "ro-1"}, LONG_AGO, LONG_AGO + 9),
     )
@@ -88,8 +88,7 @@ async def test_a_history_is_here_as_it_was(store: LightningStore) -> None:
         (9, {}),
     ]
     assert await store.get_next_span_sequence_id("ro-1", second.attempt_id) == 10
-    newest = await store.get_latest_resources()
-    assert newest is not None
+    newest = required(await store.get_latest_resources())
     assert (newest.resources_id, newest.update_time) == ("rs-1", LONG_AGO + 1)
     sizes = await store.statistics()
     assert (sizes["total_rollouts"], sizes["total_attempts"], sizes["total_spans"]) == (1, 2, 3)
@@ -166,25 +165,19 @@ async def test_a_rollout_that_works_here_is_not_touched(store: LightningStore) -
     )  # fmt: skip
     assert done.present == 1
     assert [(piece.kind, piece.reason) for piece in done.refused] == [("attempt", "not_ended"), ("span", "not_ended")]
-    rollout = await store.get_rollout_by_id(mine.rollout_id)
-    assert rollout is not None
-    assert rollout.status == "preparing"
+    assert required(await store.get_rollout_by_id(mine.rollout_id)).status == "preparing"
 
 
 async def test_the_latest_resources_stay_those_published_last(store: LightningStore) -> None:
     llm = LLM(endpoint="http://localhost", model="m")
     now = await store.add_resources({"main_llm": llm})
     await store.import_history(resources=[resources(version=3), resources("rs-2", update_time=LONG_AGO + 5)])
-    newest = await store.get_latest_resources()
-    assert newest is not None
+    newest = required(await store.get_latest_resources())
     assert newest.resources_id == now.resources_id
-    old = await store.get_resources_by_id("rs-1")
-    assert old is not None
-    assert old.version == 3
+    assert required(await store.get_resources_by_id("rs-1")).version == 3
     late = await store.import_history(resources=[resources("rs-3", update_time=now.update_time + 10)])
     assert late.resources == 1
-    newest = await store.get_latest_resources()
-    assert newest is not None
+    newest = required(await store.get_latest_resources())
     assert newest.resources_id == "rs-3"
     after = await store.update_resources("rs-1", {"main_llm": llm})
     assert after.version == 4
@@ -317,9 +310,7 @@ async def test_a_long_history_is_taken_in_whole_and_once(
     done = await store.import_history(**whole_history)
     assert (done.rollouts, done.attempts, [each.id for each in done.refused]) == (30, 30, ["at-x-1"])
     for number in range(30):
-        latest = await store.get_latest_attempt(f"ro-{number}")
-        assert latest is not None
-        assert latest.attempt_id == f"at-{number}-1"
+        assert required(await store.get_latest_attempt(f"ro-{number}")).attempt_id == f"at-{number}-1"
     again = await store.import_history(**whole_history)
     assert (again.present, again.rollouts, len(again.refused)) == (60, 0, 1)
 

@@ -14,6 +14,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.cursors import pages_of
 from agentlightning.store.http import client
 from agentlightning.types import EnqueueRolloutRequest, Rollout, RunRecord
+from tests.store.parts import required
 
 SORTED_BY = (None, "start_time", "end_time", "status", "mode", "rollout_id", "priority", "run_id", "not_before")
 
@@ -179,8 +180,7 @@ async def test_no_record_is_lost_or_doubled_while_a_run_goes_on_or_back(store: L
 
 async def test_a_wrong_cursor_of_records_is_refused(store: LightningStore) -> None:
     await _add_records(store)
-    cursor = (await store.query_run_records("run", limit=2)).cursor
-    assert cursor is not None
+    cursor = required((await store.query_run_records("run", limit=2)).cursor)
     with pytest.raises(BadRequestError, match=r"sorted by 'step' 'asc'; this one is sorted by 'step' 'desc'"):
         await store.query_run_records("run", limit=2, cursor=cursor, sort_order="desc")
     with pytest.raises(BadRequestError, match=r"Give a cursor or an offset; got both \(offset=3\)"):

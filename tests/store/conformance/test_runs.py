@@ -10,9 +10,10 @@ import pytest
 
 from agentlightning.errors import BadRequestError, BusyError, ConflictError, NotFoundError, TooLargeError
 from agentlightning.semconv import CONTROL_PREFIX
-from agentlightning.store.base import LightningStore, request_token
+from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptError, BestFigure, RunRecord
-from tests.store.conformance.conftest import Given
+from tests.store.conftest import Given
+from tests.store.parts import required
 
 ODD = ["", "a/b?c#d&e", "é 😀", "100%", "%2D", "search", "delete", "..", " ", "x\ny", "records", "A" * 512]
 """Ids that a path or a query language might trip over."""
@@ -82,8 +83,7 @@ async def test_a_heartbeat_is_the_sign_of_life_and_a_stop_note_is_none(store: Li
     assert alive.last_heartbeat_time > begun.last_heartbeat_time  # type: ignore[operator]
     await asyncio.sleep(0.01)
     await store.add_run_records("r", [step(1)])
-    run = await store.get_run_by_id("r")
-    assert run is not None
+    run = required(await store.get_run_by_id("r"))
     assert run.last_heartbeat_time > alive.last_heartbeat_time  # type: ignore[operator]
 
 
@@ -110,9 +110,7 @@ async def test_a_record_comes_once_however_often_it_is_sent(store: LightningStor
     assert places(records) == [(1, "step", ""), (1, "ledger", "ro-1"), (1, "ledger", "ro-2"), (2, "ledger", "ro-1")]
     assert [record.data for record in records] == [{"reward": 0.5}, {"calls": [1]}, {}, {}]
     assert all(record.time is not None for record in records)
-    run = await store.get_run_by_id("r")
-    assert run is not None
-    assert run.last_step == 1
+    assert required(await store.get_run_by_id("r")).last_step == 1
     with pytest.raises(NotFoundError, match="'nobody'"):
         await store.add_run_records("nobody", first)
     assert (await store.query_run_records("nobody")).total == 0
@@ -206,15 +204,13 @@ async def test_a_rewound_run_has_no_records_after_the_step(store: LightningStore
     assert places(await store.query_run_records("r")) == [
         (n, k, m) for n in (1, 2, 3) for k, m in (("step", ""), ("ledger", "x"))
     ]
-    run = await store.get_run_by_id("r")
-    assert run is not None
+    run = required(await store.get_run_by_id("r"))
     assert run.last_step == 3
     assert await store.add_run_records("r", [step(4), ledger(4, "x", n="again")]) == 2
     assert (await store.query_run_records("r"))[-1].data == {"n": "again"}
     assert (await store.query_run_records("other")).total == 10
     assert await store.rewind_run("r", 0) == 8
-    run = await store.get_run_by_id("r")
-    assert run is not None
+    run = required(await store.get_run_by_id("r"))
     assert run.last_step is None
     with pytest.raises(NotFoundError):
         await store.rewind_run("nobody", 1)
@@ -291,8 +287,7 @@ async def test_runs_may_have_odd_names_and_are_kept_apart(store: LightningStore)
     for run_id in ODD:
         assert places(await store.query_run_records(run_id, name=run_id)) == [(1, "ledger", run_id)]
         assert await store.rewind_run(run_id, 0) == 1
-        stored_run = await store.get_run_by_id(run_id)
-        assert stored_run is not None
+        stored_run = required(await store.get_run_by_id(run_id))
         assert (stored_run.run_id, stored_run.metadata) == (run_id, {"name": run_id})
     assert [run.run_id for run in await store.query_runs(sort_by=None)] == ODD
     assert await store.delete_runs(ODD, force=True) == len(ODD)
@@ -345,22 +340,3 @@ async def test_changes_of_runs_are_told_in_the_feed_and_waited_for(store: Lightn
     await store.update_run("s", stop_reason="enough")
     woken = await asyncio.wait_for(waiting, 5.0)
     assert [(run.run_id, run.stop_reason) for run in woken.runs] == [("s", "enough")]
-
-
-async def test_a_request_that_is_repeated_after_a_lost_reply_is_answered_again(store: LightningStore) -> None:
-    async def twice(name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        answers: list[Any] = []
-        for _ in range(2):
-            before = request_token.set(f"token of {name}")
-            try:
-                answers.append(await getattr(store, name)(*args, **kwargs))
-            finally:
-                request_token.reset(before)
-        return answers
-
-    assert [run.starts for run in await twice("start_run", "r")] == [1, 1]
-    assert await twice("add_run_records", "r", [step(1), step(2), step(3)]) == [3, 3]
-    assert await twice("rewind_run", "r", 1) == [2, 2]
-    noted, again = await twice("update_run", "r", stop_reason="x", state="stopped")
-    assert noted == again
-    assert await twice("delete_runs", ["r"]) == [1, 1]

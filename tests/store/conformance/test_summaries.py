@@ -24,6 +24,7 @@ from agentlightning.types import (
     SummarySort,
 )
 from agentlightning.utils.rewards import find_final_reward
+from tests.store.parts import required
 
 WORDS = ("Umlaut ÄÖÜ", "plain text", "ÇA VA", "with 'quotes' and % and _", "日本語")
 
@@ -283,14 +284,12 @@ async def test_reward_is_that_of_the_last_span_whatever_way_they_come(store: Lig
         await store.add_many_spans(batch) if draw.random() < 0.7 else [await store.add_span(s) for s in batch]
         at += size
         current_spans = [s for s in await store.query_spans(*ids) if s.attributes.get(STALE) is not True]
-        attempt = await store.get_latest_attempt(claim.rollout_id)
-        assert attempt is not None
+        attempt = required(await store.get_latest_attempt(claim.rollout_id))
         assert attempt.reward == find_final_reward(current_spans)
     await store.update_attempt(*ids, status="succeeded")
     late = reward_span(*ids, 99.0)
     await store.add_span(late)
-    attempt = await store.get_latest_attempt(claim.rollout_id)
-    assert attempt is not None
+    attempt = required(await store.get_latest_attempt(claim.rollout_id))
     assert attempt.reward == find_final_reward(current_spans), "one that came after the end is stale"
     [summary] = await store.query_rollout_summaries()
     assert (summary.reward, summary.rewards) == (attempt.reward, attempt.rewards)
@@ -313,6 +312,12 @@ async def test_reward_has_its_dimensions_and_each_attempt_its_own(store: Lightni
 async def test_reward_that_a_call_gives_stays_until_a_later_span(store: LightningStore) -> None:
     claim = await store.start_rollout("x")
     ids = claim.rollout_id, claim.attempt.attempt_id
+    unchanged = await store.get_next_span_sequence_id(*ids)
+    await store.update_attempt(*ids, metadata={"k": 1})
+    late = reward_span(*ids, 0.5)
+    late.sequence_id = unchanged
+    await store.add_span(late)
+    assert (await store.query_attempts(claim.rollout_id))[0].reward == 0.5
     number = await store.get_next_span_sequence_id(*ids)
     changed = await store.update_attempt(*ids, reward=0.25, rewards={"judge": 0.25})
     assert (changed.reward, changed.rewards) == (0.25, {"judge": 0.25})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import re
 import time
 from typing import Any
 
@@ -11,10 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError, NotFoundError
-from agentlightning.store.base import LightningStore, request_token
+from agentlightning.store.base import LightningStore
 from agentlightning.types import (
     LLM,
     AttemptedRollout,
+    AttemptError,
     CustomResource,
     EnqueueRolloutRequest,
     FilterField,
@@ -27,27 +30,87 @@ from agentlightning.types import (
     SamplingParameters,
     SortOptions,
     SystemPrompt,
+    Worker,
 )
+from tests.store.parts import required
 
 
-async def test_an_enqueued_rollout_waits_without_an_attempt(store: LightningStore) -> None:
-    rollout = await store.enqueue_rollout({"q": 1}, mode="train", metadata={"a": 1})
-    assert rollout.status == "queuing"
-    assert rollout.input == {"q": 1}
-    assert rollout.metadata == {"a": 1}
-    assert rollout.rollout_id.startswith("ro-")
-    assert rollout.id == rollout.rollout_id
-    stored_rollout = await store.get_rollout_by_id(rollout.rollout_id)
-    assert type(stored_rollout) is Rollout
-    assert stored_rollout == rollout
+async def test_the_first_program_of_a_newcomer_runs(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout(input={"prompt": "Solve this"}, mode="train")
+    task: Any = await store.dequeue_rollout(worker_id="worker-1")
+    assert (task.rollout.rollout_id, task.id) == (rollout.rollout_id, rollout.id)
+    done = await store.finish_rollout(
+        rollout_id=task.rollout.rollout_id, attempt_id=task.attempt.attempt_id, response={"answer": "42"}
+    )
+    assert done.status == "succeeded"
+    other = await store.start_rollout("x")
+    assert (await store.fail_rollout(other.id, reason="no luck")).status == "failed"
+    assert (await store.finish_attempt((await store.start_attempt(other.id)).id)).status == "succeeded"
+    assert {each.status for each in await store.list_rollouts(status_in=["succeeded"])} == {"succeeded"}
+    first, *others = await store.query_attempts(rollout.id)
+    assert (first.metadata, others) == ({"response": {"answer": "42"}}, [])
+
+
+async def test_what_is_not_given_has_its_default(store: LightningStore) -> None:
+    made = await store.enqueue_rollout(None)
+    assert (made.input, made.mode, made.metadata, made.config) == (None, None, {}, RolloutConfig())
+    assert (made.status, made.resources_id, made.end_time, made.priority) == ("queuing", None, None, 0)
+    stored = await store.get_rollout_by_id(made.rollout_id)
+    assert (type(stored), stored) == (Rollout, made)
+    before = time.time()
+    claimed = required(await store.dequeue_rollout())
+    assert (claimed.attempt.worker_id, claimed.attempt.metadata, claimed.attempt.end_time) == (None, None, None)
+    assert before - 1 <= claimed.attempt.start_time <= time.time() + 1
+    assert re.fullmatch(r"ro-[0-9a-f]{12}", made.rollout_id)
+    assert re.fullmatch(r"at-[0-9a-f]{8}", claimed.attempt.attempt_id)
+
+
+async def test_requests_and_resources_may_be_given_as_their_fields(store: LightningStore) -> None:
+    requests: Any = [{"input": 1, "mode": "val"}]
+    assert [made.mode for made in await store.enqueue_many_rollouts(requests)] == ["val"]
+    fields: Any = {"p": {"resource_type": "prompt_template", "template": "t", "engine": "jinja"}}
+    assert (await store.add_resources(fields)).resources == {"p": PromptTemplate(template="t", engine="jinja")}
+    for wrong in ({"p": 3}, {"p": {"template": "t", "engine": "jinja"}}):
+        with pytest.raises(ValueError, match=r"resource_type|dict|object"):
+            await store.add_resources(wrong)  # type: ignore[arg-type]
+
+
+async def test_an_empty_batch_is_legal(store: LightningStore) -> None:
+    assert await store.enqueue_many_rollouts([]) == await store.add_many_spans([]) == []
+    assert await store.wait_for_rollouts(rollout_ids=[], timeout=None) == []
+    for limit in (0, -3):
+        assert await store.dequeue_many_rollouts(limit=limit, worker_id="w") == []
+    assert await store.get_worker_by_id("w") is None
+
+
+async def test_an_unknown_id_gives_nothing_and_who_acts_on_it_is_told_its_name(store: LightningStore) -> None:
+    for get in (store.get_rollout_by_id, store.get_latest_attempt, store.get_worker_by_id, store.get_resources_by_id):
+        assert await get("no") is None
+    assert await store.get_latest_resources() is None
+    assert (await store.query_attempts("no")).total == (await store.query_spans("no", "latest")).total == 0
+    queued, started = await store.enqueue_rollout("x"), await store.start_rollout("y")
+    cases: list[tuple[Any, str]] = [
+        (store.update_rollout("ro-no"), r"Item.*does not exist"),
+        (store.start_attempt("ro-no"), "Rollout ro-no not found"),
+        (store.update_attempt("ro-no", "latest"), "Rollout ro-no not found"),
+        (store.update_attempt(queued.rollout_id, "latest"), f"No attempts found for rollout {queued.rollout_id}"),
+        (
+            store.update_attempt(started.rollout_id, "at-no"),
+            f"Attempt at-no not found for rollout {started.rollout_id}",
+        ),
+        (store.get_next_span_sequence_id("ro-no", "at-no"), "Rollout ro-no not found"),
+        (store.finish_rollout("ro-no"), "Rollout ro-no not found"),
+    ]
+    for call, text in cases:
+        with pytest.raises(NotFoundError, match=text):
+            await call
 
 
 async def test_claims_come_oldest_first_and_each_once(store: LightningStore) -> None:
     made = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(5)])
     claims = [await store.dequeue_rollout(worker_id="w") for _ in range(6)]
     assert [c.rollout_id if c else None for c in claims] == [r.rollout_id for r in made] + [None]
-    first = claims[0]
-    assert first is not None
+    first = required(claims[0])
     assert (first.status, first.attempt.status, first.attempt.sequence_id) == ("preparing", "preparing", 1)
     assert first.attempt.worker_id == "w"
     assert first.rollout.rollout_id == first.rollout_id
@@ -57,7 +120,6 @@ async def test_many_claims_at_once_take_up_to_the_limit(store: LightningStore) -
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(3)])
     assert [c.input for c in await store.dequeue_many_rollouts(limit=2)] == [0, 1]
     assert [c.input for c in await store.dequeue_many_rollouts(limit=5)] == [2]
-    assert await store.dequeue_many_rollouts(limit=0) == []
 
 
 async def test_concurrent_claims_never_get_the_same_rollout(store: LightningStore) -> None:
@@ -72,63 +134,28 @@ async def test_a_waiting_claim_is_answered_when_work_arrives(store: LightningSto
     waiting = asyncio.create_task(store.dequeue_rollout(worker_id="w", timeout=20))
     await asyncio.sleep(0.05)
     made = await store.enqueue_rollout("late")
-    claim = await asyncio.wait_for(waiting, 10)
-    assert claim is not None
-    assert claim.rollout_id == made.rollout_id
-
-
-async def test_a_waiting_claim_ends_empty_when_time_is_up(store: LightningStore) -> None:
-    assert await store.dequeue_rollout(worker_id="w", timeout=0.05) is None
-
-
-async def test_started_work_is_in_hand_at_once_and_never_queued(store: LightningStore) -> None:
-    started = await store.start_rollout({"q": 1}, worker_id="w")
-    assert isinstance(started, AttemptedRollout)
-    assert started.status == "preparing"
-    assert await store.dequeue_rollout() is None
+    assert required(await asyncio.wait_for(waiting, 10)).rollout_id == made.rollout_id
 
 
 async def test_runs_on_one_store_do_not_see_each_others_work(store: LightningStore) -> None:
     mine = await store.enqueue_rollout("mine", run_id="a")
     other = await store.enqueue_rollout("none")
     assert await store.dequeue_rollout(run_id="b") is None
-    claim = await store.dequeue_rollout(run_id="a")
-    assert claim is not None
+    claim = required(await store.dequeue_rollout(run_id="a"))
     assert claim.rollout_id == mine.rollout_id
-    claim = await store.dequeue_rollout()
-    assert claim is not None
+    claim = required(await store.dequeue_rollout())
     assert claim.rollout_id == other.rollout_id
     assert [r.rollout_id for r in await store.query_rollouts(run_id="a")] == [mine.rollout_id]
 
 
-async def test_a_call_repeated_with_its_token_is_answered_again_not_done_again(store: LightningStore) -> None:
-    token = request_token.set("one call")
-    try:
-        first = await store.enqueue_rollout("x")
-        again = await store.enqueue_rollout("x")
-        assert again.rollout_id == first.rollout_id
-        assert (await store.query_rollouts()).total == 1
-        claim, repeated = await store.dequeue_rollout(worker_id="w"), await store.dequeue_rollout(worker_id="w")
-        assert claim is not None
-        assert repeated is not None
-        assert repeated.attempt.attempt_id == claim.attempt.attempt_id
-        assert (await store.query_attempts(first.rollout_id)).total == 1
-        prompt = {"p": PromptTemplate(template="a", engine="f-string")}
-        assert (await store.update_resources("r", prompt)).version == 1
-        assert (await store.update_resources("r", prompt)).version == 1
-    finally:
-        request_token.reset(token)
-    assert (await store.update_resources("r", prompt)).version == 2
-
-
-async def test_a_new_attempt_revives_a_finished_rollout(store: LightningStore) -> None:
-    started = await store.start_rollout("x")
-    await store.update_attempt(started.rollout_id, "latest", status="succeeded")
-    again = await store.start_attempt(started.rollout_id, worker_id="w2")
-    assert again.attempt.sequence_id == 2
-    assert (again.status, again.end_time) == ("preparing", None)
-    with pytest.raises(NotFoundError, match="Rollout nope not found"):
-        await store.start_attempt("nope")
+async def test_what_was_finished_or_begun_by_hand_is_claimed_by_nobody(store: LightningStore) -> None:
+    cancelled, begun, waiting = [await store.enqueue_rollout(i) for i in range(3)]
+    await store.update_rollout(cancelled.rollout_id, status="cancelled")
+    await store.start_attempt(begun.rollout_id)
+    started = await store.start_rollout("at once", worker_id="w")
+    assert (type(started), started.status) == (AttemptedRollout, "preparing")
+    assert required(await store.dequeue_rollout()).rollout_id == waiting.rollout_id
+    assert await store.dequeue_rollout() is None
 
 
 class _Model(BaseModel):
@@ -140,25 +167,55 @@ class _Data:
     b: str
 
 
-async def test_input_is_json_on_every_store(store: LightningStore) -> None:
-    rollout = await store.enqueue_rollout({"model": _Model(a=1), "data": _Data(b="x"), "pair": (1, 2)})
-    assert rollout.input == {"model": {"a": 1}, "data": {"b": "x"}, "pair": [1, 2]}
-    with pytest.raises(TypeError, match=r"input\.deep\[1\] is a object"):
-        await store.enqueue_rollout({"deep": [1, object()]})
+async def test_what_is_given_becomes_json_one_by_one_and_in_a_batch(store: LightningStore) -> None:
+    values = {
+        **{"model": _Model(a=1), "data": _Data(b="x"), "worker": Worker(worker_id="w"), "pair": (1, 2.5)},
+        **{"none": math.nan, "many": [math.inf, 1.5, -math.inf]},
+    }
+    one = await store.enqueue_rollout(values, metadata=values)
+    [of_many] = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=values, metadata=values)])
+    expected = {
+        **{"model": {"a": 1}, "data": {"b": "x"}, "worker": Worker(worker_id="w").model_dump(), "pair": [1, 2.5]},
+        **{"none": None, "many": [None, 1.5, None]},
+    }
+    for rollout in (one, of_many, await store.get_rollout_by_id(one.rollout_id)):
+        assert required(rollout).input == required(rollout).metadata == expected
     with pytest.raises(TypeError, match="string keys"):
         await store.enqueue_rollout({1: "x"})
 
 
-async def test_what_a_caller_holds_is_not_what_the_store_holds(store: LightningStore) -> None:
+async def test_nothing_that_a_caller_holds_is_the_stores(store: LightningStore) -> None:
     task: dict[str, Any] = {"q": [1]}
     made = await store.enqueue_rollout(task)
+    started = await store.start_rollout("x")
+    error, config = AttemptError(type="t", message="m"), RolloutConfig(retry_condition=["failed"])
+    stats: dict[str, Any] = {"gpus": [1]}
+    await store.update_attempt(started.rollout_id, "latest", error=error)
+    await store.update_rollout(started.rollout_id, config=config)
+    await store.update_worker("w", stats)
+    await store.update_resources("r", {"p": PromptTemplate(template="t", engine="jinja")})
     task["q"].append(2)
     made.input["q"].append(3)
     made.status = "failed"
-    rollout = await store.get_rollout_by_id(made.rollout_id)
-    assert rollout is not None
-    assert rollout.input == {"q": [1]}
-    assert rollout.status == "queuing"
+    error.message, stats["gpus"] = "changed", []
+    config.retry_condition.append("timeout")
+    for _ in range(2):
+        queued = required(await store.get_rollout_by_id(made.rollout_id))
+        attempt = required(await store.get_latest_attempt(started.rollout_id))
+        rollout = required(await store.get_rollout_by_id(started.rollout_id))
+        worker = (await store.query_workers())[0]
+        assert (queued.input, queued.status) == ({"q": [1]}, "queuing")
+        assert (required(attempt.error).message, rollout.config.retry_condition) == ("m", ["failed"])
+        assert worker.heartbeat_stats == {"gpus": [1]}
+        for update in ((await store.query_resources())[0], required(await store.get_resources_by_id("r"))):
+            prompt: Any = update.resources["p"]
+            assert prompt == PromptTemplate(template="t", engine="jinja")
+            prompt.template = "changed"
+            update.resources.clear()
+        queued.input["q"].append(4)
+        required(attempt.error).message = "changed"
+        rollout.config.retry_condition.clear()
+        required(worker.heartbeat_stats)["gpus"].append(2)
 
 
 async def test_waiting_returns_the_finished_in_the_order_asked(store: LightningStore) -> None:
@@ -169,11 +226,11 @@ async def test_waiting_returns_the_finished_in_the_order_asked(store: LightningS
             await store.update_attempt(rollout.rollout_id, "latest", status="succeeded")
 
     waiting = asyncio.create_task(
-        store.wait_for_rollouts(rollout_ids=[a.rollout_id, "unknown", c.rollout_id], timeout=20)
+        store.wait_for_rollouts(rollout_ids=[a.rollout_id, "unknown", c.rollout_id, a.rollout_id], timeout=20)
     )
     await asyncio.sleep(0.05)
     await finish()
-    assert [r.rollout_id for r in await asyncio.wait_for(waiting, 10)] == [a.rollout_id, c.rollout_id]
+    assert [r.rollout_id for r in await asyncio.wait_for(waiting, 10)] == [*(a.rollout_id, c.rollout_id, a.rollout_id)]
     assert await store.wait_for_rollouts(rollout_ids=[b.rollout_id], timeout=0.05) == []
     assert await store.wait_for_rollouts(rollout_ids=[b.rollout_id], timeout=0) == []
     assert [type(r) for r in await store.wait_for_rollouts(rollout_ids=[a.rollout_id], timeout=0)] == [Rollout]
@@ -191,14 +248,6 @@ async def test_waiting_on_a_restarted_rollout_waits_for_its_new_end(store: Light
     assert [r.status for r in await asyncio.wait_for(waiting, 10)] == ["failed"]
 
 
-async def test_times_are_wall_clock_seconds(store: LightningStore) -> None:
-    before = time.time()
-    started = await store.start_rollout("x", config=RolloutConfig(max_attempts=2))
-    assert before - 1 <= started.start_time <= time.time() + 1
-    assert started.attempt.start_time == started.start_time
-    assert started.config.max_attempts == 2
-
-
 # --- forms that programs use beside the arguments -----------------------------------------------------------------
 
 
@@ -213,9 +262,7 @@ async def test_a_request_may_name_its_task_and_say_the_mode_in_its_config(store:
         ("task-001", {"task_id": "task-001"}, "train"),
     ]
     assert (made[1].config.max_attempts, made[1].config.mode) == (2, None)
-    claim = await store.dequeue_rollout()
-    assert claim is not None
-    assert claim.rollout_id == made[1].rollout_id
+    assert required(await store.dequeue_rollout()).rollout_id == made[1].rollout_id
 
 
 async def test_a_mode_in_the_config_becomes_that_of_the_rollout_wherever_a_config_is_given(
@@ -309,8 +356,7 @@ async def test_prompts_of_the_system_and_sampling_parameters_come_back_as_they_a
         "llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m", sampling_parameters=sampling),  # type: ignore[arg-type]  # pyright: ignore
     }
     made = await store.add_resources(resources)
-    stored_resources = await store.get_resources_by_id(made.resources_id)
-    assert stored_resources is not None
+    stored_resources = required(await store.get_resources_by_id(made.resources_id))
     assert stored_resources.resources == resources
     system, read, llm = (stored_resources.resources[name] for name in ("system", "sampling", "llm"))
     assert isinstance(system, SystemPrompt)

@@ -15,6 +15,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.memory.store import MemoryBackend
 from agentlightning.store.wrappers import LightningStoreScoped
 from agentlightning.types import RolloutConfig
+from tests.store.parts import required
 
 LEASE = 10.0
 
@@ -94,7 +95,6 @@ async def test_a_claim_of_a_runner_comes_to_its_rule_by_few_calls() -> None:
     backend = Watched()
     store = LightningStoreScoped(EngineStore(backend), "r")
     await store.enqueue_rollout("x")
-    claim = await asyncio.ensure_future(store.dequeue_rollout(worker_id="w", timeout=1.0))
-    assert claim is not None
+    required(await asyncio.ensure_future(store.dequeue_rollout(worker_id="w", timeout=1.0)))
     called = ("execute", *backend.way)  # and the runner's own `Claims._ask` before them
     assert called == ("execute", "write", "until", "dequeue_rollout", "checked")

@@ -15,13 +15,14 @@ import pytest
 
 from agentlightning.errors import GoneError
 from agentlightning.store.base import LightningStore, LightningStoreCapabilities
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.http.event_stream import EVENTS_PATH, EventStreams, ListWatch
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import LLM, EnqueueRolloutRequest, EventPage, RunRecord
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from tests.chaos.stores import fresh_place
 from tests.store.conftest import Serve
+from tests.store.parts import required, serving
 from tests.stubs.raw_http import exchange, read_answer, request
 
 
@@ -72,11 +73,8 @@ async def follow(server: Any, query: str = "", **headers: str) -> AsyncIterator[
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[LightningStoreServer]:
-    made = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await made.start()
-    yield made
-    await made.stop()
+async def server(serve: Serve) -> LightningStoreServer:
+    return (await serve())[0]
 
 
 @asynccontextmanager
@@ -111,18 +109,6 @@ async def test_a_page_that_loads_its_lists_after_the_cursor_loses_nothing(server
     assert set(ids) == sent
 
 
-async def test_the_life_of_a_rollout_is_told_with_its_attempt(server: LightningStoreServer) -> None:
-    async with follow(server) as stream:
-        rollout = await server.enqueue_rollout("x")
-        claim = await server.dequeue_rollout(worker_id="w")
-        assert claim is not None
-        await server.update_attempt(rollout.rollout_id, "latest", status="succeeded", outcome="scored")
-        last = (await stream.until(lambda event: event["status"] == "succeeded"))[-1]
-    assert (last["attempt_id"], last["attempt_status"]) == (claim.attempt.attempt_id, "succeeded")
-    assert (last["worker_id"], last["outcome"]) == ("w", "scored")
-    assert last["end_time"] >= last["start_time"]
-
-
 @pytest.mark.parametrize("by", ["header", "query", "header wins"])
 async def test_who_comes_back_with_the_last_id_goes_on_from_there(server: LightningStoreServer, by: str) -> None:
     async with follow(server) as stream:
@@ -138,31 +124,17 @@ async def test_who_comes_back_with_the_last_id_goes_on_from_there(server: Lightn
 
 
 async def test_a_restart_of_a_durable_server_loses_no_change(tmp_path: Path) -> None:
-    store = SQLiteLightningStore(tmp_path / "store.db")
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    async with follow(server) as stream:
-        await server.enqueue_rollout("told")
-        await stream.until(lambda event: True)
-        unread = [(await server.enqueue_rollout(number)).rollout_id for number in range(5)]
-    await server.stop()
-    unread += [(await store.enqueue_rollout(number)).rollout_id for number in range(5)]
-    await store.close()
-    store = SQLiteLightningStore(tmp_path / "store.db")
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    async with follow(server, **{"Last-Event-ID": stream.last_id}) as back:
-        event_ids = [event["rollout_id"] for event in await back.until(lambda event: event["rollout_id"] == unread[-1])]
-    assert event_ids == unread
-    await server.stop()
-    await store.close()
-
-
-async def test_from_zero_everything_that_is_there_is_told(server: LightningStoreServer) -> None:
-    ids = [(await server.enqueue_rollout(number)).rollout_id for number in range(3)]
-    async with follow(server, "?after=0") as stream:
-        events = await stream.until(lambda event: event["rollout_id"] == ids[-1])
-    assert [event["rollout_id"] for event in events] == ids
+    place = fresh_place("sqlite", None, tmp_path)
+    async with place.opened() as store:
+        async with serving(store) as (server, _), follow(server) as stream:
+            await server.enqueue_rollout("told")
+            await stream.until(lambda event: True)
+            unread = [(await server.enqueue_rollout(number)).rollout_id for number in range(5)]
+        unread += [(await store.enqueue_rollout(number)).rollout_id for number in range(5)]
+    headers = {"Last-Event-ID": stream.last_id}
+    async with place.opened() as store, serving(store) as (server, _), follow(server, **headers) as back:
+        events = await back.until(lambda event: event["rollout_id"] == unread[-1])
+    assert [event["rollout_id"] for event in events] == unread
 
 
 async def test_a_run_is_followed_by_itself_and_the_cursor_moves_with_the_others() -> None:
@@ -177,25 +149,25 @@ async def test_a_run_is_followed_by_itself_and_the_cursor_moves_with_the_others(
     assert event["rollout_id"] == mine.rollout_id
 
 
-async def test_changes_in_short_order_are_told_together(server: LightningStoreServer) -> None:
+async def test_changes_in_short_order_are_told_together(serve: Serve) -> None:
+    server, client = await serve()
     async with follow(server) as stream:
         await stream.next()
-        client = LightningStoreClient(server.endpoint)
         rollout = await client.start_rollout("x")
         for number in range(200):
             await client.update_rollout(rollout.rollout_id, metadata={"number": number})
         await client.update_rollout(rollout.rollout_id, status="cancelled")
         events = await stream.until(lambda event: event["status"] == "cancelled")
-        await client.close()
     assert len(events) < 100
 
 
 async def test_only_the_last_message_of_a_group_moves_the_cursor(server: LightningStoreServer) -> None:
-    for number in range(3):
-        await server.enqueue_rollout(number)
+    made = [(await server.enqueue_rollout(number)).rollout_id for number in range(3)]
     async with follow(server, "?after=0") as stream:
-        ids = [(await stream.block())["id"] for _ in range(4)]
+        blocks = [await stream.block() for _ in range(4)]
+    ids = [block["id"] for block in blocks]
     assert ids[:3] == ["0", "0", "0"]
+    assert [json.loads(block["data"])["rollout_id"] for block in blocks[1:]] == made
     async with follow(server, **{"Last-Event-ID": ids[3]}) as back:
         new = await server.enqueue_rollout("new")
         (event,) = await back.until(lambda event: True)
@@ -343,8 +315,7 @@ async def told_of(stream: Stream, kind: str, **fields: Any) -> dict[str, Any]:
 async def test_a_worker_is_told_when_it_claims_and_when_it_is_free(server: LightningStoreServer) -> None:
     await server.enqueue_rollout("x")
     async with follow(server) as stream:
-        claimed = await server.dequeue_rollout("w-1")
-        assert claimed is not None
+        claimed = required(await server.dequeue_rollout("w-1"))
         busy = await told_of(stream, "worker", worker_id="w-1", status="busy")
         assert busy["current_rollout_id"] == claimed.rollout_id
         await server.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")

@@ -7,7 +7,8 @@ import contextlib
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ from agentlightning.types.runs import RunRecord
 from agentlightning.utils.http.auth import Message, Receive, Scope, Send
 from agentlightning.utils.metrics import ImmediateBackend, PrometheusMetricsBackend
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
+from tests.store.conftest import open_store
+from tests.store.parts import required
 
 
 class Tally(ImmediateBackend):
@@ -49,19 +52,11 @@ class Tally(ImmediateBackend):
         self.ended = threading.Event()
 
     @override
-    def register_counter(
-        self, name: str, label_names: Sequence[str] | None = None, group_level: int | None = None
-    ) -> None:
+    def register_counter(self, name: str, label_names: Sequence[str] | None = None, **_: Any) -> None:
         self.labels[name] = tuple(label_names or ())
 
     @override
-    def register_histogram(
-        self,
-        name: str,
-        label_names: Sequence[str] | None = None,
-        buckets: Sequence[float] | None = None,
-        group_level: int | None = None,
-    ) -> None:
+    def register_histogram(self, name: str, label_names: Sequence[str] | None = None, *_: Any, **__: Any) -> None:
         self.labels[name] = tuple(label_names or ())
 
     @override
@@ -87,15 +82,11 @@ Counted = tuple[LightningStore, Tally]
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def counted(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Counted]:
+async def counted(request: pytest.FixtureRequest, tmp_path: Path, stack: AsyncExitStack) -> Counted:
     """A store with a tracker, and the tracker."""
     tally = Tally()
-    settings: dict[str, Any] = {"tracker": tally, "scan_debounce_seconds": 0.0}
-    store: LightningStore = InMemoryLightningStore(**settings)
-    if request.param == "sqlite":
-        store = SQLiteLightningStore(tmp_path / "a.db", synchronous="NORMAL", **settings)
-    yield store, tally
-    await store.close()
+    settings = {"tracker": tally, "scan_debounce_seconds": 0.0}
+    return (await open_store(request.param, request, tmp_path, stack, settings)).store, tally
 
 
 # --- operations --------------------------------------------------------------------------------------------------
@@ -107,19 +98,14 @@ async def test_each_call_is_counted_and_timed_once_with_how_it_ended(counted: Co
     await store.enqueue_rollout(input={})
     with pytest.raises(NotFoundError):
         await store.update_rollout("ro-none", mode="train")
+    await store.add_resources({})
     calls = tally.of("agl.store.total")
+    assert calls["add_resources", "add_resources", "OK"] == 1
+    assert calls["update_resources", "add_resources", "OK"] == 1, "with the operation that the caller called"
     assert calls["enqueue_rollout", "enqueue_rollout", "OK"] == 2
     assert calls["update_rollout", "update_rollout", "NotFoundError"] == 1
     [failed] = tally.values["agl.store.latency", "update_rollout", "update_rollout", "NotFoundError"]
     assert 0 < failed < 60
-
-
-async def test_an_operation_that_calls_another_says_which_one_the_caller_called(counted: Counted) -> None:
-    store, tally = counted
-    await store.add_resources({})
-    calls = tally.of("agl.store.total")
-    assert calls["add_resources", "add_resources", "OK"] == 1
-    assert calls["update_resources", "add_resources", "OK"] == 1
 
 
 async def test_a_call_that_is_cancelled_is_counted_as_such() -> None:
@@ -130,13 +116,10 @@ async def test_a_call_that_is_cancelled_is_counted_as_such() -> None:
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     assert tally.of("agl.store.total")["dequeue_rollout", "dequeue_rollout", "CancelledError"] == 1
-    await store.close()
 
 
 async def test_a_store_without_a_tracker_is_left_as_it_is() -> None:
-    store = InMemoryLightningStore()
-    assert "enqueue_rollout" not in vars(store)
-    await store.close()
+    assert "enqueue_rollout" not in vars(InMemoryLightningStore())
 
 
 # --- ends of rollouts --------------------------------------------------------------------------------------------
@@ -154,9 +137,7 @@ async def test_a_rollout_counts_once_for_each_time_it_really_ends(counted: Count
         input={}, mode="val", config=RolloutConfig(max_attempts=2, retry_condition=["failed"])
     )
     await store.update_attempt(retried.rollout_id, "latest", status="failed")  # it is queued again: no end
-    again = await store.dequeue_rollout()
-    assert again is not None
-    await store.update_attempt(again.rollout_id, "latest", status="failed")
+    await store.update_attempt(required(await store.dequeue_rollout()).rollout_id, "latest", status="failed")
     await store.delete_rollouts(rollout_ids=[done.rollout_id])
     assert tally.of("agl.rollouts.total") == {
         ("succeeded", "train"): 1,
@@ -204,9 +185,7 @@ async def test_the_way_from_the_queue_to_a_runner_is_timed_for_first_claims(coun
         input={}, mode="train", config=RolloutConfig(max_attempts=2, retry_condition=["failed"])
     )
     for _ in range(2):
-        claimed = await store.dequeue_rollout()
-        assert claimed is not None
-        await store.fail_rollout(claimed.rollout_id)
+        await store.fail_rollout(required(await store.dequeue_rollout()).rollout_id)
     [delay] = tally.values["agl.rollouts.claim_delay", "train"]
     assert 0 <= delay < 60
 
@@ -220,7 +199,6 @@ async def test_words_of_programs_make_no_series_without_end() -> None:
     counts = tally.of("agl.attempts.total")
     assert len(counts) == 33
     assert counts["failed", "infrastructure_fault", "other"] == 68
-    await store.close()
 
 
 # --- requests ----------------------------------------------------------------------------------------------------
@@ -302,7 +280,6 @@ async def test_the_page_tells_sizes_and_the_process_without_a_tracker() -> None:
     assert families["agl_store_rollouts"][0].value == 1
     assert families["agl_store_uptime_seconds"][0].value > 0
     assert families["process_resident_memory_bytes"][0].value > 0
-    await store.close()
 
 
 async def test_the_page_holds_what_the_tracker_counted() -> None:
@@ -310,7 +287,6 @@ async def test_the_page_holds_what_the_tracker_counted() -> None:
     await store.start_rollout(input={})
     [family] = [samples for name, samples in (await page(store)).items() if name == "agl_store"]
     assert {"method": "start_rollout", "store_pubmeth": "start_rollout", "status": "OK"} in [s.labels for s in family]
-    await store.close()
 
 
 async def test_a_store_that_fails_is_shown_as_down(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,7 +317,6 @@ async def test_the_page_is_served_in_the_format_that_is_asked_for() -> None:
             assert reply.headers["content-type"].startswith("application/openmetrics-text")
             assert (await reply.text()).endswith("# EOF\n")
     await server.stop()
-    await store.close()
 
 
 # --- figures of training runs ---------------------------------------------------------------------------------------
@@ -401,4 +376,3 @@ async def test_a_damaged_record_leaves_out_the_figures_of_its_own_run_only(tmp_p
     with contextlib.closing(sqlite3.connect(tmp_path / "runs.db")) as db, db:
         db.execute("UPDATE run_records SET body = '{\"kind\": 1' WHERE run_id = 'damaged'")
     assert sorted(await lines_of_runs(store)) == ['agl_run_reward{run="whole"} 0.5', 'agl_run_step{run="whole"} 1.0']
-    await store.close()

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import io
 import json
 from pathlib import Path
 
-import aiohttp
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -29,6 +26,7 @@ from agentlightning.store.operations import names_of
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.chaos.proxy import FaultyProxy
 from tests.store.conftest import Serve
+from tests.store.parts import serving
 
 
 def test_every_operation_has_a_row_and_an_implementation() -> None:
@@ -38,15 +36,6 @@ def test_every_operation_has_a_row_and_an_implementation() -> None:
     assert {n for n in names_of() if getattr(EngineStore, n) is getattr(LightningStore, n)} == made_of_others
 
 
-@pytest.mark.parametrize("name", names_of())
-def test_the_engine_has_the_signature_of_the_contract(name: str) -> None:
-    contract, engine = (inspect.signature(getattr(cls, name)) for cls in (LightningStore, EngineStore))
-    assert list(contract.parameters) == list(engine.parameters)
-    for parameter in contract.parameters.values():
-        other = engine.parameters[parameter.name]
-        assert (parameter.default, parameter.kind) == (other.default, other.kind), parameter.name
-
-
 def test_the_published_interface_is_the_one_that_is_served() -> None:
     written = Path(__file__).parents[3] / "docs" / "reference" / "openapi.json"
     assert json.loads(written.read_text()) == json.loads(json.dumps(openapi_document())), (
@@ -54,18 +43,9 @@ def test_the_published_interface_is_the_one_that_is_served() -> None:
     )
 
 
-@pytest.fixture
-async def guarded():
-    server = LightningStoreServer(InMemoryLightningStore(), port=0, token="right")
-    await server.start()
-    yield server
-    await server.stop()
-
-
-async def test_a_client_with_the_token_comes_in_and_one_without_is_told_why(guarded: LightningStoreServer) -> None:
-    client = LightningStoreClient(guarded.endpoint, token="right")
+async def test_a_client_with_the_token_comes_in_and_one_without_is_told_why(serve: Serve) -> None:
+    guarded, client = await serve(token="right")
     assert (await client.enqueue_rollout("x")).status == "queuing"
-    await client.close()
     stranger = LightningStoreClient(guarded.endpoint)
     with pytest.raises(UnauthorizedError, match="AGL_TOKEN"):
         await stranger.statistics()
@@ -78,8 +58,9 @@ def test_a_server_beyond_loopback_without_a_token_refuses_and_names_both_ways_ou
     LightningStoreServer(InMemoryLightningStore(), host="0.0.0.0", port=0, token="a-token-of-16-or-more")
 
 
-async def test_a_port_that_is_taken_is_said_before_anything_starts(guarded: LightningStoreServer) -> None:
-    port = guarded.server_launcher.port
+async def test_a_port_that_is_taken_is_said_before_anything_starts(serve: Serve) -> None:
+    server, _ = await serve()
+    port = server.server_launcher.port
     with pytest.raises(RuntimeError, match=str(port)):
         LightningStoreServer(InMemoryLightningStore(), port=port).bind()
 
@@ -99,56 +80,16 @@ async def test_an_outage_is_an_error_that_says_what_was_tried() -> None:
 
 async def test_a_client_goes_on_when_the_server_comes_back() -> None:
     store = InMemoryLightningStore()
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint, deadline=20)
-    await client.enqueue_rollout("before")
-    await server.stop()
-    again = LightningStoreServer(store, port=server.server_launcher.port)
-    waiting = asyncio.create_task(client.enqueue_rollout("during"))
-    await asyncio.sleep(0.1)
-    await again.start()
-    assert (await asyncio.wait_for(waiting, 15)).input == "during"
-    assert (await store.query_rollouts()).total == 2
-    await client.close()
+    async with serving(store) as (server, client):
+        await client.enqueue_rollout("before")
+        await server.stop()
+        again = LightningStoreServer(store, port=server.server_launcher.port)
+        waiting = asyncio.create_task(client.enqueue_rollout("during"))
+        await asyncio.sleep(0.1)
+        await again.start()
+        assert (await asyncio.wait_for(waiting, 15)).input == "during"
+        assert (await store.query_rollouts()).total == 2
     await again.stop()
-
-
-async def test_the_wire_answers_wrong_requests_with_4xx_and_no_traceback(serve: Serve) -> None:
-    server, _ = await serve()
-    root = server.endpoint + PREFIX
-    cases = [
-        ("POST", "/queues/rollouts/enqueue", b"{", 422),
-        ("POST", "/queues/rollouts/enqueue", b'{"rollouts": 1}', 422),
-        ("POST", "/queues/rollouts/enqueue", b'{"rollouts": [{"input": 1, "colour": 2}]}', 422),
-        ("POST", "/rollouts", b"{}", 422),
-        ("POST", "/rollouts/nope", b"{}", 404),
-        ("POST", "/rollouts/nope/attempts/x", b'{"status": "failed"}', 404),
-        ("POST", "/rollouts/nope", b'{"status": null}', 400),
-        ("GET", "/rollouts?limit=0", b"", 400),
-        ("GET", "/rollouts?sort_by=colour", b"", 400),
-        ("GET", "/rollouts?status_in=colour", b"", 422),
-        ("GET", "/rollouts/nope", b"", 200),
-        ("DELETE", "/rollouts", b"", 405),
-        ("GET", "/nothing", b"", 404),
-        ("POST", "/resources/latest", b"{}", 400),
-        ("GET", "/rollouts/a%2Fb%00", b"", 200),
-        ("POST", "/spans", b"\xff\xfe", 422),
-    ]
-    async with aiohttp.ClientSession() as session:
-        for method, path, body, status in cases:
-            async with session.request(method, root + path, data=body) as answer:
-                text = await answer.text()
-                assert answer.status == status, (method, path, text)
-                assert "Traceback" not in text
-
-
-async def test_a_body_beyond_the_bound_is_refused(serve: Serve) -> None:
-    server, _ = await serve()
-    async with aiohttp.ClientSession() as session:
-        body = b'{"input": "' + b"x" * (33 * 1024 * 1024) + b'"}'
-        async with session.post(server.endpoint + PREFIX + "/rollouts", data=io.BytesIO(body)) as answer:
-            assert answer.status == 413
 
 
 async def test_errors_cross_the_wire_as_the_class_that_the_store_raised(serve: Serve) -> None:

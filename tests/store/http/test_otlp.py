@@ -27,13 +27,13 @@ from starlette.routing import Route
 from typing_extensions import override
 
 from agentlightning.errors import BusyError, StoreUnreachableError, StoreWriteError
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
 from agentlightning.store.http.otlp import otlp_routes, store_spans
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from agentlightning.utils.otlp import JSON_CT, PROTOBUF_CT, Rejections, encode_spans, handle_otlp_export
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 from tests.store.conftest import Serve
+from tests.store.parts import required, span_of
 
 
 class Store(InMemoryLightningStore):
@@ -87,17 +87,6 @@ async def served() -> AsyncIterator[Served]:
     await store.close()
 
 
-def span(attempted: AttemptedRollout, name: str = "step", **fields: Any) -> Span:
-    return Span.from_attributes(
-        attributes={},
-        rollout_id=fields.pop("rollout_id", attempted.rollout_id),
-        attempt_id=fields.pop("attempt_id", attempted.attempt.attempt_id),
-        sequence_id=fields.pop("sequence_id", -1),
-        name=name,
-        **fields,
-    )
-
-
 async def names(store: Store, attempted: AttemptedRollout) -> list[str]:
     return [span.name for span in await store.query_spans(attempted.rollout_id)]
 
@@ -107,39 +96,29 @@ async def names(store: Store, attempted: AttemptedRollout) -> list[str]:
 
 async def test_spans_are_stored_in_order_and_numbered_by_the_store_where_they_bring_no_number(served: Served) -> None:
     attempted = await served.store.start_rollout(input={})
-    sent = [span(attempted, "a"), span(attempted, "b", sequence_id=40), span(attempted, "c")]
+    sent = [span_of(attempted, "a"), span_of(attempted, "b", number=40), span_of(attempted, "c")]
     status, headers, reply = await served.post(encode_spans(sent))
     assert (status, headers["content-type"], reply) == (200, PROTOBUF_CT, b"")
     spans = await served.store.query_spans(attempted.rollout_id)
     assert [(one.name, one.sequence_id) for one in spans] == [("a", 1), ("b", 40), ("c", 41)]
-    attempt = await served.store.get_latest_attempt(attempted.rollout_id)
-    assert attempt is not None
-    assert attempt.status == "running"
-
-
-async def test_a_request_that_is_repeated_is_stored_once(served: Served) -> None:
-    attempted = await served.store.start_rollout(input={})
-    body = encode_spans([span(attempted, "a"), span(attempted, "b")])
-    assert await served.rejected(body) == (0, "")
-    assert await served.rejected(body) == (0, "")
-    assert await names(served.store, attempted) == ["a", "b"]
+    assert required(await served.store.get_latest_attempt(attempted.rollout_id)).status == "running"
 
 
 async def test_a_large_request_is_stored_in_steps_that_let_others_in(served: Served) -> None:
     attempted = await served.store.start_rollout(input={})
-    assert await served.rejected(encode_spans([span(attempted) for _ in range(1000)])) == (0, "")
+    assert await served.rejected(encode_spans([span_of(attempted) for _ in range(1000)])) == (0, "")
     assert len(await names(served.store, attempted)) == 1000
     assert served.store.batches == 8
 
 
 async def test_a_large_compressed_body_arrives_whole(served: Served) -> None:
     attempted = await served.store.start_rollout(input={})
-    sent = [span(attempted, "x" * 5000) for _ in range(600)]
+    sent = [span_of(attempted, "x" * 5000) for _ in range(600)]
     body = encode_spans(sent)
     assert len(body) > 3_000_000
     assert (await served.post(body))[0] == 200
     again = await served.store.start_rollout(input={})
-    body = encode_spans([span(again, "x" * 5000) for _ in range(600)])
+    body = encode_spans([span_of(again, "x" * 5000) for _ in range(600)])
     assert (await served.post(gzip.compress(body, 0), content_encoding="gzip"))[0] == 200
     assert len(await names(served.store, attempted)) == len(await names(served.store, again)) == 600
 
@@ -164,13 +143,13 @@ async def test_json_is_answered_in_json(served: Served) -> None:
 async def test_spans_of_unknown_rollouts_and_attempts_are_rejected_and_the_others_stored(served: Served) -> None:
     one, two = await served.store.start_rollout(input={}), await served.store.start_rollout(input={})
     sent = [
-        span(one, "a"),
-        span(one, "lost", rollout_id="ro-none"),
-        span(two, "b"),
-        span(two, "lost", attempt_id="at-none"),
-        span(two, "lost", attempt_id="at-none"),
-        span(one, "c"),
-        span(one, "lost", rollout_id=""),
+        span_of(one, "a"),
+        span_of(one, "lost", rollout_id="ro-none"),
+        span_of(two, "b"),
+        span_of(two, "lost", attempt_id="at-none"),
+        span_of(two, "lost", attempt_id="at-none"),
+        span_of(one, "c"),
+        span_of(one, "lost", rollout_id=""),
     ]
     count, message = await served.rejected(encode_spans(sent))
     assert count == 4
@@ -185,7 +164,7 @@ async def test_a_span_that_the_store_refuses_costs_only_itself(served: Served) -
     attempted = await served.store.start_rollout(input={})
     whole_batch_then_first_span = [ValueError("no room for this one"), ValueError("no room for this one")]
     served.store.faults = list(whole_batch_then_first_span)
-    count, message = await served.rejected(encode_spans([span(attempted, "a"), span(attempted, "b")]))
+    count, message = await served.rejected(encode_spans([span_of(attempted, "a"), span_of(attempted, "b")]))
     assert (count, message) == (1, "no room for this one")
     assert await names(served.store, attempted) == ["b"]
 
@@ -206,7 +185,7 @@ async def test_a_sender_is_told_to_try_again_when_it_is_not_its_fault(
     served: Served, fault: Exception, status: int, pause: str
 ) -> None:
     attempted = await served.store.start_rollout(input={})
-    body = encode_spans([span(attempted, "a")])
+    body = encode_spans([span_of(attempted, "a")])
     served.store.faults = [fault]
     answered, headers, reply = await served.post(body)
     assert (answered, headers["retry-after"]) == (status, pause)
@@ -255,7 +234,7 @@ async def test_a_body_beyond_the_bound_is_413_whether_its_length_is_told_or_not(
 
 async def test_a_reply_is_compressed_when_the_sender_can_read_it(served: Served) -> None:
     attempted = await served.store.start_rollout(input={})
-    body = gzip.compress(encode_spans([span(attempted, "a")]))
+    body = gzip.compress(encode_spans([span_of(attempted, "a")]))
     status, headers, reply = await served.post(body, content_encoding="gzip", accept_encoding="gzip, deflate")
     assert (status, headers["content-encoding"], gzip.decompress(reply)) == (200, "gzip", b"")
     unsaid = {"content-type": PROTOBUF_CT, "content-encoding": "gzip"}
@@ -364,12 +343,11 @@ def export(attempted: AttemptedRollout, late: AttemptedRollout) -> bytes:
     return request.SerializeToString()
 
 
-async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_read_at_once() -> None:
+async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_read_at_once(serve: Serve) -> None:
     answers: list[list[dict[str, Any]]] = []
     bodies: list[bytes] = []
     for store in (InMemoryLightningStore(), Store()):
-        server = LightningStoreServer(store, port=0)
-        await server.start()
+        server, client = await serve(store)
         attempted, late = await store.start_rollout(input={}), await store.start_rollout(input={})
         await store.update_attempt(late.rollout_id, late.attempt.attempt_id, status="succeeded")
         body = export(attempted, late)
@@ -378,19 +356,14 @@ async def test_spans_that_are_kept_as_they_came_are_read_as_if_they_had_been_rea
                 url = server.endpoint + "/v1/traces"
                 async with session.post(url, data=body, headers={"content-type": PROTOBUF_CT}) as reply:
                     bodies.append(await reply.read())
-        client = LightningStoreClient(server.endpoint)
         for reader, owner in ((store, attempted), (store, late), (client, attempted), (client, late)):
             spans = await reader.query_spans(owner.rollout_id, owner.attempt.attempt_id)
             assert (await reader.query_spans(owner.rollout_id, span_id=spans[1].span_id)).items == [spans[1]]
             assert (await reader.query_spans(owner.rollout_id, limit=1, offset=2)).items == [spans[2]]
-            names = {owner.rollout_id: "rollout", owner.attempt.attempt_id: "attempt"}
             text = json.dumps([span.model_dump(mode="json") for span in spans], sort_keys=True)
-            for name, anonymous in names.items():
-                text = text.replace(name, anonymous)
+            text = text.replace(owner.rollout_id, "rollout").replace(owner.attempt.attempt_id, "attempt")
             answers.append(json.loads(text))
         assert (await store.statistics())["total_spans"] == 9
-        await client.close()
-        await server.stop()
     assert answers[:4] == answers[4:]
     assert answers[0] == answers[2]
     assert [len(spans) for spans in answers] == [6, 3] * 4
@@ -417,9 +390,7 @@ async def test_what_spans_share_counts_for_the_bound_of_the_store(serve: Serve) 
 async def test_what_is_done_to_a_span_that_was_read_changes_nothing_in_the_store() -> None:
     store = InMemoryLightningStore()
     claim = await store.start_rollout({"x": 1})
-    span = Span.from_attributes(
-        rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, sequence_id=1, attributes={"a": 1}
-    )
+    span = span_of(claim, number=1)
     span.resource.attributes["of"] = ["all"]
     span.scope = {"name": "mine", "attributes": {"b": 1}}
     message = ExportTraceServiceRequest.FromString(encode_spans([span]))

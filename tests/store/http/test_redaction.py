@@ -1,9 +1,10 @@
-"""A server's answers about runs hold no secret with a telling name; the input of an algorithm is returned whole."""
+"""A server's answers hold no secret with a telling name; the input of an algorithm is returned whole."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -15,58 +16,69 @@ from agentlightning.store.http.event_stream import EVENTS_PATH
 from agentlightning.store.http.metrics import PROMETHEUS_PATH
 from agentlightning.store.http.openapi import openapi_document
 from agentlightning.store.http.operations import OPERATIONS, PREFIX
-from agentlightning.types import RunRecord
+from agentlightning.types import LLM, PaginatedResult, ResourcesUpdate, RunRecord
+from agentlightning.types.attempt_key import attempt_key
 from agentlightning.types.runs import RecordKind
 from tests.store.conftest import Serve
+from tests.store.parts import required, span_of
 
-SECRET = "planted-secret-of-a-run"
-CONFIG = {"llm": {"api_key": SECRET, "url": f"http://user:{SECRET}@host/v1"}, "lr": 1e-4, "eos_token": "</s>"}
+SECRET = "planted-secret"
 SHOWN: tuple[RecordKind, ...] = ("step", "ledger", "evaluation", "alarm", "checkpoint")
 
 
-@pytest.fixture
-async def store():
-    made = InMemoryLightningStore()
-    await made.start_run("r", config=CONFIG, metadata={"headers": {"Authorization": f"Bearer {SECRET}"}})
-    records = [RunRecord(kind=kind, step=1, data={"reward": 1.0, "password": SECRET}) for kind in SHOWN]
-    await made.add_run_records("r", records)
-    return made
+async def test_what_is_hidden_is_told_and_the_rest_and_the_store_itself_have_all(serve: Serve) -> None:
+    config = {"llm": {"api_key": SECRET, "url": f"http://user:{SECRET}@host/v1"}, "lr": 1e-4, "eos_token": "</s>"}
+    attributes: Any = {"llm.clientSecret": SECRET, "api_key": [SECRET], "gen_ai.usage.prompt_tokens": 11}
+    server, client = await serve()
+    await server.start_run("r", config=config)
+    attempted = await client.start_rollout("x")
+    sent = span_of(attempted, attributes=attributes)
+    sent.resource.attributes.update({"service.password": SECRET, "service.name": "kept"})
+    await client.add_span(sent)
+    hidden = {**config, "llm": {"api_key": "[hidden]", "url": "http://user:[hidden]@host/v1"}}
+    assert required(await client.get_run_by_id("r")).config == hidden
+    (span,) = await client.query_spans(attempted.rollout_id)
+    assert span.attributes == {**attributes, "llm.clientSecret": "[hidden]", "api_key": "[hidden]"}
+    assert span.resource.attributes == {"service.password": "[hidden]", "service.name": "kept"}
+    assert (await server.query_runs())[0].config == config
+    (stored,) = await server.query_spans(attempted.rollout_id)
+    assert stored.attributes == attributes
 
 
-async def test_no_answer_about_a_run_holds_a_secret(serve: Serve, store: InMemoryLightningStore) -> None:
-    server, client = await serve(store)
-    async with aiohttp.ClientSession() as session:
-        for method, path, body in (
-            ("GET", "/runs", None),
-            ("POST", "/runs/search", {}),
-            ("GET", "/runs/r", None),
-            ("POST", "/runs/r", {"heartbeat": True}),
-            ("POST", "/runs/r/start", {}),
-            ("GET", "/runs/r/records", None),
-            ("POST", "/runs/r/records/search", {}),
-            ("POST", "/events/search", {"after": "0"}),
-        ):
-            async with session.request(method, server.endpoint + PREFIX + path, json=body) as answer:
-                text = await answer.text()
-                assert answer.status == 200, text
-                assert SECRET not in text, path
-                assert '"r"' in text or '"reward":1.0' in text
-        async with session.get(server.endpoint + PROMETHEUS_PATH) as answer:
-            text = await answer.text()
-            assert SECRET not in text
-            assert 'agl_run_reward{run="r"} 1.0' in text
-    run = await client.get_run_by_id("r")
-    assert run is not None
-    assert run.config == {**CONFIG, "llm": {"api_key": "[hidden]", "url": "http://user:[hidden]@host/v1"}}
-    assert (await store.query_runs())[0].config == CONFIG  # within the process nothing is hidden
-
-
-async def test_a_state_and_a_prompt_come_back_as_they_were_stored(serve: Serve, store: InMemoryLightningStore) -> None:
+async def test_a_state_and_a_prompt_come_back_as_they_were_stored(serve: Serve) -> None:
     data = {"session": "abc", "text": "Say token: 12 and password=x"}
     kinds: tuple[RecordKind, ...] = ("state", "prompt")
-    await store.add_run_records("r", [RunRecord(kind=kind, step=2, data=data) for kind in kinds])
-    _, client = await serve(store)
+    _, client = await serve()
+    await client.start_run("r")
+    await client.add_run_records("r", [RunRecord(kind=kind, step=2, data=data) for kind in kinds])
     assert [record.data for record in await client.query_run_records("r", kind_in=kinds)] == [data, data]
+
+
+async def test_a_store_that_does_not_hide_keys_has_them_hidden_at_the_door(serve: Serve) -> None:
+    class Careless(InMemoryLightningStore):
+        async def query_resources(self, **filters: Any) -> PaginatedResult[ResourcesUpdate]:
+            return PaginatedResult(items=[required(await self.get_latest_resources())], limit=-1, offset=0, total=1)
+
+    store = Careless()
+    llm = LLM(endpoint="http://m/v1", model="m", api_key=SECRET, sampling_parameters={"max_tokens": 7})
+    await store.add_resources({"llm": llm})
+    _, client = await serve(store)
+    (listed,) = await client.query_resources()
+    assert listed.resources["llm"] == llm.model_copy(update={"api_key": None})
+    assert (await store.query_resources()).items[0].resources["llm"] == llm
+
+
+async def test_the_token_is_in_no_refusal_and_no_log_line(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+    token = "planted-agl-token"
+    server, _ = await serve(token=token)
+    caplog.set_level(logging.DEBUG)
+    for key in (token[:-1], token + "x", attempt_key("ro-1", "at-1", token), ""):
+        headers = {"Authorization": f"Bearer {key}", "X-Api-Key": SECRET, "Cookie": f"session={SECRET}"}
+        async with aiohttp.request("GET", f"{server.endpoint}{PREFIX}/rollouts", headers=headers) as answer:
+            shown = (str(answer.headers) + await answer.text()).replace(key, "")
+        assert token not in shown
+        assert SECRET not in shown + caplog.text
+    assert token not in caplog.text.replace(token + "x", "")
 
 
 # --- in every text of the interface ----------------------------------------------------------------------------------
@@ -171,7 +183,20 @@ async def fill(call: Callable[..., Any]) -> None:
     IDS["rollout_id"] = rollout_id
 
 
-async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_with_it(serve: Serve) -> None:
+WRONG: list[tuple[str, str, Any]] = [
+    ("POST", "/rollouts/nope", {"status": "failed", "metadata": FREE}),
+    ("POST", "/resources", {"llm": {"resource_type": "llm", "api_key": PLANTED}}),
+    ("POST", "/resources", {"llm": {"resource_type": "llm", "endpoint": 1, "api_key": [PLANTED]}}),
+    ("POST", "/spans", {"attributes": {"api_key": {"nested": PLANTED}}}),
+    ("POST", "/rollouts/search", {"sort_by": "api_key"}),
+    ("DELETE", "/rollouts", {}),
+]
+
+
+async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_with_it(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
     server, _ = await serve()
     leaks: list[str] = []
     whole: set[str] = set()
@@ -206,6 +231,12 @@ async def test_a_secret_in_any_text_comes_back_only_by_id_and_to_whoever_works_w
                 await call("POST", route, {**ids, **events, **({"by": "task"} if route.endswith("aggregate") else {})})
         await call("POST", "/waits/rollouts", {"rollout_ids": [IDS["rollout_id"]], "timeout": 0})
         await call("POST", f"/rollouts/{IDS['rollout_id']}/attempts", {"worker_id": "w-p"})
+        for method, path, body in WRONG:
+            await call(method, path, body, expect=499)
+        for path in ("/openapi.json", PROMETHEUS_PATH, "/health", "/nothing"):
+            async with session.get(server.endpoint + path) as answer:
+                assert PLANTED not in await answer.text()
+    assert PLANTED not in caplog.text
     assert not leaks, "\n".join(leaks)
     assert whole == WHOLE
 

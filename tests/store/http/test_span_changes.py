@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -15,6 +14,8 @@ import agentlightning as agl
 from agentlightning.semconv import STALE
 from agentlightning.store.http.operations import PREFIX
 from agentlightning.store.http.span_changes import spans_of_answer
+from tests.store.conftest import Serve
+from tests.store.parts import span_of
 
 
 class Stamping(agl.InMemoryLightningStore):
@@ -26,34 +27,28 @@ class Stamping(agl.InMemoryLightningStore):
 
 
 @pytest.fixture(params=[agl.InMemoryLightningStore, Stamping])
-async def server(request: pytest.FixtureRequest) -> AsyncIterator[agl.LightningStoreServer]:
-    running = agl.LightningStoreServer(request.param(), port=0)
-    await running.start()
-    yield running
-    await running.stop()
-
-
-@pytest.fixture
-async def client(server: agl.LightningStoreServer) -> AsyncIterator[agl.LightningStoreClient]:
-    made = agl.LightningStoreClient(server.endpoint)
-    yield made
-    await made.close()
-
-
-def span(claim: agl.AttemptedRollout, number: int, **attributes: Any) -> agl.Span:
-    ids = {"rollout_id": claim.rollout_id, "attempt_id": claim.attempt.attempt_id}
-    return agl.Span.from_attributes(attributes={"k": 1, **attributes}, sequence_id=number, **ids)
+async def both(
+    request: pytest.FixtureRequest, serve: Serve
+) -> tuple[agl.LightningStoreServer, agl.LightningStoreClient]:
+    return await serve(request.param())
 
 
 async def test_what_is_answered_is_what_is_stored(
-    client: agl.LightningStoreClient, server: agl.LightningStoreServer
+    both: tuple[agl.LightningStoreServer, agl.LightningStoreClient],
 ) -> None:
+    server, client = both
     claim = await client.start_rollout("task")
     late = await client.start_rollout("another")
     await client.update_attempt(late.rollout_id, late.attempt.attempt_id, status="succeeded")
-    first_span = span(claim, 1, text="Grüße")
+    first_span = span_of(claim, number=1, attributes={"text": "Grüße"})
     assert await client.add_span(first_span) is not None
-    sent = [span(claim, 2), first_span, span(claim, -1, ids=[1, 2], odd=math.inf), span(late, 1), span(claim, 7)]
+    sent = [
+        span_of(claim, number=2),
+        first_span,
+        span_of(claim, attributes={"ids": [1, 2], "odd": math.inf}),
+        span_of(late, number=1),
+        span_of(claim, number=7),
+    ]
     answer = await client.add_many_spans(sent)
     stored = [*await client.query_spans(claim.rollout_id), *await client.query_spans(late.rollout_id)]
     by_id = {each.span_id: each for each in stored}
@@ -72,10 +67,11 @@ async def test_what_is_answered_is_what_is_stored(
 
 
 async def test_who_does_not_ask_for_changes_gets_the_spans(
-    client: agl.LightningStoreClient, server: agl.LightningStoreServer
+    both: tuple[agl.LightningStoreServer, agl.LightningStoreClient],
 ) -> None:
+    server, client = both
     claim = await client.start_rollout("task")
-    first, second = span(claim, -1), span(claim, -1)
+    first, second = span_of(claim), span_of(claim)
     url = server.endpoint + PREFIX + "/spans/batch"
     async with aiohttp.ClientSession() as session:
         body: dict[str, Any] = {"spans": [first.model_dump(mode="json"), second.model_dump(mode="json")]}

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agentlightning.store.memory import MemoryBackend
 from agentlightning.store.rules import enqueue as rules
 from agentlightning.store.rules.tx import Backend
-from agentlightning.store.sqlite import SQLiteBackend
 from agentlightning.types import EnqueueRolloutRequest
 
 LATER = 100_000.0
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    backend = MemoryBackend() if request.param == "memory" else SQLiteBackend(str(tmp_path / "ids.db"), "NORMAL")
-    yield backend
-    backend.close()
+@pytest.fixture
+def backend(local: Any) -> Backend:
+    return local._backend
 
 
 def same_first(index: int) -> str:

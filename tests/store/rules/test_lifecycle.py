@@ -7,8 +7,6 @@ every backend; here is the product of both machines.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptStatus, RolloutConfig, RolloutStatus, Span
-from tests.chaos.stores import fresh_place
+from tests.store.parts import required
 
 ATTEMPTS: tuple[Any, ...] = get_args(AttemptStatus)
 ROLLOUTS: tuple[Any, ...] = get_args(RolloutStatus)
@@ -44,12 +42,6 @@ AFTER_SPAN = {"preparing": "running", "running": "running", "unresponsive": "run
 """Status of the latest attempt after a span; others do not change. An older attempt stays unresponsive."""
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LightningStore]:
-    async with fresh_place(request.param, request, tmp_path).opened(synchronous="NORMAL") as opened:
-        yield opened
-
-
 async def given(store: LightningStore, rollout: Any, attempt: Any, *, older: bool, retries: bool) -> tuple[str, str]:
     """Make a rollout of this status with an attempt of that status, its latest or not; return their ids."""
     conditions: list[Any] = ["failed", "unresponsive", "timeout"] if retries else []
@@ -59,8 +51,7 @@ async def given(store: LightningStore, rollout: Any, attempt: Any, *, older: boo
     await store.update_attempt(rollout_id, attempt_id, status=attempt)
     if older:
         await store.start_attempt(rollout_id)
-    stored_rollout = await store.get_rollout_by_id(rollout_id)
-    assert stored_rollout is not None
+    stored_rollout = required(await store.get_rollout_by_id(rollout_id))
     if stored_rollout.status in TERMINAL and stored_rollout.status != rollout:
         await store.update_rollout(rollout_id, status="queuing")
     await store.update_rollout(rollout_id, status=rollout)
@@ -69,9 +60,8 @@ async def given(store: LightningStore, rollout: Any, attempt: Any, *, older: boo
 
 async def seen(store: LightningStore, rollout_id: str, attempt_id: str) -> tuple[Any, str]:
     """Return both statuses; check that both ends have their times and that the queue agrees."""
-    rollout = await store.get_rollout_by_id(rollout_id)
+    rollout = required(await store.get_rollout_by_id(rollout_id))
     [attempt] = [a for a in await store.query_attempts(rollout_id) if a.attempt_id == attempt_id]
-    assert rollout is not None
     assert (rollout.end_time is not None) == (rollout.status in TERMINAL)
     assert (attempt.end_time is not None) == (attempt.status not in ("preparing", "running"))
     claim = await store.dequeue_rollout()
@@ -92,11 +82,11 @@ def test_the_table_has_a_rule_for_every_pair() -> None:
 @pytest.mark.parametrize("retries", [False, True])
 @pytest.mark.parametrize("older", [False, True])
 async def test_a_change_of_an_attempt_moves_its_rollout_as_the_tables_say(
-    store: LightningStore, older: bool, retries: bool
+    local: LightningStore, older: bool, retries: bool
 ) -> None:
     for rollout, before, after in itertools.product(ROLLOUTS, ATTEMPTS, ATTEMPTS):
-        rollout_id, attempt_id = await given(store, rollout, before, older=older, retries=retries)
-        change = store.update_attempt(rollout_id, attempt_id, status=after)
+        rollout_id, attempt_id = await given(local, rollout, before, older=older, retries=retries)
+        change = local.update_attempt(rollout_id, attempt_id, status=after)
         expected = (rollout, after)
         if rule_of(before, after) == "x":
             expected = (rollout, before)
@@ -107,42 +97,41 @@ async def test_a_change_of_an_attempt_moves_its_rollout_as_the_tables_say(
             if rule_of(before, after) == "." and not older and rollout not in TERMINAL:
                 again = retries and FOLLOWS[after] == "failed"
                 expected = ("requeuing" if again else FOLLOWS[after], after)
-        assert await seen(store, rollout_id, attempt_id) == expected, (rollout, before, after)
+        assert await seen(local, rollout_id, attempt_id) == expected, (rollout, before, after)
 
 
 @pytest.mark.parametrize("older", [False, True])
-async def test_a_span_is_a_sign_of_life_as_the_table_says(store: LightningStore, older: bool) -> None:
+async def test_a_span_is_a_sign_of_life_as_the_table_says(local: LightningStore, older: bool) -> None:
     for rollout, before in itertools.product(ROLLOUTS, ATTEMPTS):
-        rollout_id, attempt_id = await given(store, rollout, before, older=older, retries=False)
+        rollout_id, attempt_id = await given(local, rollout, before, older=older, retries=False)
         ids = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": -1}
-        stored = await store.add_span(Span.from_attributes(attributes={}, **ids))
-        assert stored is not None
+        stored = required(await local.add_span(Span.from_attributes(attributes={}, **ids)))
         over = before in ("failed", "succeeded") or (before == "timeout" and rollout in TERMINAL)
         assert ("agentlightning.stale" in stored.attributes) == (older or over)
         revived = before in AFTER_SPAN and not (older and before == "unresponsive")
         moved = revived and not older and rollout not in TERMINAL
         expected = ("running" if moved else rollout, AFTER_SPAN[before] if revived else before)
-        assert await seen(store, rollout_id, attempt_id) == expected, (rollout, before)
+        assert await seen(local, rollout_id, attempt_id) == expected, (rollout, before)
 
 
 async def test_an_attempt_can_be_begun_whatever_the_status_and_leaves_the_older_one_as_it_is(
-    store: LightningStore,
+    local: LightningStore,
 ) -> None:
     for rollout, before in itertools.product(ROLLOUTS, ATTEMPTS):
-        rollout_id, attempt_id = await given(store, rollout, before, older=False, retries=False)
-        begun = await store.start_attempt(rollout_id)
+        rollout_id, attempt_id = await given(local, rollout, before, older=False, retries=False)
+        begun = await local.start_attempt(rollout_id)
         assert (begun.status, begun.attempt.status, begun.attempt.sequence_id) == ("preparing", "preparing", 2)
-        assert await seen(store, rollout_id, attempt_id) == ("preparing", before), (rollout, before)
+        assert await seen(local, rollout_id, attempt_id) == ("preparing", before), (rollout, before)
 
 
-async def test_a_status_set_by_hand_follows_the_table_and_leaves_the_attempt_as_it_is(store: LightningStore) -> None:
+async def test_a_status_set_by_hand_follows_the_table_and_leaves_the_attempt_as_it_is(local: LightningStore) -> None:
     for before, after, attempt in itertools.product(ROLLOUTS, ROLLOUTS, ATTEMPTS):
-        rollout_id, attempt_id = await given(store, before, attempt, older=False, retries=False)
-        change = store.update_rollout(rollout_id, status=after)
+        rollout_id, attempt_id = await given(local, before, attempt, older=False, retries=False)
+        change = local.update_rollout(rollout_id, status=after)
         if before in TERMINAL and after != before and after not in ("queuing", "requeuing"):
             with pytest.raises(ConflictError):
                 await change
             after = before
         else:
             await change
-        assert await seen(store, rollout_id, attempt_id) == (after, attempt), (before, after, attempt)
+        assert await seen(local, rollout_id, attempt_id) == (after, attempt), (before, after, attempt)

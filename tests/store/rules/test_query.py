@@ -9,23 +9,19 @@ import pytest
 from pydantic import BaseModel
 
 from agentlightning.errors import BadRequestError
-from agentlightning.store import InMemoryLightningStore, LightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store import InMemoryLightningStore, LightningStore
 from agentlightning.store.http.client import CHUNK
 from agentlightning.store.rules.query import sortable_fields
 from agentlightning.types import (
     Attempt,
-    AttemptedRollout,
     EnqueueRolloutRequest,
     ResourcesUpdate,
     Rollout,
     Span,
     Worker,
 )
-
-
-def make_span(claimed: AttemptedRollout, **fields: Any) -> Span:
-    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id, "sequence_id": -1}
-    return Span.from_attributes(**{"attributes": {}, **ids, **fields})
+from tests.store.conftest import Serve
+from tests.store.parts import span_of
 
 
 async def filled(store: LightningStore) -> dict[str, Any]:
@@ -38,7 +34,7 @@ async def filled(store: LightningStore) -> dict[str, Any]:
     await store.enqueue_rollout("b", not_before=1.0, priority=-1, run_id="r")
     await store.enqueue_rollout("c", mode="val", resources_id="odd")
     await store.update_worker("w2")
-    spans = [make_span(started, name=name) for name in ("", "b", "a")]
+    spans = [span_of(started, name) for name in ("", "b", "a")]
     spans[0].kind, spans[1].flags, spans[2].parent_id, spans[1].start_time = "CLIENT", 1, "p", 5.0
     await store.add_many_spans(spans)
     return {
@@ -98,7 +94,7 @@ async def test_ties_keep_the_order_in_which_things_came(store: LightningStore) -
         page = await store.query_rollouts(sort_by="status", sort_order=order)  # type: ignore[arg-type]
         assert [row.rollout_id for row in page] == ids
     started = await store.start_rollout("x")
-    spans = [make_span(started, sequence_id=7, name=str(i)) for i in range(3)]
+    spans = [span_of(started, str(i), 7) for i in range(3)]
     await store.add_many_spans(spans)
     assert [span.name for span in await store.query_spans(started.rollout_id)] == ["0", "1", "2"]
 
@@ -125,16 +121,16 @@ async def test_spans_are_filtered_by_the_same_rules_everywhere(store: LightningS
     started = await store.start_rollout("x")
     for number, name in enumerate(("alpha", "alphabet", "b"), start=1):
         ids = {"trace_id": str(number) * 32, "span_id": str(number) * 16}
-        await store.add_span(make_span(started, name=name, parent_id="p" * 16 if name == "b" else None, **ids))
+        await store.add_span(span_of(started, name, parent_id="p" * 16 if name == "b" else None, **ids))
     arguments, names = FILTERS[case]
     assert [span.name for span in await store.query_spans(started.rollout_id, **arguments)] == names
 
 
 async def test_the_attempts_scope_holds_whatever_the_filters_say(store: LightningStore) -> None:
     first = await store.start_rollout("x")
-    await store.add_span(make_span(first, name="old"))
+    await store.add_span(span_of(first, "old"))
     second = await store.start_attempt(first.rollout_id)
-    await store.add_span(make_span(second, name="new"))
+    await store.add_span(span_of(second, "new"))
     either = {"name": "old", "name_contains": "e", "filter_logic": "or"}
     assert [s.name for s in await store.query_spans(first.rollout_id, "latest", **either)] == ["new"]  # type: ignore[arg-type]
     assert (await store.query_spans(first.rollout_id)).total == 2
@@ -186,20 +182,15 @@ async def test_resources_are_filtered_by_both_texts(store: LightningStore) -> No
     assert [u.version for u in await store.query_resources()] == [2, 1, 1]
 
 
-async def test_a_list_without_a_limit_comes_whole_however_long() -> None:
-    memory = InMemoryLightningStore()
-    served = LightningStoreServer(memory, port=0)
-    await served.start()
-    client = LightningStoreClient(served.endpoint, deadline=5.0)
+async def test_a_list_without_a_limit_comes_whole_however_long(serve: Serve) -> None:
+    server, client = await serve()
     count = 2 * CHUNK + 1
-    await memory.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(count)])
+    await server.enqueue_many_rollouts([EnqueueRolloutRequest(input=i) for i in range(count)])
     page = await client.query_rollouts()
     assert [row.input for row in page] == list(range(count))
     assert (page.total, page.limit, page.offset) == (count, -1, 0)
     tail = await client.query_rollouts(offset=CHUNK + 1, sort_by="start_time", sort_order="desc")
     assert (len(tail), tail.offset) == (CHUNK, CHUNK + 1)
-    await client.close()
-    await served.stop()
 
 
 async def test_a_status_of_other_words_is_refused_with_the_right_one() -> None:
