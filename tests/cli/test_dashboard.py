@@ -18,7 +18,6 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
 from tests.cli.terminal import shell
 
 AGL = [sys.executable, "-m", "agentlightning.cli", "dashboard", "--no-browser"]
@@ -82,16 +81,13 @@ def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: s
         assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
 
 
-async def test_the_page_of_a_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_the_page_of_a_server_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: LightningStoreServer
+) -> None:
     from agentlightning.dashboard import pages
 
     (tmp_path / "index.html").write_text("<title>page</title>")
     monkeypatch.setattr(pages.Pages.__init__, "__defaults__", (tmp_path,))
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    try:
-        ended = await asyncio.to_thread(run, server.endpoint)
-    finally:
-        await server.stop()
+    ended = await asyncio.to_thread(run, server.endpoint)
     assert ended.returncode == 0, ended
     assert ended.stdout.strip() == f"the page: {server.endpoint}/"

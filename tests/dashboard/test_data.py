@@ -14,7 +14,6 @@ import pytest
 from agentlightning.adapter.calls.conversation import Line
 from agentlightning.dashboard import conversation
 from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, PromptTemplate, RunRecord, Span
 from tests.adapter.span_maker import chat, gateway_call, reward, span, spoken_call, with_attributes
 
@@ -50,12 +49,9 @@ class Page:
 
 
 @pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def page(server: LightningStoreServer) -> AsyncIterator[Page]:
     async with aiohttp.ClientSession() as session:
         yield Page(server, session)
-    await server.stop()
 
 
 # --- explanation -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +18,11 @@ import psutil
 import pytest
 
 import agentlightning as agl
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import LLM, Attempt, PromptTemplate, RolloutConfig
-from tests.stubs.model_server import ModelServer
+from tests.stubs.running import run_tasks, run_through_gateway
 
 KEY = "sk-of-the-provider"
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    store = InMemoryLightningStore()
-    yield store
-    await store.close()
 
 
 def bash(script: str, **settings: Any) -> agl.CommandAgent:
@@ -48,12 +37,8 @@ async def run_task(
     **settings: Any,
 ) -> Attempt:
     """Run one task with a runner and return its attempt."""
-    made = await store.enqueue_rollout(input={} if task is None else task, config=config)
-    runner = LitAgentRunner[Any](OtelTracer(), max_rollouts=1, **settings)
-    with runner.run_context(agent=agent, store=store):
-        await runner.iter()
-    [attempt] = await store.query_attempts(made.rollout_id)
-    return attempt
+    [finished] = await run_tasks(store, agent, {} if task is None else task, config=config, **settings)
+    return finished.attempt
 
 
 async def reward_of(store: InMemoryLightningStore, attempt: Attempt) -> float | None:
@@ -94,13 +79,9 @@ NODE = """
 
 
 async def play_with_model(store: InMemoryLightningStore, agent: agl.CommandAgent) -> Attempt:
-    with ModelServer(answer=lambda request: "it is 42") as model:
-        proxy = LLMProxy(store=store, model_list=[model.entry("policy")])
-        await proxy.start()
-        await store.add_resources({"main_llm": proxy.as_resource()})
-        attempt = await run_task(store, agent, {"question": "what is the answer"})
-        await proxy.stop()
-    return attempt
+    task = {"question": "what is the answer"}
+    [finished] = await run_through_gateway(store, agent, task, answer=lambda request: "it is 42")
+    return finished.attempt
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,14 +50,6 @@ def test_a_tracer_that_nobody_initialised_is_so_for_the_rollout() -> None:
     for rollout_id in ("ro-001", "ro-002"):
         by_hand(tracer, rollout_id, "at-001")
         check(tracer.get_last_trace(), rollout_id, "at-001")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[agl.LightningStoreServer]:
-    served = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
-    await served.start()
-    yield served
-    await served.stop()
 
 
 async def test_the_spans_reach_a_store_of_this_process_also_while_a_loop_runs() -> None:

@@ -145,15 +145,7 @@ def test_every_fit_is_a_run_of_its_own_on_a_store_that_stays(tmp_path: Path) -> 
     assert None not in run_ids
 
 
-def test_two_runs_on_one_store_do_not_see_each_other() -> None:
-    async def served() -> list[list[Any]]:
-        server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
-        await server.start()
-        try:
-            return await asyncio.gather(*(asyncio.to_thread(run, server.endpoint, sign) for sign in (1, -1)))
-        finally:
-            await server.stop()
-
+async def test_two_runs_on_one_store_do_not_see_each_other(server: agl.LightningStoreServer) -> None:
     def run(endpoint: str, sign: int) -> list[Any]:
         @agl.algo
         async def algorithm(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
@@ -175,7 +167,7 @@ def test_two_runs_on_one_store_do_not_see_each_other() -> None:
         trainer.fit(agent, train_dataset=list(range(1, 9)))
         return trainer.result
 
-    one, other = asyncio.run(served())
+    one, other = await asyncio.gather(*(asyncio.to_thread(run, server.endpoint, sign) for sign in (1, -1)))
     assert one == [float(task) for task in range(1, 9)]
     assert other == [-reward for reward in one]
 
