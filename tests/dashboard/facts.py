@@ -24,7 +24,6 @@ def summaries(address: str, **filters: Any) -> dict[str, Any]:
 
 
 def records(address: str, run_id: str, kind: str, **query: Any) -> list[dict[str, Any]]:
-    """Return the records of one kind of a run."""
     items: list[dict[str, Any]] = []
     while True:
         query_body = {"kind_in": [kind], "limit": 1000, "offset": len(items), **query}
@@ -35,7 +34,6 @@ def records(address: str, run_id: str, kind: str, **query: Any) -> list[dict[str
 
 
 def the_run(address: str) -> str:
-    """Return the id of the only run."""
     return str(ask(address, "/runs")["items"][0]["run_id"])
 
 

@@ -19,14 +19,12 @@ class StoreProcess:
         self._process: Process | None = None
 
     def start(self) -> StoreProcess:
-        """Start it, and return when it answers."""
         command = ["agl", "store", "--port", self.address.rpartition(":")[2], "--db", self.db]
         self._process = Process(command, ROOT, {"AGL_TOKEN": self._token} if self._token else {}, log=self._log)
         self._process.until(re.escape(self.address))
         return self
 
     def kill(self) -> None:
-        """End it as a crash does."""
         if self._process is not None:
             self._process.kill()
 

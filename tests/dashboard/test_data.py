@@ -33,7 +33,6 @@ class Page:
             return body
 
     async def played(self, spans: Sequence[Span], *, mode: str = "train", end: bool = True) -> AttemptedRollout:
-        """Return a rollout of a run whose attempt has these spans."""
         rollout = await self.store.start_rollout({"question": "1 + 1"}, mode=mode, run_id="run")  # type: ignore[arg-type]
         place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         await self.store.add_many_spans([each.model_copy(update=place) for each in spans])

@@ -35,7 +35,6 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 async def server(built: Path) -> AsyncIterator[LightningStoreServer]:
-    """A store server that asks for a token."""
     async with serving(token=TOKEN) as server:
         yield server
 

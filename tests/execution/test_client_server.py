@@ -178,7 +178,6 @@ def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:
 
 
 async def exits(store: LightningStore, event: ExecutionEvent) -> None:
-    """An algorithm that exits the interpreter."""
     raise SystemExit(3)
 
 

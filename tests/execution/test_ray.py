@@ -100,7 +100,6 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def nodes(cluster: Any) -> str:
-    """Its address."""
     return cluster.address
 
 
@@ -183,7 +182,6 @@ def test_a_runner_whose_node_is_lost_goes_on_where_there_is_a_place(nodes: str, 
 
 
 async def killed_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that is always killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

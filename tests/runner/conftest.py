@@ -14,5 +14,4 @@ from tests.stubs.running import run_tasks
 
 @pytest.fixture
 def serve(store: InMemoryLightningStore) -> Callable[..., Any]:
-    """`run_tasks` on the store."""
     return partial(run_tasks, store)

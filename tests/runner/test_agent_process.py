@@ -45,8 +45,6 @@ class OutOfLuck(Exception):
 
 
 class Actor(LitAgent[Any]):
-    """Acts by its task."""
-
     needs_resources = False
 
     @override

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import pickle
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -432,12 +431,6 @@ async def test_a_runner_made_here_works_in_another_process(store: InMemoryLightn
     assert child.exitcode == 0
     assert attempt is not None
     assert (attempt.outcome, str(child.pid) in str(attempt.worker_id)) == ("scored", True)
-
-
-def test_a_runner_pickles_before_it_is_initialised() -> None:
-    runner = runner_of(reward_fn=len, policy_faults={ValueError: 0.0}, concurrency=2)
-    copy: LitAgentRunner[Any] = pickle.loads(pickle.dumps(runner))
-    assert copy.get_worker_id() == "Worker-Unknown"
 
 
 @pytest.mark.parametrize(

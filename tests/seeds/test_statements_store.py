@@ -94,20 +94,6 @@ async def test_a_heartbeat_keeps_its_statistics_and_time() -> None:
     assert worker.last_heartbeat_time is not None
 
 
-async def test_a_store_says_what_it_can(tmp_path: Any) -> None:
-    memory = agl.InMemoryLightningStore().capabilities
-    assert (memory["async_safe"], memory["thread_safe"], memory["distributed"], memory["persistence"]) == (
-        True, True, False, False,
-    )  # fmt: skip
-    file = agl.SQLiteLightningStore(str(tmp_path / "run.db"))
-    assert (file.capabilities["distributed"], file.capabilities["persistence"]) == (True, True)
-    made = await file.enqueue_rollout(1)
-    await file.close()
-    again = agl.SQLiteLightningStore(str(tmp_path / "run.db"))
-    assert await again.get_rollout_by_id(made.rollout_id) == made
-    await again.close()
-
-
 async def test_a_store_in_memory_says_how_large_its_spans_are() -> None:
     store = agl.InMemoryLightningStore()
     ids = await claimed(store)

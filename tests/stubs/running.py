@@ -8,27 +8,21 @@ from typing import Any
 
 import pytest
 
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer.otel import OtelTracer
-from agentlightning.types import AttemptedRollout, Hook, RolloutConfig
+import agentlightning as agl  # gives its names when they are asked for: every session of tests reads this module
 from tests.stubs.model_server import Json, ModelServer
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    store = InMemoryLightningStore()
+async def store() -> AsyncIterator[agl.InMemoryLightningStore]:
+    store = agl.InMemoryLightningStore()
     yield store
     await store.close()
 
 
 @asynccontextmanager
-async def serving(store: LightningStore | None = None, **settings: Any) -> AsyncIterator[LightningStoreServer]:
+async def serving(store: agl.LightningStore | None = None, **settings: Any) -> AsyncIterator[agl.LightningStoreServer]:
     """Serve a store, one in memory if none is given, at a free port."""
-    server = LightningStoreServer(InMemoryLightningStore() if store is None else store, port=0, **settings)
+    server = agl.LightningStoreServer(agl.InMemoryLightningStore() if store is None else store, port=0, **settings)
     await server.start()
     try:
         yield server
@@ -37,48 +31,48 @@ async def serving(store: LightningStore | None = None, **settings: Any) -> Async
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[LightningStoreServer]:
+async def server() -> AsyncIterator[agl.LightningStoreServer]:
     """A server of a store in memory."""
     async with serving() as server:
         yield server
 
 
 @pytest.fixture
-async def client(server: LightningStoreServer) -> AsyncIterator[LightningStoreClient]:
+async def client(server: agl.LightningStoreServer) -> AsyncIterator[agl.LightningStoreClient]:
     """A client of that server."""
-    client = LightningStoreClient(server.endpoint)
+    client = agl.LightningStoreClient(server.endpoint)
     yield client
     await client.close()
 
 
-def runner_of(**settings: Any) -> LitAgentRunner[Any]:
-    return LitAgentRunner(OtelTracer(), **settings)
+def runner_of(**settings: Any) -> agl.LitAgentRunner[Any]:
+    return agl.LitAgentRunner(agl.OtelTracer(), **settings)
 
 
 async def run_tasks(
-    store: LightningStore,
+    store: agl.LightningStore,
     agent: Any,
     *tasks: Any,
-    config: RolloutConfig | None = None,
-    hooks: Sequence[Hook] | None = None,
+    config: agl.RolloutConfig | None = None,
+    hooks: Sequence[agl.Hook] | None = None,
     metadata: dict[str, Any] | None = None,
     **settings: Any,
-) -> list[AttemptedRollout]:
+) -> list[agl.AttemptedRollout]:
     """Enqueue the tasks, run them all with an agent in this process, and return their rollouts in order."""
     made = [await store.enqueue_rollout(task, config=config, mode="train", metadata=metadata) for task in tasks]
     runner = runner_of(**{"max_rollouts": len(made), **settings})
     with runner.run_context(agent=agent, store=store, hooks=hooks):
         await runner.iter()
     finished = [await store.get_rollout_by_id(rollout.rollout_id) for rollout in made]
-    return [rollout for rollout in finished if isinstance(rollout, AttemptedRollout)]
+    return [rollout for rollout in finished if isinstance(rollout, agl.AttemptedRollout)]
 
 
 async def run_through_gateway(
-    store: LightningStore, agent: Any, *tasks: Any, answer: Callable[[Json], Any] | None = None, **settings: Any
-) -> list[AttemptedRollout]:
+    store: agl.LightningStore, agent: Any, *tasks: Any, answer: Callable[[Json], Any] | None = None, **settings: Any
+) -> list[agl.AttemptedRollout]:
     """`run_tasks` for agents whose model is a scripted one behind a gateway."""
     with ModelServer() if answer is None else ModelServer(answer) as model:
-        proxy = LLMProxy(store=store, model_list=[model.entry("m")])
+        proxy = agl.LLMProxy(store=store, model_list=[model.entry("m")])
         await proxy.start()
         await store.add_resources({"main_llm": proxy.as_resource()})
         finished = await run_tasks(store, agent, *tasks, **settings)

@@ -15,7 +15,6 @@ from agentlightning.types import Span, TraceStatus
 
 
 def by_hand(tracer: agl.OtelTracer, rollout_id: str | None = None, attempt_id: str | None = None) -> None:
-    """Trace one attempt."""
     tracer.open_rollout(rollout_id, user_id="user-123")
     tracer.open_attempt(attempt_id, sequence_id=1)
     tracer.emit_span("tool_execution", {"tool": "search", "found": {"pages": 3}}, TraceStatus(status_code="ERROR"))

@@ -56,15 +56,12 @@ class Logs(agl.Algorithm):
 
 
 class Fails(agl.Algorithm):
-    """An algorithm that fails."""
-
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Fail with a text that holds a secret."""
         raise RuntimeError(f"no login: password={SECRET}")
 
 
 def recorded(store: LightningStore) -> tuple[Run, list[RunRecord]]:
-    """The only run of a store with its records."""
 
     async def read() -> tuple[Run, list[RunRecord]]:
         [run] = await store.query_runs()
@@ -171,7 +168,6 @@ class Bare(ExecutionStrategy):
     n_runners = 1
 
     def execute(self, algorithm: Any, runner: Any, store: LightningStore) -> Any:
-        """Run the algorithm alone."""
         return asyncio.run(algorithm(store, ThreadingEvent()))
 
 

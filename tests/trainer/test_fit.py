@@ -37,15 +37,6 @@ def test_fit_runs_every_task_and_keeps_what_the_algorithm_returned(where: str) -
     assert here == {where.startswith("shm") or where == "cs, runner here"}
 
 
-def test_a_plain_function_is_an_agent() -> None:
-    def agent(task: int) -> float:
-        return 0.25 * task
-
-    trainer = agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={})
-    trainer.fit(agent, train_dataset=[1, 2])
-    assert trainer.result.rewards == [0.25, 0.5]
-
-
 @pytest.mark.parametrize("agent", [7, agl.LitAgent, "http://127.0.0.1:4747"])
 def test_what_is_no_agent_is_refused(agent: Any) -> None:
     with pytest.raises(TypeError, match="An agent is a LitAgent, a function"):
@@ -368,16 +359,6 @@ def test_ctrl_c_is_raised_again_once_everything_has_ended(where: str, tmp_path: 
 
 
 # --- dev ------------------------------------------------------------------------------------------------------------
-
-
-def test_dev_needs_nothing_but_an_agent_and_tasks() -> None:
-    class Agent(agl.LitAgent[int]):
-        def rollout(self, task: int, resources: Any, rollout: Any) -> float:
-            return task / 2
-
-    trainer = agl.Trainer(strategy="shm")
-    trainer.dev(Agent(), [1, 2])
-    assert trainer.result.rewards == [0.5, 1.0]
 
 
 def test_dev_refuses_an_agent_whose_resources_nobody_would_publish() -> None:
