@@ -115,7 +115,6 @@ docs-versions:
 reference: setup-dev
 	$(BIN)/python -m tests.cli.reference
 	$(BIN)/python -m tests.packaging.settings
-	$(BIN)/python -m tests.packaging.arguments
 	$(BIN)/python -m agentlightning.store.http.openapi > docs/reference/openapi.json
 
 # The page on the documents' snippets, docs/reference/documents.md, from what their tests find

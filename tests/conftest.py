@@ -15,9 +15,10 @@ from tests.model_fixtures import byte_engine, engine, model_folder, policy, untr
 from tests.stubs.mongo_server import mongo_uri
 from tests.stubs.postgres_server import postgres_server, postgres_uri
 from tests.stubs.processes import terminal
+from tests.stubs.running import client, server, store
 
 __all__ = ["byte_engine", "engine", "model_folder", "policy", "untrained_model"]
-__all__ += ["mongo_uri", "postgres_server", "postgres_uri", "terminal"]
+__all__ += ["client", "mongo_uri", "postgres_server", "postgres_uri", "server", "store", "terminal"]
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")

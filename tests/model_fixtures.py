@@ -37,7 +37,6 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def policy(model_folder: Path) -> Policy:
-    """A policy that learns."""
     from agentlightning.training.learner.policy import Policy
 
     return Policy.load(model_folder, learning_rate=1e-3)
@@ -45,7 +44,6 @@ def policy(model_folder: Path) -> Policy:
 
 @pytest.fixture
 def engine(policy: Policy) -> Iterator[InferenceEngine]:
-    """A running engine that serves `policy`."""
     from agentlightning.engine.engine import InferenceEngine
 
     made = InferenceEngine(policy, max_batch=8, max_new_tokens=16)

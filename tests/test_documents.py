@@ -8,7 +8,6 @@ import importlib
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
@@ -17,17 +16,15 @@ import pytest
 
 import agentlightning as agl
 from agentlightning import semconv
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner
 from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.training.external.verl.settings import GONE, OWN
-from agentlightning.types import LLM, EnqueueRolloutRequest
+from agentlightning.types import LLM
 from agentlightning.verl.__main__ import OURS
-from tests.stubs.model_server import ModelServer
+from tests.pages import ROOT, blocks
+from tests.stubs.processes import run_program
+from tests.stubs.running import run_through_gateway
 from tests.test_one_rollout import agent as two_calls
 
-ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = ("README", "CONTRIBUTING", "AGENTS", "CODE_OF_CONDUCT", "SECURITY")
 PAGES = (path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md"))
 BELOW = sorted(path for path in PAGES if "node_modules" not in path.parts)
@@ -65,10 +62,6 @@ each_of_ours = pytest.mark.parametrize(
 def prose(document: Path) -> str:
     """Return a document without its code blocks."""
     return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
-
-
-def python_blocks(document: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
 
 
 # --- files and what is in them -----------------------------------------------------------------------------------
@@ -250,7 +243,7 @@ def test_modules_that_migration_calls_absent_are_absent() -> None:
 
 def all_python_blocks() -> list[tuple[str, str]]:
     """Return every Python block of every document, with the name of its document and its number."""
-    return [(f"{d.relative_to(ROOT)}-{n}", block) for d in DOCUMENTS for n, block in enumerate(python_blocks(d))]
+    return [(f"{d.relative_to(ROOT)}-{n}", block) for d in DOCUMENTS for n, block in enumerate(blocks(d))]
 
 
 @pytest.mark.parametrize(("name", "block"), all_python_blocks(), ids=[name for name, _ in all_python_blocks()])
@@ -273,29 +266,17 @@ def graded(task: dict[str, float], llm: LLM) -> float:
 async def run_a_group(path: Path) -> list[str]:
     """Run one group of eight rollouts of a second step, every other one worth 1.0, and return their ids."""
     store = SQLiteLightningStore(path, synchronous="NORMAL")
-    with ModelServer() as model:
-        proxy = LLMProxy(store=store, model_list=[model.entry("m")])
-        await proxy.start()
-        await store.add_resources({"main_llm": proxy.as_resource()})
-        tasks = [{"reward": float(number % 2)} for number in range(8)]
-        requests = [EnqueueRolloutRequest(input=task, mode="train", metadata={"step": 2}) for task in tasks]
-        queued = await store.enqueue_many_rollouts(requests)
-        runner = LitAgentRunner[dict[str, float]](OtelTracer(), max_rollouts=8, concurrency=4)
-        with runner.run_context(agent=graded, store=store):
-            await runner.iter()
-        await proxy.stop()
+    tasks = [{"reward": float(number % 2)} for number in range(8)]
+    finished = await run_through_gateway(store, graded, *tasks, metadata={"step": 2}, concurrency=4)
     await store.close()
-    return [rollout.rollout_id for rollout in queued]
+    return [rollout.rollout_id for rollout in finished]
 
 
 def test_the_program_of_one_rollout_shows_the_whole_path_of_a_run(tmp_path: Path) -> None:
     rollout_ids = asyncio.run(run_a_group(tmp_path / "store.db"))
-    [program] = python_blocks(ROOT / "docs/deep-dive/one-rollout.md")
-    script = tmp_path / "one_rollout.py"
-    script.write_text(program)
-    command = [sys.executable, str(script), str(tmp_path / "store.db")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
+    [program] = blocks("deep-dive/one-rollout.md")
+    (tmp_path / "one_rollout.py").write_text(program)
+    done = run_program("python", "one_rollout.py", "store.db", folder=tmp_path)
     assert f'"rollout_id": "{rollout_ids[1]}"' in done.stdout, "the first of the better half of the group"
     assert done.stdout.count('"name": "raw_gen_ai_request"') == 2
     assert done.stdout.count("Trained(row=1, ") == 2

@@ -6,7 +6,6 @@ import ast
 import importlib
 import json
 import subprocess
-import sys
 import textwrap
 import tomllib
 import types
@@ -19,6 +18,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.utils.version import VERSION
+from tests.stubs.processes import run_program
 
 HEAVY = (
     *("torch", "transformers", "peft", "openai", "aiohttp", "pymongo", "psycopg", "litellm", "agentops", "ray", "vllm"),
@@ -29,8 +29,7 @@ HEAVY = (
 def modules_after(statement: str) -> set[str]:
     """Return the top-level names of the modules that a fresh interpreter holds after the statement."""
     code = f"{statement}\nimport json, sys\nprint(json.dumps(sorted({{name.split('.')[0] for name in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout.splitlines()[-1]))
+    return set(json.loads(run_program("python", "-W", "error", "-c", code).stdout.splitlines()[-1]))
 
 
 def test_the_bare_import_loads_nothing_heavy() -> None:
@@ -82,9 +81,7 @@ def test_a_misspelt_name_is_told_the_right_one() -> None:
 @pytest.mark.parametrize("name", ["Traner", "TrainerLegacy"])
 def test_a_traceback_suggests_one_name_once(name: str) -> None:
     """Python adds a suggestion of its own to an error that knows where the name was looked for."""
-    program = f"import agentlightning as agl; agl.{name}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
+    done = run_program("python", "-c", f"import agentlightning as agl; agl.{name}", code=1)
     assert done.stderr.lower().count("did you mean") == (name != "TrainerLegacy"), done.stderr
 
 
@@ -205,8 +202,7 @@ def test_each_path_is_an_attribute_after_the_bare_import() -> None:
         print(json.dumps(failed))
     """
     paths = sorted({*CONTRACT, *_documented_modules()} - {"agentlightning"})
-    command = [sys.executable, "-c", textwrap.dedent(code), json.dumps(paths)]
-    assert json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) == []
+    assert json.loads(run_program("python", "-c", textwrap.dedent(code), json.dumps(paths)).stdout) == []
 
 
 def _documented_modules() -> set[str]:

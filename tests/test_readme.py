@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.pages import ROOT, blocks
+from tests.stubs.processes import clean_environment, run_program
+
 DOCUMENTS = (
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *sorted(path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md")),
@@ -20,26 +19,23 @@ DOCUMENTS = (
 
 def program() -> str:
     """Return the one Python block of the README."""
-    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    [block] = blocks(ROOT / "README.md")
     return block
 
 
 def code_of(document: Path) -> str:
     """Return what a document prints as code, in blocks and within lines."""
     text = document.read_text()
-    blocks = re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```.*?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
-    return "\n".join((*blocks, *spans))
+    return "\n".join((*fenced, *spans))
 
 
 def test_the_program_of_the_readme_runs_exactly_as_printed(tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text(program())
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "AGENT_LIGHTNING_"))}
-    done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "2 rollouts (2 scored), mean reward 1.000\n"), done.stderr
+    done = run_program("python", script, folder=tmp_path, environment=clean_environment())
+    assert done.stdout == "2 rollouts (2 scored), mean reward 1.000\n", done.stderr
     assert list(tmp_path.iterdir()) == [script], "it leaves no file behind"
 
 
@@ -66,7 +62,7 @@ def test_the_readme_names_every_extra_and_no_other() -> None:
 
 
 def test_the_two_commands_of_the_first_screen_are_there() -> None:
-    first_block = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)[0]
+    first_block = blocks(ROOT / "README.md", "bash")[0]
     assert re.findall(r"^make ([\w-]+)", first_block, re.MULTILINE) == ["demo", "test"]
 
 

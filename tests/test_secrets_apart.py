@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agentlightning.store import LightningStoreClient
+from tests.stubs.processes import run_program
 from tests.stubs.unprivileged import ATTACK, Unprivileged, folder_of_unprivileged, unprivileged
 
 PROGRAM = (
@@ -172,17 +173,9 @@ def test_what_an_agent_starts_finds_nothing_and_the_agents_own_key_stays(
 ) -> None:
     user = unprivileged()
     task = json.dumps(task_of(planted))
-    done = subprocess.run(
-        [user.python, "script.py", method, isolation],
-        env=environment(user, folder, planted, TASK=task, MY_OWN_KEY="of the agent"),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        **user.popen,
-    )
-    assert done.returncode == 0, done.stderr
+    whole = environment(user, folder, planted, TASK=task, MY_OWN_KEY="of the agent")
+    words = (user.python, "script.py", method, isolation)
+    run_program(*words, folder=folder, environment=whole, popen=user.popen, timeout=120)
     [file] = folder.glob("said-*.json")
     report = json.loads(file.read_text())
     assert report["found"] == []

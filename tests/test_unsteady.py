@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[1]
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -26,8 +27,8 @@ PASSES = "def test_passes():\n    pass\n"
 
 def stage(folder: Path, *arguments: str, check: str = "one") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "tests.unsteady", "-p", "no:cacheprovider", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CHECK_ID": check, "CI": "true", **ALONE}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
+    own = {"PYTHONPATH": str(ROOT), "CHECK_ID": check, "CI": "true", **ALONE}
+    return run_program(*command, folder=folder, code=None, **own)
 
 
 @pytest.fixture
@@ -48,10 +49,7 @@ def test_a_test_that_passes_alone_is_reported_and_lets_the_stage_pass(folder: Pa
             in done.stdout
         )
         assert done.stdout.count(f"AssertionError: first run of {number}") >= 2  # where it failed, and under unsteady
-    process = subprocess.run(
-        [sys.executable, "-m", "tests.unsteady"],
-        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+    process = run_program("python", "-m", "tests.unsteady", folder=folder, PYTHONPATH=str(ROOT))
     assert "- test_it.py::test_fails_once[0] (check one" in process.stdout
 
 

@@ -9,8 +9,6 @@ import inspect
 import json
 import pydoc
 import re
-import subprocess
-import sys
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing_extensions import get_annotations, is_typeddict
 
 import agentlightning as agl
 from agentlightning.base.field_help import Value, explain_fields, field_docstrings
+from tests.stubs.processes import ROOT, run_program
 
 PACKAGES = (
     *(
@@ -178,7 +177,6 @@ def test_type_checkers_know_the_fields_as_arguments(tmp_path: Path) -> None:
         "RolloutConfig(max_attempt=2)\n"
         "reveal_type(PaginatedResult(items=[1], limit=1, offset=0, total=1))\n"
     )
-    checker = [sys.executable, "-m", "basedpyright", str(program)]
-    output = subprocess.run(checker, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]).stdout
+    output = run_program("python", "-m", "basedpyright", program, folder=ROOT, code=None).stdout
     assert 'No parameter named "max_attempt"' in output
     assert '"PaginatedResult[int]"' in output

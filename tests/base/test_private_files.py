@@ -8,7 +8,6 @@ import logging
 import os
 import sqlite3
 import stat
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from agentlightning.llm_proxy.recording.replay import CallFile
 from agentlightning.logging import setup
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.training.run_folder import RunFolder, new_run_folder
+from tests.stubs.processes import run_program
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs modes of files (POSIX)")
 
@@ -144,8 +144,7 @@ def test_closing_a_file_to_others_releases_no_lock_of_this_process(tmp_path: Pat
     path.chmod(0o644)
     make_private(path)
     code = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('SELECT * FROM t')"
-    reader = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
-    assert "database is locked" in reader.stderr
+    assert "database is locked" in run_program("python", "-c", code, path, code=1).stderr
     holder.execute("COMMIT")
     holder.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

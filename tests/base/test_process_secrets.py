@@ -16,6 +16,7 @@ import pytest
 from agentlightning.base import process_secrets
 from agentlightning.base.process_secrets import Handed, hold, secret, server_token
 from agentlightning.types.attempt_key import _signing_key, attempt_key, judge_key
+from tests.stubs.processes import run_program
 from tests.stubs.unprivileged import unprivileged
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc and prctl")
@@ -23,16 +24,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: /proc a
 
 def told(code: str, environment: dict[str, str], arguments: tuple[str, ...] = (), **popen: Any) -> Any:
     """Run code in a process of its own and return what it prints as JSON."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import json, os\nfrom agentlightning.base import process_secrets\n" + code, *arguments],
-        env={"PATH": os.environ["PATH"], **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        **popen,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    program = "import json, os\nfrom agentlightning.base import process_secrets\n" + code
+    whole = {"PATH": os.environ["PATH"], **environment}
+    return json.loads(run_program("python", "-c", program, *arguments, environment=whole, popen=popen).stdout)
 
 
 def test_a_secret_leaves_the_environment_and_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +85,9 @@ assert os.geteuid() != 0 and os.stat("/proc/self/environ").st_uid == 0, "not pro
 assert os.listdir("/proc/self/fd") and psutil.Process().memory_info().rss and psutil.Process().children() == []
 print(system_snapshot(include_gpu=True)["mem_total_gb"] > 0 and memory_capacity_bytes() > 0)
 """
-    done = subprocess.run(
-        [user.python, "-c", code], env={"PYTHONPATH": user.path}, cwd="/", capture_output=True, text=True, **user.popen
-    )
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
+    own = {"PYTHONPATH": user.path}
+    done = run_program(user.python, "-c", code, folder=Path("/"), environment=own, popen=user.popen)
+    assert done.stdout == "True\n"
 
 
 # --- files and pipes -------------------------------------------------------------------------------------------------

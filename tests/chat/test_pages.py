@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import agentlightning as agl
 from tests.chat.test_judge import between, said
 from tests.chat.test_ranking import by_length
+from tests.pages import run_page
 from tests.stubs.model_server import ModelServer
-
-PAGE = Path(__file__).parents[2] / "docs/how-to/judge.md"
 
 
 def judges(request: dict[str, Any]) -> str:
@@ -24,17 +20,12 @@ def judges(request: dict[str, Any]) -> str:
 
 
 @pytest.mark.heavy
-def test_the_blocks_of_the_page_do_what_it_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    scoring, group, ranking = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {"agl": agl}
+def test_the_blocks_of_the_page_do_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     with ModelServer(judges) as server:
         monkeypatch.setenv("OPENAI_API_KEY", "sk-none")
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
-        for block in (scoring, group, ranking):
-            exec(compile(block, str(PAGE), "exec"), names)
-    assert capsys.readouterr().out.splitlines()[-2:] == [
+        _, printed = run_page("how-to/judge.md", monkeypatch)
+    assert printed.splitlines()[-2:] == [
         "[1.0, 0.0]",
         "(0.5, 0.0, 1.0) 0 0% of the pairs depend on the order",
     ]

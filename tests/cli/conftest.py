@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentlightning.cli import main
 from tests.cli.terminal import Serve
+from tests.stubs.processes import Process, Terminal
 
 
 @pytest.fixture
@@ -30,24 +26,11 @@ def agl(place: str, capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(terminal: Terminal) -> Serve:
     """Starts a command that serves at a free port; returns its process and the first lines that it prints."""
-    servers: list[subprocess.Popen[str]] = []
 
-    def start(
-        *arguments: str, lines: int = 1, module: str = "agentlightning.cli", **environment: str
-    ) -> tuple[subprocess.Popen[str], list[str]]:
-        command = [sys.executable, "-m", module, *arguments, "--port", "0"]
-        inherited = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
-        server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=tmp_path,
-            start_new_session=True, env={**inherited, **environment},
-        )  # fmt: skip
-        servers.append(server)
-        assert server.stdout is not None
-        return server, [server.stdout.readline().strip() for _ in range(lines)]
+    def start(*arguments: str, lines: int = 1, **environment: str) -> tuple[Process, list[str]]:
+        server = terminal(["agl", *arguments, "--port", "0"], apart=True, **environment)
+        return server, server.until(".*\n" * lines).splitlines()[:lines]
 
-    yield start
-    for server in servers:
-        server.kill()
-        server.communicate()
+    return start

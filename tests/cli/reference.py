@@ -19,7 +19,6 @@ FIRST = "## agl demo"
 
 
 def page() -> str:
-    """Return the whole page."""
     head = PAGE.read_text().partition(FIRST)[0]
     return head + "\n".join([*(line for name in COMMANDS for line in section((name,), load(name)))])
 

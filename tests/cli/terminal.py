@@ -13,16 +13,16 @@ import termios
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.stubs.processes import Process, run_program
+
 AGL = ("-m", "agentlightning.cli")
-Serve = Callable[..., tuple[subprocess.Popen[str], list[str]]]
+Serve = Callable[..., tuple[Process, list[str]]]
 """Starts a command that serves; returns its process and the first lines that it prints."""
 
 
 def shell(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `agl` in a process of its own, without colours."""
-    variables = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100", **environment}
-    command = [sys.executable, *AGL, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=variables, cwd=cwd)
+    return run_program("agl", *arguments, folder=cwd, code=None, **{"NO_COLOR": "1", "COLUMNS": "100", **environment})
 
 
 def on_terminal(*command: str | Path, program: Sequence[str] = AGL, columns: int = 80) -> tuple[int, list[str]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.server
 import re
-import signal
-import subprocess
 import sys
 import threading
 import urllib.request
@@ -18,8 +16,8 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
 from tests.cli.terminal import shell
+from tests.stubs.processes import Terminal
 
 AGL = [sys.executable, "-m", "agentlightning.cli", "dashboard", "--no-browser"]
 
@@ -29,7 +27,6 @@ run = partial(shell, "dashboard", "--no-browser")
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A folder of a finished run."""
 
     async def fill() -> None:
         store = agl.SQLiteLightningStore(tmp_path / "store.db")
@@ -41,25 +38,16 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_finished_run_is_served_until_ctrl_c(run_folder: Path) -> None:
-    with subprocess.Popen(
-        [*AGL, str(run_folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            lines = [process.stdout.readline(), process.stdout.readline()]
-            match = re.search(r"the page: (http://127\.0\.0\.1:\d+/)", "".join(lines))
-            assert match, lines
-            with urllib.request.urlopen(match[1] + "v1/agl/runs/the-run") as reply:
-                assert b'"succeeded"' in reply.read()
-        finally:
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+def test_a_finished_run_is_served_until_ctrl_c(run_folder: Path, terminal: Terminal) -> None:
+    process = terminal([*AGL, run_folder], apart=True)
+    [address] = re.findall(r"the page: (http://127\.0\.0\.1:\d+/)\n", process.until(r"the page: http://\S+\n"))
+    with urllib.request.urlopen(address + "v1/agl/runs/the-run") as reply:
+        assert b'"succeeded"' in reply.read()
+    assert process.interrupted() == 0
 
 
 @pytest.fixture
 def other_server() -> Iterator[str]:
-    """A server that is none of ours."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -82,16 +70,13 @@ def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: s
         assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
 
 
-async def test_the_page_of_a_server_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_the_page_of_a_server_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, server: LightningStoreServer
+) -> None:
     from agentlightning.dashboard import pages
 
     (tmp_path / "index.html").write_text("<title>page</title>")
     monkeypatch.setattr(pages.Pages.__init__, "__defaults__", (tmp_path,))
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    try:
-        ended = await asyncio.to_thread(run, server.endpoint)
-    finally:
-        await server.stop()
+    ended = await asyncio.to_thread(run, server.endpoint)
     assert ended.returncode == 0, ended
     assert ended.stdout.strip() == f"the page: {server.endpoint}/"

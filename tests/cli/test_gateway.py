@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,13 +15,14 @@ import pytest
 from agentlightning.cli import main
 from agentlightning.store.sqlite import SQLiteLightningStore
 from tests.stubs.model_server import Fault, ModelServer, encode
+from tests.stubs.processes import Process
 
 
 @pytest.fixture
 def start(serve: Any) -> Any:
     """Starts the gateway; returns its process and the addresses that it names."""
 
-    def started(*arguments: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    def started(*arguments: str) -> tuple[Process, dict[str, str]]:
         process, lines = serve("gateway", *arguments, lines=4)
         return process, dict(line.split("=", 1) for line in lines if "=" in line)
 
@@ -37,11 +36,9 @@ def _ask(base_url: str, content: str, model: str = "tiny") -> dict[str, Any]:
         return json.load(answer)
 
 
-def _end(process: subprocess.Popen[str]) -> dict[str, Any]:
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0
-    return json.loads(output.splitlines()[-1])
+def _end(process: Process) -> dict[str, Any]:
+    assert process.interrupted() == 0
+    return json.loads(process.said.splitlines()[-1])
 
 
 def test_a_program_is_recorded_without_a_trainer_and_run_without_a_model(start: Any, tmp_path: Path) -> None:

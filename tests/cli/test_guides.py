@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,16 +15,12 @@ from agentlightning.cli import main
 from agentlightning.cli.main import load
 from agentlightning.store import SQLiteLightningStore
 from tests.cli.reference import PAGE, page
+from tests.pages import blocks
+from tests.stubs.processes import run_program
 
-DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("operate", "debug")
+GUIDES = ("how-to/operate.md", "how-to/debug.md")
 SERVING = {"gateway", "prometheus", "runner"}
 """Commands that end when they are told to: their arguments are read, and that is all. `agl store` is another one."""
-
-
-def blocks(guide: str, language: str) -> list[str]:
-    text = (DOCS / f"how-to/{guide}.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands(guide: str) -> Iterator[list[str]]:
@@ -44,11 +36,9 @@ def commands(guide: str) -> Iterator[list[str]]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the program of the guide left behind, and a file of the name that the other guide uses."""
     made = tmp_path_factory.mktemp("guide")
-    [program] = blocks("debug", "python")
+    [program] = blocks("how-to/debug.md")
     (made / "program.py").write_text(program)
-    done = subprocess.run([sys.executable, "program.py"], cwd=made, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("succeeded (scored)") >= 2
+    assert run_program("python", "program.py", folder=made).stderr.count("succeeded (scored)") >= 2
     shutil.copy(made / "debug.db", made / "run.db")
     return made
 
@@ -88,16 +78,13 @@ def test_the_reference_says_what_the_commands_say() -> None:
 
 
 def test_the_file_of_the_reference_is_understood(tmp_path: Path) -> None:
-    [written] = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    [written] = blocks(PAGE, "yaml")
     (tmp_path / "run.yaml").write_text(written)
     (tmp_path / "tasks.jsonl").write_text('"Ada"\n')
     (tmp_path / "my_agent.py").write_text(
         "def agent(task, prompt_template):\n    return float(prompt_template.format(name=task) == 'Hello, Ada!')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "agentlightning.cli", "run", "run.yaml", "--json", "--log-level", "WARNING"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, env={**os.environ, "AGL_LOG_JSON": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ("run", "run.yaml", "--json", "--log-level", "WARNING")
+    done = run_program("agl", *words, folder=tmp_path, AGL_LOG_JSON="1")
     assert '"rewards": [\n      1.0\n    ]' in done.stdout
     assert (tmp_path / "run.db").is_file()

@@ -6,8 +6,6 @@ import asyncio
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -18,10 +16,12 @@ from uuid import uuid4
 import anyio.to_thread
 import pytest
 
-from agentlightning.store import LightningStoreServer, SQLiteLightningStore
+from agentlightning.store import SQLiteLightningStore
 from tests.cli.terminal import shell as agl
 from tests.legacy.v03.older import Older, older, older_server, unfinished, write_dump
 from tests.store.conformance.test_history import everything
+from tests.stubs.processes import Terminal
+from tests.stubs.running import serving
 
 pytestmark = pytest.mark.heavy
 
@@ -213,13 +213,11 @@ async def test_people_are_told_in_a_table(tmp_path: Path) -> None:
 async def test_it_is_written_through_a_server_too(tmp_path: Path) -> None:
     made = older(rollouts=30)
     engine = SQLiteLightningStore(tmp_path / "served.db")
-    server = LightningStoreServer(engine, port=0)
-    await server.start()
     dump = str(write_dump(tmp_path / "dump", made))
-    done = await anyio.to_thread.run_sync(lambda: agl("import-v03", dump, "--store", server.endpoint))
+    async with serving(engine) as server:
+        done = await anyio.to_thread.run_sync(lambda: agl("import-v03", dump, "--store", server.endpoint))
     assert done.returncode == 0, done.stderr
     assert (await engine.statistics())["total_spans"] == len(made["spans"])
-    await server.stop()
     await engine.close()
 
 
@@ -262,20 +260,18 @@ async def _sizes(file: Path) -> Any:
     return sizes
 
 
-def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
+def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path, terminal: Terminal) -> None:
     made = older(rollouts=400, spans=10)
     dump = str(write_dump(tmp_path / "dump", made, lines=True))
     file = tmp_path / "new.db"
-    command = [sys.executable, "-m", "agentlightning.cli", "import-v03", dump, "--store", str(file)]
     chance, killed = random.Random(7), 0
     for _ in range(4):
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while not file.exists() and running.poll() is None:
+        running = terminal(["agl", "import-v03", dump, "--store", file])
+        while not file.exists() and running.code is None:
             time.sleep(0.01)
         time.sleep(chance.uniform(0.05, 0.4))
-        killed += running.poll() is None
-        running.send_signal(signal.SIGKILL)
-        running.wait()
+        killed += running.code is None
+        running.interrupted(signal.SIGKILL)
         checked = agl("store", "check", "--db", str(file))
         assert checked.returncode == 0, checked.stdout
     assert killed
@@ -285,19 +281,16 @@ def test_a_kill_in_the_middle_loses_nothing(tmp_path: Path) -> None:
     assert (sizes["total_rollouts"], sizes["total_attempts"], sizes["total_spans"]) == (400, 800, 8000)
 
 
-def test_ctrl_c_says_that_it_may_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_says_that_it_may_go_on(tmp_path: Path, terminal: Terminal) -> None:
     dump = str(write_dump(tmp_path / "dump", older(rollouts=1500, spans=10), lines=True))
-    command = [sys.executable, "-m", "agentlightning.cli", "import-v03", dump, "--store", str(tmp_path / "new.db")]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = terminal(["agl", "import-v03", dump, "--store", "new.db"], apart=True)
     while not (tmp_path / "new.db").exists():
         time.sleep(0.01)
     time.sleep(0.3)
-    running.send_signal(signal.SIGINT)
-    output, errors = running.communicate(timeout=60)
-    assert running.returncode == 130, errors
-    assert "Traceback" not in errors
-    assert "The same command goes on" in errors
-    assert "rollouts" in output
+    assert running.interrupted() == 130, running.errors
+    assert "Traceback" not in running.errors
+    assert "The same command goes on" in running.errors
+    assert "rollouts" in running.said
 
 
 @pytest.mark.parametrize(
@@ -326,12 +319,9 @@ def test_a_wrong_source_is_one_line_and_makes_no_file(tmp_path: Path, source: st
 
 
 async def test_a_store_of_this_package_is_no_source(tmp_path: Path) -> None:
-    server = LightningStoreServer(SQLiteLightningStore(tmp_path / "mine.db"), port=0)
-    await server.start()
-    done = await anyio.to_thread.run_sync(
-        lambda: agl("import-v03", server.endpoint, "--store", str(tmp_path / "new.db"))
-    )
-    await server.stop()
+    async with serving(SQLiteLightningStore(tmp_path / "mine.db")) as server:
+        words = ("import-v03", server.endpoint, "--store", str(tmp_path / "new.db"))
+        done = await anyio.to_thread.run_sync(lambda: agl(*words))
     assert done.returncode == 2
     assert "agl store backup" in done.stderr
 

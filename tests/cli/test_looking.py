@@ -11,10 +11,7 @@ import pytest
 
 from agentlightning.cli import main
 from agentlightning.execution.run_state import stop_note, stop_run
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner
 from agentlightning.store import SQLiteLightningStore
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import (
     LLM,
     AttemptError,
@@ -26,7 +23,7 @@ from agentlightning.types import (
     TraceStatus,
 )
 from tests.cli.test_rollouts import store_a_rollout
-from tests.stubs.model_server import ModelServer
+from tests.stubs.running import run_through_gateway
 from tests.test_one_rollout import agent as asks_twice
 
 SECRET = "sk-planted-key"
@@ -57,15 +54,7 @@ async def test_a_rollout_is_shown_with_what_agent_and_model_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = SQLiteLightningStore(tmp_path / "store.db", synchronous="NORMAL")
-    with ModelServer() as model:
-        proxy = LLMProxy(store=store, model_list=[model.entry("m")])
-        await proxy.start()
-        await store.add_resources({"main_llm": proxy.as_resource()})
-        rollout = await store.enqueue_rollout("hello", mode="train")
-        runner = LitAgentRunner[str](OtelTracer(), max_rollouts=1)
-        with runner.run_context(agent=asks_twice, store=store):
-            await runner.iter()
-        await proxy.stop()
+    [rollout] = await run_through_gateway(store, asks_twice, "hello")
     await store.close()
     assert await asyncio.to_thread(main, ["rollouts", "show", rollout.rollout_id, "--store", str(tmp_path)]) == 0
     first, attempt, *lines = capsys.readouterr().out.splitlines()

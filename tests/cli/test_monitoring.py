@@ -13,14 +13,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner
-from agentlightning.store import InMemoryLightningStore, LightningStoreServer
+from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.http.metrics import exported_metrics
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import RunRecord
 from agentlightning.utils.metrics import PrometheusMetricsBackend
-from tests.stubs.model_server import ModelServer
+from tests.stubs.running import run_through_gateway, serving
 from tests.test_one_rollout import agent as asks_twice
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -34,18 +31,8 @@ async def scraped() -> Samples:
     """Use a store server as a run does, gateway included, and return its page: label sets and values by sample name."""
     tracker = PrometheusMetricsBackend()
     store = InMemoryLightningStore(tracker=tracker)
-    server = LightningStoreServer(store, port=0, tracker=tracker)
-    await server.start()
-    try:
-        with ModelServer() as model:
-            proxy = LLMProxy(store=server, model_list=[model.entry("m")])
-            await proxy.start()
-            await server.add_resources({"main_llm": proxy.as_resource()})
-            await server.enqueue_rollout("hello", mode="train")
-            runner = LitAgentRunner[str](OtelTracer(), max_rollouts=1)
-            with runner.run_context(agent=asks_twice, store=server):
-                await runner.iter()
-            await proxy.stop()
+    async with serving(store, tracker=tracker) as server:
+        await run_through_gateway(server, asks_twice, "hello")
         failed = await server.start_rollout("hello", worker_id="w")
         await server.fail_rollout(failed.rollout_id, reason="of_my_own")
         await server.enqueue_rollout("later")
@@ -56,9 +43,7 @@ async def scraped() -> Samples:
             for _ in range(2):  # the first page is the first request that is counted
                 async with session.get(f"{server.endpoint}/v1/prometheus") as reply:
                     text = await reply.text()
-    finally:
-        await server.stop()
-        await store.close()
+    await store.close()
     samples: Samples = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

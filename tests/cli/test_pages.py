@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +14,7 @@ import typer
 from agentlightning.cli import main
 from agentlightning.cli.main import COMMANDS, load
 from tests.cli.terminal import shell
+from tests.stubs.processes import run_program
 
 
 def pages() -> Iterator[tuple[str, ...]]:
@@ -54,8 +53,7 @@ from agentlightning.cli import main
 main(["--help"])
 print([name for name in sys.modules if name.startswith("agentlightning.")])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    loaded = done.stdout.splitlines()[-1]
+    loaded = run_program("python", "-c", program).stdout.splitlines()[-1]
     assert "agentlightning.cli.main" in loaded
     for name in ("agentlightning.cli.store", "agentlightning.store", "agentlightning.types"):
         assert f"'{name}'" not in loaded
@@ -79,10 +77,8 @@ def test_a_near_miss_is_told_the_right_word(
 
 def test_a_shell_completes_commands_and_options() -> None:
     def completed(words: str) -> list[str]:
-        environment = {**os.environ, "_AGL_COMPLETE": "complete_bash", "COMP_WORDS": words}
-        environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
-        command = [sys.executable, "-m", "agentlightning.cli"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment).stdout.split()
+        asked = {"_AGL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return run_program("agl", code=None, **asked).stdout.split()
 
     assert completed("agl ro") == ["rollouts"]
     assert "retry" in completed("agl rollouts re")
@@ -112,7 +108,7 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_comes_when_asked_for(
 
 def test_a_reader_that_has_read_enough_is_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m agentlightning.cli doctor --json | head -c 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = run_program("bash", "-c", command, code=None)
     assert (done.stdout, done.stderr) == ("[", "")
 
 

@@ -159,7 +159,6 @@ class Page(HTMLParser):
 
 
 async def draw(store: str, runs: dict[str, str]) -> None:
-    """Give two runs a curve."""
     opened = agl.SQLiteLightningStore(store)
     for name, gain in (("easy odd", 0.0), ("hard", 0.5)):
         steps = [RunRecord(kind="step", step=step, data={"mean_reward": step / 40 + gain}) for step in range(1, 21)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.emitter import emit_reward
-from agentlightning.store import InMemoryLightningStore, LightningStoreServer, SQLiteLightningStore
+from agentlightning.store import LightningStoreServer, SQLiteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Span
 from tests.adapter.span_maker import chat, gateway_call
@@ -80,15 +80,10 @@ async def test_advice_stands_line_by_line_on_a_terminal(tmp_path: Path) -> None:
     assert lines[lines.index("task: first") + 1] == "  second"
 
 
-async def test_a_server_may_be_asked(run_folder: tuple[Path, str]) -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    try:
-        rollout_id = await store_a_rollout(server)
-        done = agl("explain", rollout_id, "--store", server.endpoint)
-        assert done.stdout.startswith(f"rollout {rollout_id}: succeeded")
-    finally:
-        await server.stop()
+async def test_a_server_may_be_asked(run_folder: tuple[Path, str], server: LightningStoreServer) -> None:
+    rollout_id = await store_a_rollout(server)
+    done = agl("explain", rollout_id, "--store", server.endpoint)
+    assert done.stdout.startswith(f"rollout {rollout_id}: succeeded")
 
 
 @pytest.mark.parametrize("arguments", [["explain", "ro-nobody"], ["explain", "ro-nobody", "--store", "nowhere.db"]])

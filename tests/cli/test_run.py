@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from agentlightning.cli.plan import has_frame_of_users, load_dataset, load_targe
 from agentlightning.errors import BadRequestError
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.types import PromptTemplate
+from tests.stubs.processes import Terminal, run_program
 
 PROGRAM = """
 import os, signal
@@ -65,30 +64,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("my_agent", None)
 
 
-def agl(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "agentlightning.cli", *arguments]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    )
-
-
 # --- a run from a file -----------------------------------------------------------------------------------------------
 
 
 def test_a_file_is_a_whole_run(folder: Path) -> None:
     (folder / "more.jsonl").write_text('"Ada"\n"Alan"\n"Grace"\n')
-    run = agl("run", "run.yaml", "--train", "more.jsonl", "--set", "trainer.n_runners=2", "--json", "--log-json")
-    out, err = run.communicate(timeout=60)
-    assert run.returncode == 0, err
-    assert json.loads(out)["result"]["rewards"] == [1.0, 1.0, 1.0]
-    assert {json.loads(line)["logger"].partition(".")[0] for line in err.splitlines()} == {"agentlightning"}
+    words = ("run", "run.yaml", "--train", "more.jsonl", "--set", "trainer.n_runners=2", "--json", "--log-json")
+    run = run_program("agl", *words)
+    assert json.loads(run.stdout)["result"]["rewards"] == [1.0, 1.0, 1.0]
+    assert {json.loads(line)["logger"].partition(".")[0] for line in run.stderr.splitlines()} == {"agentlightning"}
 
 
 def test_an_exception_of_the_users_code_is_shown_with_its_traceback(folder: Path) -> None:
     nothing = "--set", "train_dataset=null", "--set", "trainer.initial_resources=null"
-    run = agl("run", "run.yaml", "--set", "trainer.algorithm=my_agent:breaks", *nothing)
-    _, err = run.communicate(timeout=60)
-    assert run.returncode == 1
+    err = run_program("agl", "run", "run.yaml", "--set", "trainer.algorithm=my_agent:breaks", *nothing, code=1).stderr
     assert "in breaks" in err
     assert err.rstrip().endswith("LookupError: a bug of mine")
 
@@ -130,39 +119,30 @@ def test_what_is_wrong_is_named_before_anything_runs(
 
 @pytest.mark.slow
 async def test_runners_join_by_url_and_token_and_end_by_a_signal_or_with_their_run(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "token").write_text("s3cret\n")
     (folder / "token").chmod(0o600)
-    store = agl("store", "--port", "0", "--db", "memory", AGL_TOKEN="s3cret")
-    assert store.stdout is not None
-    url = store.stdout.readline().split()[-1]
-    command = "runner", "my_agent.py:agent", "--store", url, "--run", "nightly", "--token-file", "token"
-    runner = agl(*command)
+    store = terminal("agl store --port 0 --db memory", apart=True, AGL_TOKEN="s3cret")
+    url = (await asyncio.to_thread(store.until, r"http://\S+\n")).split("\n")[0].split()[-1]
+    command = f"agl runner my_agent.py:agent --store {url} --run nightly --token-file token"
+    runner = terminal(command, apart=True)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for what a script starts in the background
-    leaver = agl(*command)
+    leaver = terminal(command)
     signal.signal(signal.SIGINT, before)
     monkeypatch.setenv("AGL_TOKEN", "s3cret")
     client = LightningStoreClient(url)
-    try:
-        prompt = PromptTemplate(template="Hello, {name}!", engine="f-string")
-        await client.add_resources({"prompt": prompt}, run_id="nightly")
-        rollout = await client.enqueue_rollout("Ada", run_id="nightly")
-        [ended] = await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60)
-        assert ended.status == "succeeded"
-        assert leaver.stderr is not None
-        while "serves the queue" not in await asyncio.to_thread(leaver.stderr.readline):
-            pass
-        leaver.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(leaver.wait, 60) == 143
-        assert await asyncio.to_thread(main, ["run", "stop", "nightly", "--store", url]) == 0
-        out, err = await asyncio.to_thread(runner.communicate, timeout=60)
-        assert (runner.returncode, out, "Unclosed" in err) == (0, "", False)
-    finally:
-        await client.close()
-        for process in (runner, leaver, store):
-            process.kill()
-            process.communicate()
+    prompt = PromptTemplate(template="Hello, {name}!", engine="f-string")
+    await client.add_resources({"prompt": prompt}, run_id="nightly")
+    rollout = await client.enqueue_rollout("Ada", run_id="nightly")
+    [ended] = await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60)
+    assert ended.status == "succeeded"
+    await asyncio.to_thread(leaver.until, "serves the queue")
+    assert await asyncio.to_thread(leaver.interrupted, signal.SIGTERM) == 143
+    assert await asyncio.to_thread(main, ["run", "stop", "nightly", "--store", url]) == 0
+    code = await asyncio.to_thread(runner.ended)
+    assert (code, runner.said, "Unclosed" in runner.errors) == (0, "", False)
+    await client.close()
 
 
 def test_a_runner_that_waits_in_vain_or_is_refused_has_an_exit_code_of_its_own(

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import time
+import re
 import urllib.error
 from pathlib import Path
 
@@ -20,41 +16,29 @@ from agentlightning.cli import main
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import LLM
 from tests.algorithm.parts import ask, save_untrained_model, say
+from tests.stubs.processes import Terminal
 
 
 @pytest.mark.heavy
-def test_a_model_is_served_and_its_calls_are_recorded_with_their_tokens(tmp_path: Path) -> None:
+async def test_a_model_is_served_and_its_calls_are_recorded_with_their_tokens(
+    tmp_path: Path, terminal: Terminal
+) -> None:
     model = save_untrained_model(tmp_path / "model")
-    command = [sys.executable, "-m", "agentlightning.cli", "serve", str(model), "--store", str(tmp_path / "agl.db")]
-    environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        variables: dict[str, str] = {}
-        while "OPENAI_BASE_URL" not in variables:
-            line = process.stdout.readline()
-            assert line, process.wait()
-            variables |= dict([line.strip().split("=", 1)]) if "=" in line else {}
-        url = variables["OPENAI_BASE_URL"]
-        assert url.startswith("http://127.0.0.1:")
-        llm = LLM(endpoint=url, model="policy", sampling_parameters={"max_tokens": 3})
-        assert ask(llm, [say("one")])["role"] == "assistant"
-        with pytest.raises(urllib.error.HTTPError, match="404"):
-            ask(llm.model_copy(update={"model": "another"}), [say("one")])
-        began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert time.monotonic() - began < 60
-
-    async def calls() -> list[int]:
-        store = SQLiteLightningStore(tmp_path / "agl.db")
-        [rollout] = await store.query_rollouts()
-        recorded_calls = model_calls(list(await store.query_spans(rollout.rollout_id)))
-        await store.close()
-        assert rollout.status == "succeeded"
-        return [len(call.completion_token_ids) for call in recorded_calls if call.state == "ok"]
-
-    assert asyncio.run(calls()) == [3]
+    process = terminal(["agl", "serve", model, "--store", "agl.db"], apart=True)
+    variable = re.compile(r"^OPENAI_BASE_URL=(\S+)\n", re.MULTILINE)
+    [url] = variable.findall(await asyncio.to_thread(process.until, f"(?m){variable.pattern}"))
+    assert url.startswith("http://127.0.0.1:")
+    llm = LLM(endpoint=url, model="policy", sampling_parameters={"max_tokens": 3})
+    assert (await asyncio.to_thread(ask, llm, [say("one")]))["role"] == "assistant"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        await asyncio.to_thread(ask, llm.model_copy(update={"model": "another"}), [say("one")])
+    assert await asyncio.to_thread(process.interrupted) == 0
+    store = SQLiteLightningStore(tmp_path / "agl.db")
+    [rollout] = await store.query_rollouts()
+    recorded_calls = model_calls(list(await store.query_spans(rollout.rollout_id)))
+    await store.close()
+    assert rollout.status == "succeeded"
+    assert [len(call.completion_token_ids) for call in recorded_calls if call.state == "ok"] == [3]
 
 
 def test_beyond_loopback_a_token_is_needed_before_a_model_is_loaded(

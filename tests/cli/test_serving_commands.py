@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,6 +17,7 @@ from agentlightning.cli import main
 from agentlightning.cli.doctor import VARIABLES
 from agentlightning.store import SQLiteLightningStore
 from tests.cli.terminal import Serve
+from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,12 +38,11 @@ def test_what_processes_count_in_one_folder_is_one_page(serve: Serve, tmp_path: 
     assert url.endswith("/metrics")
     counting = "import prometheus_client as p; p.Counter('steps', 'x').inc(2)"
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", counting], env={**os.environ, **shared}, check=True, timeout=60)
+        run_program("python", "-c", counting, **shared)
     assert b"steps_total 4.0" in fetch(url)
     assert fetch(url + "/") == fetch(url)
     assert json.loads(fetch(url.removesuffix("metrics") + "health")) == {"status": "ok"}
-    server.send_signal(signal.SIGINT)
-    assert server.wait(30) == 0
+    assert server.interrupted() == 0
 
 
 def test_a_page_beyond_loopback_needs_a_token(
@@ -98,8 +94,7 @@ async def test_what_the_agentops_sdk_sends_becomes_a_rollout(serve: Serve, tmp_p
             fetch(f"{endpoint}/v3/auth/token", b'{"api_key": "wrong"}')
     else:
         fetch(traces, trace((b"child--3", b"root---2", "of a trace without an end")), **sender)
-    server.send_signal(signal.SIGINT)
-    assert server.wait(30) == 0
+    assert server.interrupted() == 0
     store = SQLiteLightningStore(tmp_path / "agl.db")
     first, *others = await store.query_rollouts(sort_by="start_time")
     assert (first.status, first.input["trace_id"]) == ("succeeded", (b"t" * 16).hex())
@@ -118,10 +113,8 @@ def test_arguments_go_to_vllm_as_they_are(tmp_path: Path, version: str, code: in
     (package / "main.py").write_text("import sys\ndef main():\n    print(sys.argv)\n    return 7\n")
     (tmp_path / "vllm.dist-info").mkdir()
     (tmp_path / "vllm.dist-info/METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
-    command = [sys.executable, "-m", "agentlightning.cli", "vllm", "serve", "m", "--help", "--port", "1"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == code, done.stderr
+    words = ("vllm", "serve", "m", "--help", "--port", "1")
+    done = run_program("agl", *words, code=code, PYTHONPATH=f"{tmp_path}:{ROOT}")
     if code == 7:
         assert done.stdout == "['vllm', 'serve', 'm', '--help', '--port', '1']\n"
     else:
@@ -150,9 +143,7 @@ def test_the_help_of_vllm_needs_no_vllm(option: str, capsys: pytest.CaptureFixtu
 def test_a_command_is_a_module_of_its_own(module: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert importlib.import_module(f"agentlightning.cli.{module}").main(["--help"]) == 0
     assert f"Usage: agl {command}" in capsys.readouterr().out
-    name = f"agentlightning.cli.{module}"
-    done = subprocess.run([sys.executable, "-m", name, "--no-such-option"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2, done.stderr
+    run_program("python", "-m", f"agentlightning.cli.{module}", "--no-such-option", code=2)
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------

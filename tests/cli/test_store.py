@@ -6,8 +6,6 @@ import asyncio
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,16 +17,16 @@ from agentlightning.cli import main
 from agentlightning.cli.store import Backend, read_bytes, read_seconds, store_spec
 from agentlightning.errors import BadRequestError, StoreUnreachableError
 from agentlightning.store import LightningStoreClient, SQLiteLightningStore
+from tests.stubs.processes import Process, run_program
 
-Server = subprocess.Popen[str]
-Serve = Callable[..., tuple[Server, str]]
+Serve = Callable[..., tuple[Process, str]]
 
 
 @pytest.fixture
 def serve_store(serve: Any) -> Serve:
     """Starts `agl store` with arguments; returns the process and its address."""
 
-    def start(*arguments: str) -> tuple[Server, str]:
+    def start(*arguments: str) -> tuple[Process, str]:
         server, [line, page] = serve("store", *arguments, lines=2)
         url = line.split()[-1]
         assert page == f"its page: {url}/"
@@ -160,12 +158,10 @@ async def test_a_signal_ends_it_with_every_request_answered_and_every_answer_sto
     callers = [asyncio.create_task(enqueue()) for _ in range(8)]
     parked = asyncio.create_task(store.dequeue_rollout(timeout=60.0, run_id="idle"))
     await enough.wait()
-    server.send_signal(number)
-    assert await asyncio.to_thread(server.wait, 30) == 0
+    assert await asyncio.to_thread(server.interrupted, number) == 0
     for ended in await asyncio.gather(*callers, parked, return_exceptions=True):
         assert isinstance(ended, StoreUnreachableError)  # nobody answers there any more
-    assert server.stdout is not None
-    assert server.stdout.read().splitlines()[-1] == "store closed"
+    assert server.said.splitlines()[-1] == "store closed"
     assert os.listdir(tmp_path) == ["run.db"]
     again = SQLiteLightningStore(tmp_path / "run.db")
     assert set(answered) <= {rollout.rollout_id for rollout in await again.query_rollouts()}
@@ -183,12 +179,10 @@ async def test_a_second_signal_ends_it_at_once_and_loses_no_answer(
     writer.write(half)  # a request in progress, for which a stop in good order waits
     await writer.drain()
     await client(endpoint).statistics()
-    server.send_signal(number)
-    assert server.stdout is not None
-    assert server.stdout.readline().startswith("stopping")
+    server.popen.send_signal(number)
+    await asyncio.to_thread(server.until, "(?m)^stopping")
     await asyncio.sleep(0.5)  # longer than what counts as an echo of the first signal
-    server.send_signal(number)
-    assert await asyncio.to_thread(server.wait, 30) == 128 + number
+    assert await asyncio.to_thread(server.interrupted, number) == 128 + number
     writer.close()
     again = SQLiteLightningStore(tmp_path / "run.db")
     assert [rollout.rollout_id for rollout in await again.query_rollouts()] == [stored_rollout.rollout_id]
@@ -198,9 +192,9 @@ async def test_a_second_signal_ends_it_at_once_and_loses_no_answer(
 async def test_one_signal_that_arrives_twice_is_one(serve_store: Serve, client: Any) -> None:
     server, endpoint = serve_store("--db", "memory")
     await client(endpoint).statistics()
-    os.kill(server.pid, signal.SIGTERM)
-    os.killpg(server.pid, signal.SIGTERM)
-    assert await asyncio.to_thread(server.wait, 30) == 0
+    server.popen.terminate()
+    os.killpg(server.popen.pid, signal.SIGTERM)
+    assert await asyncio.to_thread(server.ended) == 0
 
 
 @pytest.mark.parametrize(("echo_seconds", "code"), [(60.0, 0), (0.0, 128 + signal.SIGTERM)])
@@ -216,8 +210,8 @@ async def main():
 asyncio.run(main())
 os.kill(os.getpid(), signal.SIGTERM)
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, "ended at once" in ended.stderr) == (code, code != 0), ended.stderr
+    ended = run_program("python", "-c", program, code=code)
+    assert ("ended at once" in ended.stderr) == (code != 0), ended.stderr
 
 
 def test_an_echo_at_the_very_end_of_the_interpreter_does_not_end_it() -> None:
@@ -234,8 +228,7 @@ async def main():
     await end
 asyncio.run(main())
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stderr
+    run_program("python", "-c", program)
 
 
 # --- looking after a file --------------------------------------------------------------------------------------------

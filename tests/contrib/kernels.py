@@ -72,7 +72,6 @@ def living_agent(kernel: Any) -> Callable[[list[str]], Any]:
 
 
 def known_agent(kernel: Any) -> Callable[[list[str]], Any]:
-    """Return an agent that the kernel ends at the first violation."""
 
     async def agent(task: list[str]) -> Any:
         from agent_control_plane.kernel_space import user_space_execution

@@ -103,19 +103,16 @@ def empty_address(_folder: Path, _serve_long: Serve) -> str:
 
 @pytest.fixture(scope="session")
 def token_address(_folder: Path, _serve_long: Serve) -> str:
-    """A server that asks for `TOKEN`."""
     return _serve_long(copy_store(demo_store(), _folder / "token.db"), token=TOKEN).address
 
 
 @pytest.fixture(scope="session")
 def many_address(_folder: Path, _serve_long: Serve) -> str:
-    """A server over 100,000 rollouts."""
     return _serve_long(copy_store(many_store(), _folder / "many.db")).address
 
 
 @pytest.fixture(scope="session")
 def many_spans(_folder: Path, _serve_long: Serve) -> tuple[str, str]:
-    """A server with one rollout of 5,000 spans, and its id."""
     path, rollout_id = spans_store(_folder / "spans.db")
     return _serve_long(path).address, rollout_id
 

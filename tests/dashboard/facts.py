@@ -24,7 +24,6 @@ def summaries(address: str, **filters: Any) -> dict[str, Any]:
 
 
 def records(address: str, run_id: str, kind: str, **query: Any) -> list[dict[str, Any]]:
-    """Return the records of one kind of a run."""
     items: list[dict[str, Any]] = []
     while True:
         query_body = {"kind_in": [kind], "limit": 1000, "offset": len(items), **query}
@@ -35,5 +34,10 @@ def records(address: str, run_id: str, kind: str, **query: Any) -> list[dict[str
 
 
 def the_run(address: str) -> str:
-    """Return the id of the only run."""
     return str(ask(address, "/runs")["items"][0]["run_id"])
+
+
+def trained_rollout(address: str) -> str:
+    """Return a rollout of the demo's first step whose tokens were trained; one of equal rewards has no rows."""
+    entries = records(address, the_run(address), "ledger", step_from=1, step_to=1)
+    return str(next(record["name"] for record in entries if record["data"].get("rows")))

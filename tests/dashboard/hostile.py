@@ -21,7 +21,6 @@ TASK = TEXT[:40] + "\u202etask"
 
 
 def hostile_store(path: Path) -> tuple[Path, str]:
-    """Make the store; return it and the id of its rollout."""
     return path, run_async(lambda: _make(path))
 
 

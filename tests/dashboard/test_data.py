@@ -14,7 +14,6 @@ import pytest
 from agentlightning.adapter.calls.conversation import Line
 from agentlightning.dashboard import conversation
 from agentlightning.store.client_server import LightningStoreServer
-from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, PromptTemplate, RunRecord, Span
 from tests.adapter.span_maker import chat, gateway_call, reward, span, spoken_call, with_attributes
 
@@ -34,7 +33,6 @@ class Page:
             return body
 
     async def played(self, spans: Sequence[Span], *, mode: str = "train", end: bool = True) -> AttemptedRollout:
-        """Return a rollout of a run whose attempt has these spans."""
         rollout = await self.store.start_rollout({"question": "1 + 1"}, mode=mode, run_id="run")  # type: ignore[arg-type]
         place = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
         await self.store.add_many_spans([each.model_copy(update=place) for each in spans])
@@ -50,12 +48,9 @@ class Page:
 
 
 @pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
+async def page(server: LightningStoreServer) -> AsyncIterator[Page]:
     async with aiohttp.ClientSession() as session:
         yield Page(server, session)
-    await server.stop()
 
 
 # --- explanation -----------------------------------------------------------------------------------------------------

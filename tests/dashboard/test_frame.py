@@ -9,19 +9,28 @@ from playwright.sync_api import expect
 
 from tests.dashboard.browser import no_violations, nothing_cut_off
 from tests.dashboard.conftest import OpenView
-from tests.dashboard.facts import summaries
+from tests.dashboard.facts import summaries, the_run, trained_rollout
 from tests.dashboard.server import ROOT, StoreProcess
 
 pytestmark = pytest.mark.dashboard
 SCRIPTS = ROOT / "agentlightning" / "dashboard" / "static" / "assets"
 VIEWS = ("/runs", "/rollouts", "/compare", "/resources", "/workers", "/settings")
+VIEWS_OF_A_RUN = (
+    *("/runs/RUN", "/runs/RUN?tab=settings", "/runs/RUN/steps/1/groups/0", "/compare?before=RUN%3A0&after=RUN%3A3"),
+)
+TABS = ("conversation", "waterfall", "tokens", "attempts", "details")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("view", VIEWS)
-def test_axe_finds_nothing_and_nothing_is_cut_off(open_view: OpenView, view: str, theme: str) -> None:
+@pytest.mark.parametrize("view", [*VIEWS, *VIEWS_OF_A_RUN, *(f"/rollouts/ROLLOUT?tab={tab}" for tab in TABS)])
+def test_axe_finds_nothing_and_nothing_is_cut_off(
+    open_view: OpenView, store_address: str, view: str, theme: str
+) -> None:
+    for word, find in (("RUN", the_run), ("ROLLOUT", trained_rollout)):
+        view = re.sub(rf"\b{word}\b", find(store_address), view) if word in view else view
     page = open_view(view, theme=theme, width=400)
     expect(page.locator("[data-connection=live]")).to_be_visible()
+    expect(page.get_by_text("Loading")).to_have_count(0)
     nothing_cut_off(page)
     no_violations(page)
 

@@ -13,32 +13,13 @@ from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.training.ledger_records import numbers_of
 from agentlightning.types import Span
 from tests.adapter.span_maker import spoken_call
-from tests.dashboard.browser import no_violations, nothing_cut_off
+from tests.dashboard.browser import no_violations
 from tests.dashboard.conftest import OpenView, Serve
-from tests.dashboard.facts import ask, records, summaries, the_run
+from tests.dashboard.facts import ask, records, summaries, the_run, trained_rollout
 from tests.dashboard.server import StoreProcess
 from tests.dashboard.stores import SPANS, run_async
 
 pytestmark = pytest.mark.dashboard
-TABS = ("conversation", "waterfall", "tokens", "attempts", "details")
-
-
-def trained_rollout(address: str) -> str:
-    """Return a rollout of the demo's first step whose tokens were trained; one of equal rewards has no rows."""
-    entries = records(address, the_run(address), "ledger", step_from=1, step_to=1)
-    return str(next(record["name"] for record in entries if record["data"].get("rows")))
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("tab", TABS)
-def test_axe_finds_nothing_and_nothing_is_cut_off(
-    open_view: OpenView, store_address: str, tab: str, theme: str
-) -> None:
-    page = open_view(f"/rollouts/{trained_rollout(store_address)}?tab={tab}", theme=theme, width=400)
-    expect(page.get_by_role("tabpanel")).to_be_visible()
-    expect(page.get_by_text("Loading")).to_have_count(0)
-    nothing_cut_off(page)
-    no_violations(page)
 
 
 def test_five_thousand_spans_are_a_tree_of_which_only_what_is_in_view_is_drawn(

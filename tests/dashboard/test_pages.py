@@ -13,8 +13,8 @@ import pytest
 from agentlightning.dashboard import pages
 from agentlightning.store.client_server import LightningStoreServer
 from agentlightning.store.http import mounts
-from agentlightning.store.memory import InMemoryLightningStore
 from tests.stubs.raw_http import Answer, exchange, request
+from tests.stubs.running import serving
 
 TOKEN = "the-token-of-this-server"
 SCRIPT = b"console.log('a script of the page');\n" * 100
@@ -35,11 +35,8 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 async def server(built: Path) -> AsyncIterator[LightningStoreServer]:
-    """A store server that asks for a token."""
-    server = LightningStoreServer(InMemoryLightningStore(), port=0, token=TOKEN)
-    await server.start()
-    yield server
-    await server.stop()
+    async with serving(token=TOKEN) as server:
+        yield server
 
 
 async def get(server: LightningStoreServer, path: str, method: str = "GET", **headers: str) -> Answer:
@@ -115,15 +112,11 @@ async def test_a_page_under_a_foreign_name_is_refused(server: LightningStoreServ
 
 async def test_a_server_whose_page_is_not_built_says_what_to_do(built: Path) -> None:
     (built / "index.html").unlink()
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    try:
+    async with serving() as server:
         answer = await get(server, "/")
         assert answer.status == 404
         assert b"make dashboard" in answer.body
         assert (await get(server, "/v1/agl/rollouts")).status == 200
-    finally:
-        await server.stop()
 
 
 async def test_a_part_that_cannot_be_imported_does_not_keep_the_store_from_being_served(
@@ -131,11 +124,7 @@ async def test_a_part_that_cannot_be_imported_does_not_keep_the_store_from_being
 ) -> None:
     monkeypatch.setattr(mounts, "MOUNTS", ("agentlightning.no_such_part:mount",))
     monkeypatch.setattr(mounts.mounts_of, "__defaults__", (mounts.MOUNTS,))
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    try:
+    async with serving() as server:
         assert (await get(server, "/v1/agl/rollouts")).status == 200
         assert (await get(server, "/")).status == 404
-    finally:
-        await server.stop()
     assert "agentlightning.no_such_part:mount" in caplog.text

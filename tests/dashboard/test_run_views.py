@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,11 +10,11 @@ from playwright.sync_api import Page, expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import RunRecord
-from tests.dashboard.browser import no_violations, nothing_cut_off
 from tests.dashboard.conftest import OpenView, Serve
 from tests.dashboard.facts import ask, records, summaries, the_run
 from tests.dashboard.server import ROOT
 from tests.dashboard.stores import run_async
+from tests.stubs.processes import Terminal
 
 pytestmark = pytest.mark.dashboard
 
@@ -327,48 +325,18 @@ def test_sides_are_chosen_on_the_page_and_a_wrong_one_says_what_is_missing(
 # --- access, width, live ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(
-    "view",
-    ["/runs/RUN", "/runs/RUN?tab=settings", "/runs/RUN/steps/1/groups/0", "/compare?before=RUN%3A0&after=RUN%3A3"],
-)
-def test_axe_finds_nothing_and_nothing_is_cut_off(
-    open_view: OpenView, store_address: str, view: str, theme: str
-) -> None:
-    page = open_view(view.replace("RUN", the_run(store_address)), theme=theme, width=400)
-    expect(page.get_by_text("Loading")).to_have_count(0)
-    nothing_cut_off(page)
-    no_violations(page)
-
-
 @pytest.mark.timeout(300)
-def test_the_curve_of_a_real_run_grows_while_the_page_is_open(open_view: OpenView, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "agentlightning.cli",
-        "demo",
-        "--steps",
-        "3",
-        "--plain",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as demo:
-        assert demo.stdout is not None
-        address = None
-        for line in demo.stdout:
-            if (match := re.search(r"(http://127\.0\.0\.1:\d+)", line)) is not None:
-                address = match[1]
-                break
-        assert address is not None, "agl demo says where its page is"
-        page = open_view("/runs", address=address, may_fail=True)
-        page.locator("tbody a").first.click()
-        counts: list[int] = []
-        bars = page.locator('[data-chart="What became of the model calls"] table:not(.u-legend) tbody tr')
-        for count in (1, 2):
-            expect(bars).to_have_count(count, timeout=90_000)
-            counts.append(bars.count())
-        assert counts == [1, 2]
-        demo.stdout.read()
-    assert demo.returncode == 0
+def test_the_curve_of_a_real_run_grows_while_the_page_is_open(
+    open_view: OpenView, terminal: Terminal, tmp_path: Path
+) -> None:
+    demo = terminal(["agl", "demo", "--steps", "3", "--plain", "--out", tmp_path / "run"], folder=ROOT)
+    [address, *_] = re.findall(r"http://127\.0\.0\.1:\d+", demo.until(r"http://127\.0\.0\.1:\d+.*\n"))
+    page = open_view("/runs", address=address, may_fail=True)
+    page.locator("tbody a").first.click()
+    counts: list[int] = []
+    bars = page.locator('[data-chart="What became of the model calls"] table:not(.u-legend) tbody tr')
+    for count in (1, 2):
+        expect(bars).to_have_count(count, timeout=90_000)
+        counts.append(bars.count())
+    assert counts == [1, 2]
+    demo.succeeded()

@@ -115,7 +115,6 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The built Storybook, served."""
     folder = tmp_path_factory.mktemp("storybook")
     code, out = finished("build-storybook", "--output-dir", str(folder))
     assert code == 0, out[-4000:]

@@ -8,10 +8,9 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli import main
+from tests.stubs.processes import Process, Terminal, run_program
 
 ROOT = Path(__file__).parents[2]
 QUICK = [sys.executable, "-m", "tests.demo.quick"]
@@ -47,9 +47,7 @@ def test_a_whole_demo_turns_a_wrong_habit_into_the_right_one_reports_and_leaves_
 ) -> None:
     agl_script = Path(sys.executable).with_name("agl")
     out = tmp_path / "run"
-    command = [agl_script, "demo", "--out", out]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_program(agl_script, "demo", "--out", out, folder=tmp_path, timeout=800)
     assert done.stderr == ""
     for text in (
         "512 tasks to train on, 256 held out",
@@ -93,7 +91,7 @@ def test_a_whole_demo_turns_a_wrong_habit_into_the_right_one_reports_and_leaves_
 def test_it_trains_on_the_users_own_tasks(tmp_path: Path) -> None:
     tasks = _tasks(tmp_path, *_sums(40))
     command = [*QUICK, "demo", "--steps", "2", "--runners", "1", "--tasks", tasks, "--out", tmp_path / "run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=ROOT, check=False)
+    done = run_program(*command, folder=ROOT, timeout=250, code=None)
     assert done.returncode in (0, 1), done.stdout + done.stderr  # two steps from a bad start need not make it better
     assert "32 tasks to train on, 8 held out" in done.stdout
     assert "user: Please tell me" in done.stdout
@@ -114,12 +112,11 @@ def test_a_port_that_is_taken_ends_it_with_one_line_and_the_traceback_in_the_log
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", 0))
         occupied.listen()
-        environment = {**os.environ, "AGL_SERVER_PORT": str(occupied.getsockname()[1])}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT, env=environment)
-    assert done.returncode == 1
+        port = str(occupied.getsockname()[1])
+        done = run_program(*command, folder=ROOT, code=1, AGL_SERVER_PORT=port)
     [line] = done.stderr.splitlines()
     assert line.startswith("agl: ")
-    assert environment["AGL_SERVER_PORT"] in line
+    assert port in line
     assert done.stdout.splitlines()[-1] == f"failed; the traceback is in {tmp_path / 'run' / 'log.txt'}"
     assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()
 
@@ -216,8 +213,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 {use}
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False)
+    done = run_program("python", "-c", program, folder=tmp_path, code=None)
     assert done.returncode != 0
     last = done.stderr.splitlines()[-1]
     assert f"needs the package '{package}', which is not installed" in last
@@ -229,36 +225,22 @@ sys.meta_path.insert(0, Blocker())
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Iterator[Any]:
+def demo(tmp_path: Path, terminal: Terminal) -> Callable[[str], Process]:
     """A function that starts a demo in a session of its own and returns it after the expected line."""
-    running: list[subprocess.Popen[str]] = []
 
-    def start(until: str) -> subprocess.Popen[str]:
+    def start(until: str) -> Process:
         tasks = _tasks(tmp_path, *_sums(20))  # four of them are held out: little to measure before the training
         command = [*QUICK, "demo", "--steps", "500", "--tasks", tasks, "--out", str(tmp_path / "run")]
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True
-        )
-        running.append(process)
-        assert process.stdout is not None
-        output = ""
-        for line in process.stdout:
-            output += line
-            if line.startswith(until):
-                return process
-        raise AssertionError(f"it ended before {until!r}: {output}")
+        process = terminal(command, folder=ROOT)
+        process.until(rf"(?m)^{until}")
+        return process
 
-    yield start
-    for process in running:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    return start
 
 
-def _everything_of(process: subprocess.Popen[str]) -> tuple[list[psutil.Process], list[int]]:
+def _everything_of(process: Process) -> tuple[list[psutil.Process], list[int]]:
     """Return the processes of a demo and the ports that they listen on."""
-    parent = psutil.Process(process.pid)
-    family = [parent, *parent.children(recursive=True)]
+    family = process.family()
     ports = {c.laddr.port for member in family for c in member.net_connections("tcp") if c.status == "LISTEN"}
     return family, sorted(ports)
 
@@ -277,12 +259,11 @@ def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: An
     assert len(family) >= 3  # two runners beside the main process
     assert len(ports) >= 3  # store, gateway and engine
     if whom == "the main process":
-        process.send_signal(signal.SIGINT)
+        process.popen.send_signal(signal.SIGINT)
     else:
-        os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=10)
-
-    assert process.returncode == 130
+        os.killpg(process.popen.pid, signal.SIGINT)
+    assert process.ended(10) == 130
+    output = process.said
     assert "Traceback" not in output
     run = tmp_path / "run"
     begin = f"interrupted; the run lies in {run} and holds: checkpoints, config.json, log.txt, "
@@ -301,8 +282,10 @@ def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: An
 @pytest.mark.timeout(120)
 def test_ctrl_c_in_the_warm_start_ends_it_too(demo: Any, tmp_path: Path) -> None:
     process = demo(until="warm start: ")
-    os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=10)
-    assert process.returncode == 130
-    assert "Traceback" not in output
-    assert output.splitlines()[-1] == f"interrupted; the run lies in {tmp_path / 'run'} and holds: config.json, log.txt"
+    os.killpg(process.popen.pid, signal.SIGINT)
+    assert process.ended(10) == 130
+    assert "Traceback" not in process.said
+    assert (
+        process.said.splitlines()[-1]
+        == f"interrupted; the run lies in {tmp_path / 'run'} and holds: config.json, log.txt"
+    )

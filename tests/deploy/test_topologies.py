@@ -23,7 +23,6 @@ ALL_SCORED = f"{TASKS} rollouts ({TASKS} scored), mean reward 1.000"
 
 
 def solve(request: dict[str, Any]) -> str:
-    """Answer `What is 2 + 3?`."""
     return str(sum(int(number) for number in re.findall(r"\d+", request["messages"][-1]["content"])))
 
 

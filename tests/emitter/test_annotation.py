@@ -8,10 +8,7 @@ import functools
 import gc
 import inspect
 import logging
-import os
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from typing import Any
@@ -22,6 +19,7 @@ from agentlightning.emitter import emit_annotation, emit_message, operation
 from agentlightning.emitter.annotation import OperationContext
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import Span
+from tests.stubs.processes import clean_environment, run_program
 
 NAME = "agentlightning.operation.name"
 INPUT = "agentlightning.operation.input"
@@ -499,9 +497,7 @@ agl.Trainer(strategy="shm").dev(agent, ["ticket-1"])
     ],
 )
 def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program: str, words: str) -> None:
-    environment = os.environ | {"AGL_EMITTER_DEBUG": "1"}
-    command = [sys.executable, "-c", f"{logging_of_the_program}\n{PROGRAM}"]
-    program = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    program = run_program("python", "-c", f"{logging_of_the_program}\n{PROGRAM}", AGL_EMITTER_DEBUG="1")
     lines = [line for line in program.stderr.splitlines() if "Emitting span" in line]
     assert program.stderr.count(words) >= 2
     assert [line.partition("span agentlightning.")[2].partition(":")[0] for line in lines] == [
@@ -516,7 +512,5 @@ def test_the_variable_alone_shows_each_emitted_span_once(logging_of_the_program:
 
 @pytest.mark.heavy
 def test_without_the_variable_nothing_is_shown() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "AGL_EMITTER_DEBUG"}
-    command = [sys.executable, "-c", PROGRAM]
-    program = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    program = run_program("python", "-c", PROGRAM, environment=clean_environment())
     assert "Emitting span" not in program.stderr

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import agentlightning as agl
 from tests.frameworks.engine import Engine, Json
-from tests.stubs.processes import clean_environment
+from tests.stubs.processes import clean_environment, run_program
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -45,17 +43,8 @@ def run(command: str, folder: Path = ROOT, *, timeout: float = 110, **environmen
     """Run a command that begins with `python`, without settings of this machine; return its standard output."""
     program, *arguments = shlex.split(command)
     assert program == "python", command
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env={**clean_environment(), **environment},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return done.stdout
+    whole = {**clean_environment(), **environment}
+    return run_program("python", *arguments, folder=folder, timeout=timeout, environment=whole).stdout
 
 
 def curve(printed: str) -> dict[int, int]:

@@ -24,10 +24,8 @@ def test_a_model_of_ones_own_is_measured_and_one_that_earns_nothing_learns_nothi
     assert (tmp_path / "run/metrics.jsonl").is_file()
 
 
-async def test_a_store_on_another_machine_has_the_run(tmp_path: Path) -> None:
+async def test_a_store_on_another_machine_has_the_run(tmp_path: Path, server: agl.LightningStoreServer) -> None:
     model = save_untrained_model(tmp_path / "model")
-    server = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
-    await server.start()
     command = f"{PROGRAM} --model {model} --steps 1 --external-store-address {server.endpoint}"
     printed = await asyncio.to_thread(run, command)
     assert curve(printed) == {0: 0}
@@ -35,7 +33,6 @@ async def test_a_store_on_another_machine_has_the_run(tmp_path: Path) -> None:
     chosen = RolloutFilter(run_id=trained.run_id, mode_in=["train"])
     rollouts = await server.query_rollout_summaries(filter=chosen, limit=1)
     assert (trained.algorithm, rollouts.total) == ("GRPO", 128)  # 16 tasks, eight rollouts of each
-    await server.stop()
 
 
 @pytest.mark.timeout(900)

@@ -16,10 +16,11 @@ from uuid import uuid4
 import pytest
 
 import agentlightning as agl
-from agentlightning.store import LightningStoreClient, LightningStoreServer
+from agentlightning.store import LightningStoreClient
 from agentlightning.store.wrappers import complete
 from agentlightning.types import Span
 from tests.examples.shown import EXAMPLES, run, same, shown
+from tests.stubs.running import serving
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +129,15 @@ async def test_spans_are_kept_once_and_in_their_order_and_resources_have_version
 
 
 async def test_through_the_framework_s_server_it_is_a_whole_store(store: Any) -> None:
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint, deadline=5.0)
-    waiting = asyncio.create_task(client.dequeue_rollout("w", timeout=20))
-    rollouts = await client.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=n) for n in range(3)])
-    assert await asyncio.wait_for(waiting, 20) is not None
-    await client.finish_rollout(rollouts[0].rollout_id)
-    ended = await client.wait_for_rollouts(rollout_ids=[rollouts[0].rollout_id], timeout=5)
-    assert [each.status for each in ended] == ["succeeded"]
-    await client.close()
-    await server.stop()
+    async with serving(store) as server:
+        client = LightningStoreClient(server.endpoint, deadline=5.0)
+        waiting = asyncio.create_task(client.dequeue_rollout("w", timeout=20))
+        rollouts = await client.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input=n) for n in range(3)])
+        assert await asyncio.wait_for(waiting, 20) is not None
+        await client.finish_rollout(rollouts[0].rollout_id)
+        ended = await client.wait_for_rollouts(rollout_ids=[rollouts[0].rollout_id], timeout=5)
+        assert [each.status for each in ended] == ["succeeded"]
+        await client.close()
 
 
 async def test_a_copy_in_another_process_has_its_own_connections(store: Any) -> None:

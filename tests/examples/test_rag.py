@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import agentlightning as agl
 from tests.algorithm.parts import save_untrained_model
 from tests.examples.shown import EXAMPLES, check_learnt, check_untaught, play, run
 from tests.frameworks.engine import Json, call, last
+from tests.stubs.processes import run_program
 
 pytest.importorskip("agents", reason="openai-agents is not installed: make test-example NAMES=rag")
 pytest.importorskip("countryinfo", reason="countryinfo is not installed: make test-example NAMES=rag")
@@ -123,9 +122,7 @@ def test_a_tool_that_there_is_not_earns_nothing(answers: Any) -> None:
 
 
 def test_the_server_says_what_it_wants() -> None:
-    command = [sys.executable, str(EXAMPLES / "rag/server.py"), "no-such-file.db"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
+    done = run_program("python", EXAMPLES / "rag/server.py", "no-such-file.db", code=1)
     assert "no-such-file.db" in done.stderr
     assert "usage" in done.stderr
 

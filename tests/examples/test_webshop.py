@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ import agentlightning as agl
 from tests.examples.shown import RECIPES, check_learnt, check_untaught, curve, play, run
 from tests.frameworks.engine import Json, call, calls, last, said
 from tests.stubs.ports import free_port
-from tests.stubs.processes import Process
+from tests.stubs.processes import Process, run_program
 
 FOLDER = RECIPES / "webshop"
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", FOLDER / "node_modules"))
@@ -48,8 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes") / "webshop"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "__pycache__"))
     (folder / "node_modules").symlink_to(MODULES)
-    done = subprocess.run(["npm", "run", "build"], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program("npm", "run", "build", folder=folder)
     return folder
 
 

@@ -72,7 +72,6 @@ class DieOnce(Serve):
 
 
 async def killed_at_the_end(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that is killed when the run ends."""
     while not event.is_set():  # noqa: ASYNC110 -- it is set by another process
         await asyncio.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -97,17 +96,14 @@ async def until_one_is_at_work(store: LightningStore, event: ExecutionEvent) -> 
 
 
 async def broken_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that always raises."""
     raise LookupError(f"worker {worker_id} found nothing")
 
 
 async def broken_algorithm(store: LightningStore, event: ExecutionEvent) -> None:
-    """An algorithm that raises at once."""
     raise TimeoutError("the algorithm gave up")
 
 
 async def patient_algorithm(store: LightningStore, event: ExecutionEvent) -> str:
-    """An algorithm that never looks at the event."""
     await asyncio.Event().wait()
     return "never"
 

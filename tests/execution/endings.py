@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 
 from tests.execution.ending_program import LAYOUTS
-from tests.execution.left import lives
+from tests.stubs.ports import is_free
+from tests.stubs.processes import ROOT, Process, lives
 
-ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 30.0
 
 ENDINGS: dict[str, str] = {
@@ -72,47 +72,24 @@ class Observation:
 
 def observe(layout: str, ending: str) -> Observation:
     """Run a program, bring it to its end, and return what remains of it."""
-    with tempfile.TemporaryDirectory(prefix="agl-ending-") as folder:
-        return _observe(layout, ending, folder)
-
-
-def _observe(layout: str, ending: str, folder: str) -> Observation:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.execution.ending_program", layout, ENDINGS[ending]],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": folder},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    output, family, endpoint = "", list[psutil.Process](), "-"
-    try:
-        if ENDINGS[ending] == "stays":
-            output, endpoint = _until_ready(process)
-            family = psutil.Process(process.pid).children(recursive=True)
-        began = time.monotonic()
-        _bring_to_its_end(process, ending, family)
-        output += process.communicate(timeout=LIMIT_SECONDS)[0]
-        while _others(process.pid, family) and time.monotonic() - began < LIMIT_SECONDS:
-            time.sleep(0.01)
-        seconds = time.monotonic() - began
-        return Observation(seconds, process.returncode, output, _left(process.pid, family, endpoint, output, folder))
-    finally:
-        process.kill()
-        for child in family:
-            if lives(child):
-                child.kill()
-
-
-def _until_ready(process: subprocess.Popen[str]) -> tuple[str, str]:
-    assert process.stdout is not None
-    output = ""
-    for line in process.stdout:
-        output += line
-        if line.startswith("ready"):
-            return output, line.split()[1]
-    raise AssertionError(f"the program ended before it was ready:\n{output}")
+    with tempfile.TemporaryDirectory(prefix="agl-ending-") as folder, tempfile.TemporaryDirectory() as logs:
+        command = ["python", "-m", "tests.execution.ending_program", layout, ENDINGS[ending]]
+        process = Process(command, ROOT, {"TMPDIR": folder}, log=Path(logs) / "program.log")
+        family, endpoint = list[psutil.Process](), "-"
+        try:
+            if ENDINGS[ending] == "stays":
+                endpoint = re.findall(r"^ready (\S+)$", process.until(r"(?m)^ready \S+\n"), re.MULTILINE)[0]
+                family = process.family()[1:]
+            began = time.monotonic()
+            _bring_to_its_end(process.popen, ending, family)
+            code = process.ended(LIMIT_SECONDS)
+            while _others(process.popen.pid, family) and time.monotonic() - began < LIMIT_SECONDS:
+                time.sleep(0.01)
+            seconds = time.monotonic() - began
+            left = _left(process.popen.pid, family, endpoint, process.said, folder)
+            return Observation(seconds, code, process.said, left)
+        finally:
+            process.kill()
 
 
 def _bring_to_its_end(process: subprocess.Popen[str], ending: str, family: Sequence[psutil.Process]) -> None:
@@ -147,7 +124,7 @@ def _worker(family: Sequence[psutil.Process]) -> psutil.Process:
 
 def _left(pid: int, family: Sequence[psutil.Process], endpoint: str, output: str, folder: str) -> list[str]:
     leftovers = [f"process {other.pid}" for other in _others(pid, family)]
-    if endpoint != "-" and not _is_free(endpoint):
+    if endpoint != "-" and not is_free(endpoint):
         leftovers.append(f"port {endpoint}")
     threads = [line for line in output.splitlines() if line.startswith("threads")]
     leftovers += [line for line in threads if line != "threads MainThread"]
@@ -165,17 +142,6 @@ def _session_of(process: psutil.Process) -> int:
         return os.getsid(process.pid)
     except (ProcessLookupError, PermissionError):
         return -1
-
-
-def _is_free(endpoint: str) -> bool:
-    host, port = endpoint.removeprefix("http://").split(":")
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            again.bind((host, int(port)))
-        except OSError:
-            return False
-    return True
 
 
 def main() -> None:

@@ -52,7 +52,6 @@ async def stops_its_process(task: str) -> float:
 
 @agl.rollout
 async def fails(task: int) -> float:
-    """An agent that raises."""
     raise LookupError(f"no answer to {task}")
 
 
@@ -70,7 +69,6 @@ class BrokenRunner(agl.LitAgentRunner[Any]):
 
 
 async def enqueue(store: LightningStore, tasks: Dataset[int], resources_id: str | None = None) -> list[str]:
-    """Enqueue every task and return the ids."""
     await store.add_resources({})
     rollouts = [await store.enqueue_rollout(tasks[i], resources_id=resources_id) for i in range(len(tasks))]
     return [rollout.rollout_id for rollout in rollouts]
@@ -143,7 +141,6 @@ async def raises_meanwhile(*, store: LightningStore, train_dataset: Dataset[int]
 
 
 def on_main_thread() -> float:
-    """Return 1.0 on the main thread, 0.0 elsewhere."""
     return float(threading.current_thread() is threading.main_thread())
 
 

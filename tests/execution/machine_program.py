@@ -23,7 +23,6 @@ from agentlightning.types import Dataset
 
 @agl.rollout
 def tenth(task: int) -> float:
-    """An agent: the reward is a tenth of the task."""
     print("running", task, flush=True)
     time.sleep(float(os.environ.get("SLOW", "0")))
     if folder := os.environ.get("MEET"):
@@ -35,7 +34,6 @@ def tenth(task: int) -> float:
 
 @agl.algo
 async def runs_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
-    """Run every task and return the rewards."""
     await store.add_resources({})
     rollouts = [await store.enqueue_rollout(train_dataset[i]) for i in range(len(train_dataset))]
     ids = [rollout.rollout_id for rollout in rollouts]
@@ -48,7 +46,6 @@ async def runs_tasks(*, store: LightningStore, train_dataset: Dataset[int]) -> l
 
 @agl.algo
 async def stays(*, store: LightningStore, train_dataset: Dataset[int]) -> None:
-    """Run every task and stay."""
     await runs_tasks(store=store, train_dataset=train_dataset)
     await asyncio.Event().wait()
 

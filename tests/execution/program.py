@@ -1,13 +1,15 @@
-"""A program that runs bundles under a strategy, to be interrupted and killed from outside by `test_endings.py`.
+"""A program that runs bundles under a strategy, to be interrupted and killed from outside.
 
-`python -m tests.execution.program LAYOUT ALGORITHM RUNNER` prints `ready <port>` when both sides are at work, and
-`returned interrupted=<bool>` when `execute` has returned.
+`python -m tests.execution.program LAYOUT ALGORITHM RUNNER` prints `ready <endpoint> <pid of a runner>` when both sides
+are at work, and `returned interrupted=<bool>` when `execute` has returned. The layout `ray <address>` has its runners
+in a cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ from agentlightning.execution import (
     ClientServerExecutionStrategy,
     ExecutionEvent,
     ExecutionStrategy,
+    RayExecutionStrategy,
     SharedMemoryExecutionStrategy,
 )
 from agentlightning.store import InMemoryLightningStore, LightningStore
@@ -40,8 +43,8 @@ LAYOUTS: dict[str, Any] = {
 
 async def ready(store: LightningStore, event: ExecutionEvent) -> None:
     """Let one rollout through, so that both sides are known to work, and say so."""
-    await Tasks(1)(store, event)
-    print("ready", getattr(store, "endpoint", "-"), flush=True)
+    [pid] = await Tasks(1)(store, event)
+    print("ready", getattr(store, "endpoint", "-"), pid, flush=True)
 
 
 async def waits(store: LightningStore, event: ExecutionEvent) -> None:
@@ -92,7 +95,7 @@ async def refuses_to_end(store: LightningStore, event: ExecutionEvent) -> None:
 
 
 async def says_ready_alone(store: LightningStore, event: ExecutionEvent) -> None:
-    print("ready", getattr(store, "endpoint", "-"), flush=True)
+    print("ready", getattr(store, "endpoint", "-"), 0, flush=True)
     await asyncio.Event().wait()
 
 
@@ -108,8 +111,10 @@ async def serves_then_deaf(store: LightningStore, worker_id: int, event: Executi
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
     layout, algorithm, runner = sys.argv[1:]
-    strategy: ExecutionStrategy = LAYOUTS[layout]()
+    kind, _, address = layout.partition(" ")
+    strategy: ExecutionStrategy = RayExecutionStrategy(address=address) if kind == "ray" else LAYOUTS[layout]()
     bundles: dict[str, Any] = {**globals(), "serves": Serve()}
     strategy.execute(bundles[algorithm], bundles[runner], InMemoryLightningStore())
     print(f"returned interrupted={strategy.interrupted}", flush=True)

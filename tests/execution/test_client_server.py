@@ -39,6 +39,7 @@ from tests.execution.bundles import (
     until_one_is_at_work,
 )
 from tests.stubs.ports import free_port
+from tests.stubs.running import serving
 
 START_METHODS = ["fork", "spawn", "forkserver"]
 
@@ -109,7 +110,7 @@ def test_the_algorithm_gets_the_server_and_the_port_is_free_afterwards(port: int
         again.bind(("127.0.0.1", port))
 
 
-def test_an_unmanaged_store_is_handed_over_as_it_is() -> None:
+async def test_an_unmanaged_store_is_handed_over_as_it_is() -> None:
     async def algorithm(store: LightningStore, event: ExecutionEvent) -> list[int]:
         assert type(store) is LightningStoreClient
         try:
@@ -117,16 +118,10 @@ def test_an_unmanaged_store_is_handed_over_as_it_is() -> None:
         finally:
             await store.close()
 
-    async def served() -> list[int]:
-        server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
-        await server.start()
+    async with serving() as server:
         client = LightningStoreClient(server.endpoint)
-        try:
-            return await asyncio.to_thread(strategy(managed_store=False).execute, algorithm, Serve(), client)
-        finally:
-            await server.stop()
-
-    assert len(asyncio.run(served())) == 4
+        pids = await asyncio.to_thread(strategy(managed_store=False).execute, algorithm, Serve(), client)
+    assert len(pids) == 4
 
 
 def test_runners_that_see_the_event_are_not_signalled(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +178,6 @@ def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:
 
 
 async def exits(store: LightningStore, event: ExecutionEvent) -> None:
-    """An algorithm that exits the interpreter."""
     raise SystemExit(3)
 
 
@@ -351,20 +345,17 @@ def test_what_cannot_be_spawned_is_named_with_the_ways_out() -> None:
         strategy(start_method="spawn").execute(Tasks(), local_runner, InMemoryLightningStore())
 
 
-def test_roles_in_separate_processes_share_nothing_but_the_port(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_roles_in_separate_processes_share_nothing_but_the_port(port: int) -> None:
     """The algorithm in a thread of this process, two runners in children of their own, as on two machines."""
     algorithm_side = strategy(role="algorithm", server_port=port)
     runner_side = strategy(role="runner", server_port=port, n_runners=2)
 
-    async def both() -> list[int]:
-        runners = asyncio.create_task(
-            asyncio.to_thread(runner_side.execute, patient_algorithm, Serve(cap=2), InMemoryLightningStore())
-        )
-        pids = await asyncio.to_thread(algorithm_side.execute, Tasks(4), broken_runner, InMemoryLightningStore())
-        await runners
-        return pids
-
-    assert len(set(asyncio.run(both()))) == 2
+    runners = asyncio.create_task(
+        asyncio.to_thread(runner_side.execute, patient_algorithm, Serve(cap=2), InMemoryLightningStore())
+    )
+    pids = await asyncio.to_thread(algorithm_side.execute, Tasks(4), broken_runner, InMemoryLightningStore())
+    await runners
+    assert len(set(pids)) == 2
 
 
 def test_a_retried_rollout_keeps_its_place_when_the_runner_restarts(tmp_path: Path) -> None:

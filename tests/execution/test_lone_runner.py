@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from agentlightning.execution import stop_run, subreaper
 from agentlightning.execution import team as processes
 from agentlightning.execution.children import ChildExit, ChildReport
 from agentlightning.execution.events import ThreadingEvent
-from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
-from tests.execution.left import lives
+from agentlightning.store import LightningStoreClient
+from tests.stubs.processes import Process, Terminal, assert_gone, lives, run_program
 
 LIMIT_SECONDS = 60
 AGENT = """
@@ -62,35 +59,18 @@ class Unpicklable:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[LightningStoreClient]:
+async def store(tmp_path: Path, client: LightningStoreClient) -> LightningStoreClient:
     """A served store, and beside it a folder with an agent."""
     (tmp_path / "agent.py").write_text(AGENT)
-    server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint)
-    yield client
-    await client.close()
-    await server.stop()
+    return client
+
+
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-async def start(store: LightningStoreClient, tmp_path: Path) -> AsyncIterator[Callable[..., subprocess.Popen[str]]]:
-    started: list[subprocess.Popen[str]] = []
-
-    def runner(*more: str) -> subprocess.Popen[str]:
-        url = store.server_address_root
-        command = [sys.executable, "-m", "agentlightning.cli", "runner", "agent.py:agent", "--store", url, *more]
-        started.append(
-            subprocess.Popen(
-                command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-            )
-        )
-        return started[-1]
-
-    yield runner
-    for process in started:
-        process.kill()
-        process.communicate()
+def start(store: LightningStoreClient, terminal: Terminal) -> Start:
+    return lambda *more: terminal(f"agl runner agent.py:agent --store {store.server_address_root}", *more)
 
 
 async def _text_of(path: Path) -> str:
@@ -112,52 +92,38 @@ async def _outcomes(store: LightningStoreClient, rollout_ids: list[str]) -> list
     return [[a.outcome_reason or a.outcome for a in await store.query_attempts(i)] for i in rollout_ids]
 
 
-async def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, err = await asyncio.to_thread(process.communicate, timeout=LIMIT_SECONDS)
-    return process.returncode, err
-
-
-def _alive(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if lives(pid)]
-
-
 async def test_a_lone_runner_that_dies_with_code_0_is_started_again_and_the_others_are_run(
-    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]]
+    store: LightningStoreClient, start: Start
 ) -> None:
     tasks = ["a", "dies once", "b", "dies", "c"]
     ids = [(await store.enqueue_rollout(task)).rollout_id for task in tasks]
     runner = start()
     died = "runner_died"
     assert await _outcomes(store, ids) == [["scored"], [died, "scored"], ["scored"], [died] * 4, ["scored"]]
-    assert runner.poll() is None
-    runner.send_signal(signal.SIGTERM)
-    assert (await _end(runner))[0] == 143
+    assert runner.code is None
+    assert await asyncio.to_thread(runner.interrupted, signal.SIGTERM) == 143
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("runners", ["1", "2"])
 async def test_one_that_dies_with_nothing_in_hand_has_not_ended_the_run(
-    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], runners: str
+    store: LightningStoreClient, start: Start, runners: str
 ) -> None:
     runner = start("--run", "r", "--runners", runners)
-    for task in ("dies when idle", "dies when idle"):
-        rollout = await store.enqueue_rollout(task, run_id="r")
+    for times in (1, 2):
+        rollout = await store.enqueue_rollout("dies when idle", run_id="r")
         assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
-        assert runner.stderr is not None
-        while "restart" not in (line := await asyncio.to_thread(runner.stderr.readline)):
-            assert line, f"it ended with {runner.wait()}"
+        await asyncio.to_thread(runner.until, "(?s)" + "restart.*\n.*" * times)
     await stop_run(store, "r")
-    assert (await _end(runner))[0] == 0
+    assert await asyncio.to_thread(runner.ended) == 0
 
 
-async def test_one_that_dies_again_and_again_is_a_failure(
-    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]]
-) -> None:
+async def test_one_that_dies_again_and_again_is_a_failure(store: LightningStoreClient, start: Start) -> None:
     for _ in range(4):
         await store.enqueue_rollout("dies")
-    code, err = await _end(start("--log-level", "ERROR"))
-    assert code == 1
-    assert "max_runner_restarts=3" in err
+    runner = start("--log-level", "ERROR")
+    assert await asyncio.to_thread(runner.ended) == 1
+    assert "max_runner_restarts=3" in runner.said
 
 
 @pytest.mark.heavy
@@ -168,7 +134,7 @@ async def test_one_that_dies_again_and_again_is_a_failure(
 )
 async def test_it_leaves_no_process_however_it_is_ended(
     store: LightningStoreClient,
-    start: Callable[..., subprocess.Popen[str]],
+    start: Start,
     tmp_path: Path,
     runners: str,
     signals: list[signal.Signals],
@@ -177,19 +143,18 @@ async def test_it_leaves_no_process_however_it_is_ended(
     await store.enqueue_rollout("hangs")
     runner = start("--runners", runners)
     pids = [int(pid) for pid in (await _text_of(tmp_path / "pids")).split()]
-    assert _alive(pids) == pids
-    pids += [process.pid for process in psutil.Process(runner.pid).children(recursive=True)]
+    assert all(map(lives, pids))
+    family = runner.family()
     for signum in signals:
-        os.kill(runner.pid, signum) if signum == signal.SIGKILL else os.killpg(runner.pid, signum)
+        (os.kill if signum == signal.SIGKILL else os.killpg)(runner.popen.pid, signum)
         await asyncio.sleep(0.05)
-    assert (await _end(runner))[0] == code
-    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in _alive(pids)], timeout=LIMIT_SECONDS / 6)
-    assert _alive([process.pid for process in alive]) == []
+    assert await asyncio.to_thread(runner.ended) == code
+    await asyncio.to_thread(assert_gone, [*pids, *family])
 
 
 @pytest.mark.heavy
 async def test_a_group_that_is_terminated_finishes_what_it_runs(
-    store: LightningStoreClient, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    store: LightningStoreClient, terminal: Terminal, tmp_path: Path
 ) -> None:
     """SIGTERM goes to the runner process as well, as from a service manager or a batch system."""
     (tmp_path / "program.py").write_text(
@@ -198,20 +163,15 @@ async def test_a_group_that_is_terminated_finishes_what_it_runs(
         "agl.Trainer(strategy=role, store=agl.LightningStoreClient(sys.argv[1])).fit(agent)\n"
     )
     rollout = await store.enqueue_rollout("takes its time")
-    command = [sys.executable, "program.py", store.server_address_root]
-    program = await asyncio.to_thread(subprocess.Popen, command, cwd=tmp_path, start_new_session=True)
-    try:
-        await _text_of(tmp_path / "running")
-        processes = psutil.Process(program.pid).children(recursive=True)
-        os.killpg(program.pid, signal.SIGTERM)
-        await asyncio.sleep(0.2)
-        for process in processes:  # as the subreaper does, which passes its own one on
-            process.terminate()
-        assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
-        assert await asyncio.to_thread(program.wait, LIMIT_SECONDS) == 143
-    finally:
-        program.kill()
-        program.wait()
+    program = terminal(f"python program.py {store.server_address_root}")
+    await _text_of(tmp_path / "running")
+    processes = program.family()[1:]
+    os.killpg(program.popen.pid, signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    for process in processes:  # as the subreaper does, which passes its own one on
+        process.terminate()
+    assert await _outcomes(store, [rollout.rollout_id]) == [["scored"]]
+    assert await asyncio.to_thread(program.ended) == 143
 
 
 @pytest.mark.parametrize(
@@ -277,11 +237,9 @@ async def test_a_runner_that_cannot_be_spawned_is_run_here_and_that_is_said(
         "    store = agl.LightningStoreClient(sys.argv[1])\n"
         "    agl.ClientServerExecutionStrategy(**role).execute(None, Unpicklable(), store)\n"
     )
-    program = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "program.py", store.server_address_root], cwd=tmp_path, capture_output=True,
-        text=True, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
+    address = store.server_address_root
+    program = await asyncio.to_thread(run_program, "python", "program.py", address, folder=tmp_path)
     pid, message = program.stdout.splitlines()
-    assert (program.returncode, message) == (0, f"ran in {pid}"), program.stderr
+    assert message == f"ran in {pid}", program.stderr
     assert "The runner runs in this process" in program.stderr
     assert "a lock of mine" in program.stderr

@@ -8,8 +8,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -35,9 +33,9 @@ from tests.execution.bundles import (
     killed_at_the_end,
     until_one_is_at_work,
 )
-from tests.execution.left import ROOT, Program, assert_gone
+from tests.pages import blocks
+from tests.stubs.processes import ROOT, Process, Terminal, assert_gone, run_program
 
-PAGE = ROOT / "docs/how-to/ray.md"
 INTERRUPT_SECONDS = 5.0
 INSTALLED = importlib.util.find_spec("ray") is not None
 
@@ -102,7 +100,6 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def nodes(cluster: Any) -> str:
-    """Its address."""
     return cluster.address
 
 
@@ -185,7 +182,6 @@ def test_a_runner_whose_node_is_lost_goes_on_where_there_is_a_place(nodes: str, 
 
 
 async def killed_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that is always killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -281,42 +277,46 @@ def test_no_cluster_at_the_address_is_told_with_the_ways_out(monkeypatch: pytest
 
 @on_nodes
 def test_the_program_of_the_page_starts_a_cluster_of_its_own_and_ends_it(tmp_path: Path) -> None:
-    [program] = re.findall(r"^```python\n(.*?fit.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    [program] = [block for block in blocks("how-to/ray.md") if "fit" in block]
     script = tmp_path / "program.py"
     script.write_text(program)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "2 rollouts (2 scored), mean reward 0.500" in done.stdout
+    assert "2 rollouts (2 scored), mean reward 0.500" in run_program("python", script).stdout
 
 
-def started(address: str, runner: str) -> Program:
-    """Start `ray_program.py` and wait until a runner is at work."""
-    program = Program("tests.execution.ray_program", address, runner)
-    runner_pid = program.until("ready").split()[1]
-    family = psutil.Process(program.process.pid).children(recursive=True)
-    own = [process for process in family if not process.name().endswith("Agent")]  # Ray's, see the test below
-    program.family = [psutil.Process(int(runner_pid)), *own]
-    return program
+Started = tuple[Process, list[psutil.Process]]
+
+
+@pytest.fixture
+def started(request: pytest.FixtureRequest, nodes: str, terminal: Terminal) -> Started:
+    """`program.py`, whose runner is at work on the nodes or in a cluster of its own, and its processes."""
+    address, runner = request.param
+    layout = f"ray {nodes if address == 'nodes' else address}"
+    program = terminal(["python", "-m", "tests.execution.program", layout, "waits", runner], folder=ROOT)
+    [runner_pid] = re.findall(r"ready \S+ (\d+)\n", program.until(r"ready \S+ \d+\n"))
+    own = [process for process in program.family() if not process.name().endswith("Agent")]  # Ray's, see the test below
+    return program, [psutil.Process(int(runner_pid)), *own]
+
+
+each_start = pytest.mark.parametrize("started", [("nodes", "serves_then_blocks"), ("local", "serves")], indirect=True)
 
 
 @with_token
-@pytest.mark.parametrize(("address", "runner"), [("nodes", "serves_then_blocks"), ("local", "serves")])
-def test_ctrl_c_ends_driver_and_actors_in_its_time(nodes: str, address: str, runner: str) -> None:
-    program = started(nodes if address == "nodes" else address, runner)
+@each_start
+def test_ctrl_c_ends_driver_and_actors_in_its_time(started: Started) -> None:
+    program, family = started
     pressed = time.monotonic()
-    os.killpg(program.process.pid, signal.SIGINT)
-    output = program.output()
+    os.killpg(program.popen.pid, signal.SIGINT)
+    program.ended()
     assert time.monotonic() - pressed < 2 * INTERRUPT_SECONDS, "twice the promise: this machine may be busy"
-    assert "algorithm cleaned up" in output
-    assert "returned interrupted=True" in output
-    assert_gone(program.family)
+    assert "algorithm cleaned up" in program.said
+    assert "returned interrupted=True" in program.said
+    assert_gone(family)
 
 
 @with_token
-@pytest.mark.parametrize(("address", "runner"), [("nodes", "serves_then_blocks"), ("local", "serves")])
-def test_actors_do_not_outlive_a_killed_driver(nodes: str, address: str, runner: str) -> None:
+@each_start
+def test_actors_do_not_outlive_a_killed_driver(started: Started) -> None:
     """Nor does the cluster that it started, but for two agents of Ray's that take a minute or two to notice."""
-    program = started(nodes if address == "nodes" else address, runner)
-    os.kill(program.process.pid, signal.SIGKILL)
-    program.output()
-    assert_gone(program.family)
+    program, family = started
+    program.popen.kill()
+    assert_gone(family)

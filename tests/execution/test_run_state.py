@@ -45,12 +45,10 @@ with_runners = pytest.mark.parametrize("strategy", list(STRATEGIES.values())[:3]
 
 
 async def no_runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-    """A runner that waits for the end."""
     await until_set(event, 0.02)
 
 
 async def good(store: LightningStore, event: ExecutionEvent) -> str:
-    """An algorithm with a result."""
     run = await store.get_run_by_id("")
     assert run is not None
     assert (run.state, run.starts) == ("running", 1)
@@ -58,18 +56,15 @@ async def good(store: LightningStore, event: ExecutionEvent) -> str:
 
 
 async def bad(store: LightningStore, event: ExecutionEvent) -> str:
-    """An algorithm that fails."""
     raise ValueError("no such planet: api_key=abcdefgh")
 
 
 async def told(store: LightningStore, event: ExecutionEvent) -> None:
-    """An algorithm that stops its run."""
     await stop_run(store, None, reason="enough")
     await patient_algorithm(store, event)
 
 
 def run_of(store: InMemoryLightningStore) -> Run:
-    """The run without a name."""
     run = asyncio.run(store.get_run_by_id(""))
     assert run is not None
     return run

@@ -4,193 +4,150 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agentlightning.execution import stop_run
-from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.store import LightningStoreClient
 from agentlightning.utils.http.sockets import listen
-from tests.execution.left import LIMIT_SECONDS, Program, lives
 from tests.stubs.ports import free_port
+from tests.stubs.processes import ROOT, Process, Terminal, lives
+from tests.stubs.running import serving
 
 pytestmark = pytest.mark.slow
+LIMIT_SECONDS = 30
 REWARDS = "[0.1, 0.2, 0.3]"
+SOLVED = re.escape(f"rewards {REWARDS}")
 
 
-class Machine(Program):
-    """`machine_program.py` with the environment of one machine."""
-
-    def __init__(self, role: str, port: int, *, prefix: tuple[str, ...] = (), **environment: str) -> None:
-        own = {"AGL_CURRENT_ROLE": role, "AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": str(port)}
-        super().__init__("tests.execution.machine_program", prefix=prefix, env={**os.environ, **own, **environment})
-
-    def end(self) -> tuple[int, str]:
-        """Wait for its end; return its exit code and its output."""
-        output = self.output()
-        return self.process.returncode, output
+Start = Callable[..., Process]
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Machine]]:
-    machines: list[Machine] = []
+def start(terminal: Terminal) -> Start:
+    """Starts `machine_program.py` with the environment of one machine; `prefix` is a command that runs it there."""
 
-    def started(role: str, port: int, **settings: object) -> Machine:
-        machines.append(Machine(role, port, **settings))  # type: ignore[arg-type]
-        return machines[-1]
+    def started(role: str, port: int, *, prefix: tuple[str, ...] = (), **environment: str) -> Process:
+        own = {"AGL_CURRENT_ROLE": role, "AGL_SERVER_HOST": "127.0.0.1", "AGL_SERVER_PORT": str(port)}
+        command = [*prefix, sys.executable, "-m", "tests.execution.machine_program"]
+        return terminal(command, folder=ROOT, **{**own, **environment})
 
-    yield started
-    for machine in machines:
-        machine.close()
-
-
-def family(machine: Machine) -> list[psutil.Process]:
-    return psutil.Process(machine.process.pid).children(recursive=True)
+    return started
 
 
 @pytest.mark.parametrize("n_runners", [pytest.param("1", marks=pytest.mark.heavy), "2"])
-def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(
-    start: Callable[..., Machine], n_runners: str
-) -> None:
+def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(start: Start, n_runners: str) -> None:
     port = free_port()
     runners = start("runner", port, N_RUNNERS=n_runners)
     runners.until(f"The store at http://127.0.0.1:{port} does not answer yet; waiting up to 60 s")
     algorithm = start("algorithm", port)
-    code, output = algorithm.end()
-    assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
-    code, other = runners.end()
-    assert (code, "answers after" in other, other.endswith("runner None\n")) == (0, True, True), other
+    algorithm.ends(0, f"algorithm {REWARDS}\n")
+    assert runners.ends(0, "answers after").endswith("runner None\n")
 
 
 @pytest.mark.heavy
-def test_runners_survive_the_death_of_the_server_and_serve_the_one_that_follows(start: Callable[..., Machine]) -> None:
+def test_runners_survive_the_death_of_the_server_and_serve_the_one_that_follows(start: Start) -> None:
     port = free_port()
     runners, first = start("runner", port), start("algorithm", port, ALGORITHM="stays")
-    first.until(f"rewards {REWARDS}")
-    first.process.send_signal(signal.SIGKILL)
+    first.until(SOLVED)
+    first.popen.send_signal(signal.SIGKILL)
     runners.until("does not answer any more")
     second = start("algorithm", port)
-    assert second.end()[0] == 0, second.lines
-    code, runner_output = runners.end()
-    assert (code, "answers after" in runner_output) == (0, True), runner_output
+    second.ends(0)
+    runners.ends(0, "answers after")
 
 
-def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(start: Callable[..., Machine]) -> None:
+def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(start: Start) -> None:
     port = free_port()
     runners = start("runner", port, OUTAGE="1")
     runners.until("does not answer yet; waiting up to 1 s")
-    before = family(runners)
-    code, runner_output = runners.end()
-    assert code == 69
-    assert f"StoreUnreachableError: No answer from the store at http://127.0.0.1:{port} for" in runner_output
-    assert "(store_unreachable_timeout=1; last:" in runner_output
+    before = runners.family()
+    away = f"StoreUnreachableError: No answer from the store at http://127.0.0.1:{port} for"
+    runners.ends(69, away, "(store_unreachable_timeout=1; last:")
     assert not [process for process in before if lives(process)]
 
 
-def test_the_algorithm_bears_an_outage_for_as_long_as_its_runner_states(start: Callable[..., Machine]) -> None:
-    async def outage() -> None:
-        store = InMemoryLightningStore()
-        server = LightningStoreServer(store, "127.0.0.1", 0)
-        await server.start()
+async def test_the_algorithm_bears_an_outage_for_as_long_as_its_runner_states(start: Start) -> None:
+    async with serving() as server:
         shared = {"AGL_MANAGED_STORE": "0", "AGENT_LIGHTNING_STORE_URL": server.endpoint}
         algorithm = start("algorithm", 0, OUTAGE="1", **shared)
         for _ in range(3):  # then it waits for their ends, which do not come
-            assert await store.dequeue_rollout(timeout=LIMIT_SECONDS) is not None
-        await server.stop()
-        code, output = await asyncio.to_thread(algorithm.end)
-        assert (code, "did not answer wait_for_rollouts" in output) == (69, True), output
-
-    asyncio.run(outage())
+            assert await server.dequeue_rollout(timeout=LIMIT_SECONDS) is not None
+    await asyncio.to_thread(algorithm.ends, 69, "did not answer wait_for_rollouts")
 
 
 @pytest.mark.heavy
-def test_runners_that_are_interrupted_leave_nothing_and_the_run_goes_on(start: Callable[..., Machine]) -> None:
+def test_runners_that_are_interrupted_leave_nothing_and_the_run_goes_on(start: Start) -> None:
     port = free_port()
     runners, algorithm = start("runner", port), start("algorithm", port, ALGORITHM="stays")
-    algorithm.until(f"rewards {REWARDS}")
-    before = family(runners)
-    runners.process.send_signal(signal.SIGINT)
-    assert "KeyboardInterrupt" in runners.end()[1]
+    algorithm.until(SOLVED)
+    before = runners.family()
+    runners.popen.send_signal(signal.SIGINT)
+    runners.ended()
+    assert "KeyboardInterrupt" in runners.said
     assert not [process for process in before if lives(process)]
-    assert algorithm.process.poll() is None
+    assert algorithm.code is None
 
 
 @pytest.mark.parametrize("n_runners", ["1", pytest.param("2", marks=pytest.mark.heavy)])
-def test_runners_that_are_terminated_finish_what_they_run_and_others_go_on(
-    start: Callable[..., Machine], n_runners: str
-) -> None:
+def test_runners_that_are_terminated_finish_what_they_run_and_others_go_on(start: Start, n_runners: str) -> None:
     port = free_port()
     leaving = start("runner", port, SLOW="1", N_RUNNERS=n_runners)
     algorithm = start("algorithm", port)
     leaving.until("running 1")
-    leaving.process.send_signal(signal.SIGTERM)
+    leaving.popen.send_signal(signal.SIGTERM)
     staying = start("runner", port, N_RUNNERS="1")
-    code, output = leaving.end()
-    assert (code, "SIGTERM: no further rollouts; those under way have 5 s" in output) == (143, True), output
-    code, output = algorithm.end()
-    assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
-    assert staying.end()[0] == 0
+    leaving.ends(143, "SIGTERM: no further rollouts; those under way have 5 s")
+    algorithm.ends(0, f"algorithm {REWARDS}\n")
+    staying.ends(0)
 
 
 @pytest.mark.heavy
-def test_a_token_that_the_server_refuses_ends_the_runners_at_once(start: Callable[..., Machine]) -> None:
+def test_a_token_that_the_server_refuses_ends_the_runners_at_once(start: Start) -> None:
     port = free_port()
     algorithm = start("algorithm", port, AGL_TOKEN="right", ALGORITHM="stays")
     runners = start("runner", port, AGL_TOKEN="wrong", N_RUNNERS="1")
-    code, runner_output = runners.end()
-    assert (code, "UnauthorizedError" in runner_output) == (77, True), runner_output
-    algorithm.process.kill()
+    runners.ends(77, "UnauthorizedError")
+    algorithm.popen.kill()
 
 
 @pytest.mark.heavy
-def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Callable[..., Machine]) -> None:
+async def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Start, client: LightningStoreClient) -> None:
     """`agl run stop` ends algorithm and runners, each with exit code 0."""
-
-    async def stopped() -> None:
-        server = LightningStoreServer(InMemoryLightningStore(), "127.0.0.1", 0)
-        await server.start()
-        shared = {"AGL_MANAGED_STORE": "0", "AGENT_LIGHTNING_STORE_URL": server.endpoint, "AGL_RUN_ID": "run-7"}
-        client = LightningStoreClient(server.endpoint)
-        try:
-            algorithm = start("algorithm", 0, ALGORITHM="stays", **shared)
-            runners = start("runner", 0, **shared)
-            other = start("runner", 0, **{**shared, "AGL_RUN_ID": "run-8"})
-            await asyncio.to_thread(algorithm.until, f"rewards {REWARDS}")
-            await stop_run(client, "run-7", reason="enough")
-            for machine in (algorithm, runners):
-                code, output = await asyncio.to_thread(machine.end)
-                assert code == 0, output
-            assert other.process.poll() is None
-            late = start("runner", 0, **shared)
-            assert (await asyncio.to_thread(late.end))[0] == 0  # the run is over: nothing to wait for
-        finally:
-            await client.close()
-            await server.stop()
-
-    asyncio.run(stopped())
+    address = client.server_address_root
+    shared = {"AGL_MANAGED_STORE": "0", "AGENT_LIGHTNING_STORE_URL": address, "AGL_RUN_ID": "run-7"}
+    algorithm = start("algorithm", 0, ALGORITHM="stays", **shared)
+    runners = start("runner", 0, **shared)
+    other = start("runner", 0, **{**shared, "AGL_RUN_ID": "run-8"})
+    await asyncio.to_thread(algorithm.until, SOLVED)
+    await stop_run(client, "run-7", reason="enough")
+    for machine in (algorithm, runners):
+        await asyncio.to_thread(machine.succeeded)
+    assert other.code is None
+    late = start("runner", 0, **shared)
+    await asyncio.to_thread(late.succeeded)  # the run is over: nothing to wait for
 
 
 # --- two network namespaces -------------------------------------------------------------------------------------------
 
 
-def test_algorithm_and_runners_find_each_other_across_two_networks(
-    start: Callable[..., Machine], nodes: list[tuple[str, ...]]
-) -> None:
+def test_algorithm_and_runners_find_each_other_across_two_networks(start: Start, nodes: list[tuple[str, ...]]) -> None:
     runners = start("runner", 4747, prefix=nodes[1], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="10.79.5.1")
     runners.until("The store at http://10.79.5.1:4747 does not answer yet")
     algorithm = start("algorithm", 4747, prefix=nodes[0], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="0.0.0.0")
-    code, output = algorithm.end()
-    assert (code, f"algorithm {REWARDS}\n" in output) == (0, True), output
+    algorithm.ends(0, f"algorithm {REWARDS}\n")
     began = time.monotonic()
-    assert runners.end()[0] == 0
+    runners.ends(0)
     assert time.monotonic() - began < LIMIT_SECONDS
 
 
@@ -226,43 +183,37 @@ def nodes() -> Iterator[list[tuple[str, ...]]]:
 
 @pytest.mark.parametrize("head_first", [True, pytest.param(False, marks=pytest.mark.heavy)])
 def test_of_two_nodes_with_both_roles_the_one_that_has_the_address_serves_and_the_other_joins(
-    start: Callable[..., Machine], nodes: list[tuple[str, ...]], tmp_path: Path, head_first: bool
+    start: Start, nodes: list[tuple[str, ...]], tmp_path: Path, head_first: bool
 ) -> None:
     shared = {"AGL_SERVER_HOST": "10.79.5.1", "AGL_TOKEN": TOKEN, "N_RUNNERS": "1", "MEET": str(tmp_path)}
-    machines: dict[bool, Machine] = {}
+    machines: dict[bool, Process] = {}
     for is_head in (head_first, not head_first):
         machines[is_head] = start("both", 4747, prefix=nodes[0 if is_head else 1], **shared)
         if len(machines) == 1:
             machines[is_head].until("running 1" if is_head else "does not answer yet")
-    code, output = machines[True].end()
-    assert (code, f"both {REWARDS}\n" in output, "running" in output) == (0, True, True), output
-    code, other_output = machines[False].end()
+    machines[True].ends(0, f"both {REWARDS}\n", "running")
     line = "10.79.5.1 is no address of this machine: this process joins the run at http://10.79.5.1:4747, with 1 runner"
-    assert (code, other_output.count(line), "running" in other_output) == (0, 1, True), other_output
-    assert other_output.endswith("both None\n")
+    other = machines[False].ends(0, "running")
+    assert (other.count(line), other.endswith("both None\n")) == (1, True), other
 
 
 def test_of_two_processes_with_both_roles_the_second_joins_the_one_that_has_the_port(
-    start: Callable[..., Machine], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     port = free_port()
     shared = {"AGL_SERVER_HOST": "0.0.0.0", "AGL_TOKEN": TOKEN, "N_RUNNERS": "1", "MEET": str(tmp_path)}
     first = start("both", port, **shared)
     first.until("running")
     second = start("both", port, **shared)
-    code, output = first.end()
-    assert (code, f"both {REWARDS}\n" in output) == (0, True), output
-    code, other = second.end()
-    assert (code, f"another process of this machine has port {port}: this process joins" in other) == (0, True), other
-    assert "running" in other
+    first.ends(0, f"both {REWARDS}\n")
+    second.ends(0, f"another process of this machine has port {port}: this process joins", "running")
 
 
-def test_a_program_that_is_no_store_is_not_joined(start: Callable[..., Machine]) -> None:
+def test_a_program_that_is_no_store_is_not_joined(start: Start) -> None:
     with listen("0.0.0.0", 0) as other:
         port = other.getsockname()[1]
         threading.Thread(target=_answers_something_else, args=(other,), daemon=True).start()
-        code, output = start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).end()
-    assert (code, "Another program has this port" in output) == (1, True), output
+        start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).ends(1, "Another program has this port")
 
 
 def _answers_something_else(listening: socket.socket) -> None:

@@ -69,11 +69,11 @@ def test_execute_returns_what_the_algorithm_returned_and_ends_the_runners(main_t
 
 
 def test_each_runner_has_a_number_a_thread_and_a_loop_of_its_own() -> None:
-    contexts: list[tuple[int, str, int]] = []
+    contexts: list[tuple[int, threading.Thread, int]] = []
     all_here = threading.Barrier(4)
 
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        contexts.append((worker_id, threading.current_thread().name, id(asyncio.get_running_loop())))
+        contexts.append((worker_id, threading.current_thread(), id(asyncio.get_running_loop())))
         await asyncio.to_thread(all_here.wait)
         await until_set(event, 0.01)
 
@@ -81,7 +81,8 @@ def test_each_runner_has_a_number_a_thread_and_a_loop_of_its_own() -> None:
         await asyncio.to_thread(all_here.wait)
 
     strategy("algorithm", 3).execute(algorithm, runner, InMemoryLightningStore())
-    assert sorted((worker_id, name) for worker_id, name, _ in contexts) == [(i, f"runner-{i}") for i in range(3)]
+    threads = {worker_id: (thread.name, thread.daemon) for worker_id, thread, _ in contexts}
+    assert threads == {i: (f"runner-{i}", True) for i in range(3)}
     assert len({loop for _, _, loop in contexts}) == 3
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import psutil
 import pytest
@@ -16,55 +15,39 @@ import pytest
 from agentlightning.execution import children
 from agentlightning.utils import descendants
 from tests.execution.children_program import KINDS, LAYOUTS
-from tests.execution.left import lives
+from tests.stubs.processes import ROOT, Terminal, assert_gone, lives, run_program
 
-ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 60
 
 pytestmark = pytest.mark.heavy
 
 
-def _run(layout: str, task: str, *signals: tuple[str, int], env: dict[str, str] | None = None) -> tuple[int, str, int]:
-    """Run the program, send signals once it is ready, and return its exit code, output, and how many children live."""
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.execution.children_program", layout, task],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env={**os.environ, **(env or {})},
-    )  # fmt: skip
-    lines: list[str] = []
-    try:
-        assert program.stdout is not None
+Run = Callable[..., tuple[int, str, int]]
+
+
+@pytest.fixture
+def run(terminal: Terminal) -> Run:
+    """Runs the program, sends signals once it is ready; gives its exit code, its output, and how many children live."""
+
+    def ran(layout: str, task: str, *signals: tuple[str, int]) -> tuple[int, str, int]:
+        program = terminal(["python", "-m", "tests.execution.children_program", layout, task], folder=ROOT)
+        pid = program.popen.pid
         if signals:
-            for line in program.stdout:
-                lines.append(line)
-                if line == "ready\n":
-                    break
+            program.until("ready\n")
         for whom, signum in signals:
-            target = program.pid if whom != "runner" else _runner_of(program.pid)
-            (os.killpg if whom == "group" else os.kill)(target, signum)
+            (os.killpg if whom == "group" else os.kill)(_runner_of(pid) if whom == "runner" else pid, signum)
             time.sleep(0.05)
-        lines.append(program.communicate(timeout=LIMIT_SECONDS)[0])
-        return program.returncode, "".join(lines), _left(lines)
-    finally:
-        program.kill()
-        for pid in _children(lines):
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        code = program.ended()
+        children = [int(number) for number in re.findall(r"^child \w+ (\d+)$", program.said, re.MULTILINE)]
+        assert len(children) >= len(KINDS), program.said
+        with contextlib.suppress(AssertionError):
+            assert_gone(children)
+        left = [child for child in children if lives(child)]
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+        return code, program.said, len(left)
 
-
-def _children(output: list[str]) -> list[int]:
-    return [int(line.split()[2]) for line in "".join(output).splitlines() if line.startswith("child ")]
-
-
-def _left(output: list[str]) -> int:
-    """Wait until all have ended, and return how many have not."""
-    assert len(_children(output)) >= len(KINDS), output
-    end = time.monotonic() + LIMIT_SECONDS / 6
-    while alive := [pid for pid in _children(output) if lives(pid)]:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.02)
-    return len(alive)
+    return ran
 
 
 def _runner_of(pid: int) -> int:
@@ -81,8 +64,8 @@ def _command(process: psutil.Process | None) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_they_end_with_a_run_that_ends(layout: str) -> None:
-    code, output, remaining = _run(layout, "returns")
+def test_they_end_with_a_run_that_ends(run: Run, layout: str) -> None:
+    code, output, remaining = run(layout, "returns")
     assert (code, remaining) == (0, 0), output
     assert "returned" in output
     assert "Still running" not in output  # nobody had to be interrupted
@@ -102,13 +85,12 @@ def test_they_end_with_a_run_that_ends(layout: str) -> None:
         ("fork, agents in processes", [("program", signal.SIGKILL)], -signal.SIGKILL),
     ],
 )
-def test_they_end_with_a_run_that_is_ended(layout: str, signals: list[tuple[str, int]], code: int) -> None:
-    assert _run(layout, "hangs", *signals)[::2] == (code, 0)
+def test_they_end_with_a_run_that_is_ended(run: Run, layout: str, signals: list[tuple[str, int]], code: int) -> None:
+    assert run(layout, "hangs", *signals)[::2] == (code, 0)
 
 
-@pytest.mark.parametrize("layout", ["fork without restarts"])
-def test_a_runner_that_dies_is_seen_while_they_live_and_takes_them_along(layout: str) -> None:
-    code, output, remaining = _run(layout, "hangs", ("runner", signal.SIGKILL))
+def test_a_runner_that_dies_is_seen_while_they_live_and_takes_them_along(run: Run) -> None:
+    code, output, remaining = run("fork without restarts", "hangs", ("runner", signal.SIGKILL))
     assert (code, remaining) == (1, 0), output
     assert "runner-0 (exitcode=-9, SIGKILL)" in output
 
@@ -152,7 +134,4 @@ def test_processes_that_the_program_itself_has_started_are_left_alone() -> None:
         "print('own', own.poll(), away.poll())\n"
         "own.kill(), away.kill(), own.wait(), away.wait()\n"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=True
-    ).stdout
-    assert "own None None" in output
+    assert "own None None" in run_program("python", "-c", code, folder=ROOT).stdout

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from typing import Any
 
 from agentlightning.execution.base import OpenWork
@@ -12,6 +10,7 @@ from agentlightning.execution.events import ThreadingEvent
 from agentlightning.execution.supervisor import INTERRUPTED, Supervision, TaskTeam
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.utils.concurrency.interrupts import Interrupts
+from tests.stubs.processes import run_program
 
 
 async def test_a_store_is_not_asked_for_open_work_once_the_run_is_stopped() -> None:
@@ -63,6 +62,6 @@ agl.Trainer(algorithm=interrupted, strategy="shm").fit(agent, train_dataset=[1])
 
 def test_an_interrupted_program_ends_without_a_collection_of_all_its_objects() -> None:
     """With torch, the collection at the interpreter's end takes seconds, on a busy machine many."""
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM], capture_output=True, text=True, timeout=60)
+    done = run_program("python", "-c", INTERRUPTED_PROGRAM, code=None)
     assert done.stdout == "nothing left to walk over: True\n", done.stderr
     assert "KeyboardInterrupt" in done.stderr

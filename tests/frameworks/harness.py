@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +24,13 @@ from agentlightning.training.ledger import RolloutRecord, read_rollout
 from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Span
 from tests.frameworks.engine import Engine, calculator, said
+from tests.pages import DOCS, blocks
 from tests.stubs.model_server import Exchange, Json, logprobs_of
 
 TASKS = ("What is 6 times 7?", "What is 8 times 9?")
 ADDED = ("return_token_ids", "logprobs")
 """Fields that the gateway adds to a request."""
-GUIDES = Path(__file__).parents[2] / "docs/how-to/frameworks"
+GUIDES = DOCS / "how-to/frameworks"
 COMMANDS = {
     "aider": "aider",
     "claude-code": "claude",
@@ -91,11 +90,6 @@ class TaskResult:
         return [places[number] for number in sorted(places)]
 
 
-def blocks(guide: str, language: str) -> list[str]:
-    text = (GUIDES / f"{guide}.md").read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-
-
 def agent_of_guide(guide: str) -> Any:
     """Return the agent of a guide's program, as it is printed; skip the test where its command is not installed."""
     if guide in COMMANDS:
@@ -103,7 +97,7 @@ def agent_of_guide(guide: str) -> Any:
             pytest.skip("aider needs Python below 3.13")
         if "AGL_TEST_FRAMEWORK" not in os.environ or shutil.which(COMMANDS[guide]) is None:
             pytest.skip(f"{guide} is not installed: make test-frameworks")
-    (program,) = blocks(guide, "python")
+    (program,) = blocks(GUIDES / f"{guide}.md")
     names: dict[str, Any] = {}
     exec(compile(program, f"{guide}.md", "exec"), names)
     return names["agent"]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.frameworks.engine import call
-from tests.frameworks.harness import COMMANDS, GUIDES, agent_of_guide, blocks, run_agent
+from tests.frameworks.harness import COMMANDS, GUIDES, agent_of_guide, run_agent
+from tests.pages import blocks
 
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", "not set"))
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "index")
@@ -27,13 +28,14 @@ ANSWERS = {
 def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if guide == "bash" and None in map(shutil.which, ("bash", "curl", "jq")):
         pytest.skip("bash, curl and jq are not all here")
-    in_node = blocks(guide, "javascript")
+    page = GUIDES / f"{guide}.md"
+    in_node = blocks(page, "javascript")
     if in_node and not (MODULES.is_dir() and shutil.which("node")):
         pytest.skip("node or its packages are not installed here: make test-frameworks")
     if in_node:
         (tmp_path / "node_modules").symlink_to(MODULES)
     monkeypatch.chdir(tmp_path)
-    scripts = [("agent.sh", text) for text in blocks(guide, "bash")] + [("agent.mjs", text) for text in in_node]
+    scripts = [("agent.sh", text) for text in blocks(page, "bash")] + [("agent.mjs", text) for text in in_node]
     for name, script in scripts or [("none", "")]:
         (tmp_path / name).write_text(script)
         try:

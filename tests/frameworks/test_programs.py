@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +12,7 @@ import pytest
 import agentlightning as agl
 from tests.frameworks.harness import TASKS
 from tests.frameworks.suite import ONE_CALL, TOOL_LOOP, Promise, keeps, rollout_of
+from tests.stubs.processes import run_program
 
 BASH = r"""
 set -euo pipefail
@@ -69,10 +68,7 @@ def run(command: list[str], task: str, llm: agl.LLM) -> str:
     """Run a program to its end; it gets the gateway by its environment alone."""
     url, key = llm.get_base_url(), llm.api_key or "none"
     variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
-    environment = {**os.environ, **variables, "MODEL": llm.model, "TASK": task}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.strip()
+    return run_program(*command, MODEL=llm.model, TASK=task, **variables).stdout.strip()
 
 
 needs_curl = pytest.mark.skipif(

@@ -2,41 +2,24 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.stubs.processes import run_program
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    (tmp_path / "late_package").mkdir()
-    (tmp_path / "late_package" / "__init__.py").write_text(
-        "class Client:\n    def ask(self):\n        return 'asked'\n"
-    )
-    return tmp_path
-
-
-def _run(package: Path, program: str) -> str:
-    head = """
-        import sys
-        sys.path.insert(0, {path!r})
-        from agentlightning.instrumentation.patching import OnImport
-        def louder(original):
-            return lambda self: original(self).upper()
-        patch = OnImport("late_package", ("late_package", "Client.ask", louder))
-        finders = list(sys.meta_path)
-    """
-    text = textwrap.dedent(head).format(path=str(package)) + textwrap.dedent(program)
-    done = subprocess.run([sys.executable, "-W", "error", "-c", text], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_a_package_is_patched_when_it_is_imported_and_is_not_imported_for_it(package: Path) -> None:
-    program = """
+HEAD = """
+import sys
+from agentlightning.instrumentation.patching import OnImport
+def louder(original):
+    return lambda self: original(self).upper()
+patch = OnImport("late_package", ("late_package", "Client.ask", louder))
+finders = list(sys.meta_path)
+"""
+PACKAGE = "class Client:\n    def ask(self):\n        return 'asked'\n"
+PROGRAMS = {
+    "a package is patched when it is imported and is not imported for it": """
         patch.apply()
         assert "late_package" not in sys.modules
         import late_package
@@ -45,12 +28,8 @@ def test_a_package_is_patched_when_it_is_imported_and_is_not_imported_for_it(pac
         assert sys.meta_path == finders
         patch.restore()
         assert late_package.Client().ask() == "asked"
-    """
-    _run(package, program)
-
-
-def test_one_that_is_there_is_patched_at_once_and_the_last_user_takes_it_back(package: Path) -> None:
-    program = """
+    """,
+    "one that is there is patched at once and the last user takes it back": """
         import late_package
         patch.apply()
         patch.apply()
@@ -62,45 +41,41 @@ def test_one_that_is_there_is_patched_at_once_and_the_last_user_takes_it_back(pa
         patch.restore()
         patch.apply()
         assert late_package.Client().ask() == "ASKED"
-    """
-    _run(package, program)
-
-
-def test_one_that_never_comes_leaves_nothing(package: Path) -> None:
-    program = """
+    """,
+    "one that never comes leaves nothing": """
         patch.apply()
         assert len(sys.meta_path) == len(finders) + 1
         patch.restore()
         assert sys.meta_path == finders
         import late_package
         assert late_package.Client().ask() == "asked"
-    """
-    _run(package, program)
-
-
-def test_one_that_is_made_otherwise_works_as_ever_and_is_told_of(package: Path) -> None:
-    (package / "late_package" / "__init__.py").write_text("answer = 42\n")
-    program = """
-        import logging
-        logging.basicConfig(stream=sys.stdout)
-        patch.apply()
-        import late_package
-        assert late_package.answer == 42
-        patch.restore()
-    """
-    assert "late_package are not traced" in _run(package, program)
-
-
-def test_what_another_has_replaced_since_stays(package: Path) -> None:
-    program = """
+    """,
+    "what another has replaced since stays": """
         import late_package
         patch.apply()
         theirs = lambda self: "theirs"
         late_package.Client.ask = theirs
         patch.restore()
         assert late_package.Client.ask is theirs
-    """
-    _run(package, program)
+    """,
+    "one that is made otherwise works as ever and is told of": """
+        import logging
+        logging.basicConfig(stream=sys.stdout)
+        patch.apply()
+        import late_package
+        assert late_package.answer == 42
+        patch.restore()
+    """,
+}
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_a_patch_waits_for_its_package(case: str, tmp_path: Path) -> None:
+    is_other = "otherwise" in case
+    (tmp_path / "late_package.py").write_text("answer = 42\n" if is_other else PACKAGE)
+    program = HEAD + textwrap.dedent(PROGRAMS[case])
+    printed = run_program("python", "-W", "error", "-c", program, folder=tmp_path).stdout
+    assert ("late_package are not traced" in printed) == is_other
 
 
 def test_a_tracer_imports_neither_client() -> None:
@@ -109,5 +84,4 @@ def test_a_tracer_imports_neither_client() -> None:
         "with agl.OtelTracer().lifespan():\n    pass\n"
         "print(sorted({'openai', 'anthropic'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_program("python", "-c", program).stdout.strip() == "[]"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -16,6 +14,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.legacy.runner import as_rollout
 from agentlightning.types import LLM, RolloutLegacy, Span, Task, Triplet
+from tests.stubs.processes import run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
 RESOURCES = {"main_llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m")}
@@ -225,7 +224,6 @@ with warnings.catch_warnings(record=True) as caught:
 ours = [each for each in caught if "v0.1" in str(each.message)]
 print([(str(each.message).split()[0], each.filename, each.category.__name__) for each in ours])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    done = run_program("python", "-c", program)
     names = ["AgentLightningClient", "DevTaskLoader", "AgentLightningServer", "LegacyAgentRunner"]
     assert done.stdout.strip() == str([(name, "<string>", "DeprecationWarning") for name in names])

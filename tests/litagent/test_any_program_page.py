@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +11,16 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.store.sqlite import SQLiteLightningStore
+from tests.pages import DOCS, blocks
 from tests.stubs.model_server import ModelServer
+from tests.stubs.processes import run_program
 
-PAGE = (Path(__file__).parents[2] / "docs/how-to/any-program.md").read_text()
+PAGE = "how-to/any-program.md"
 ADDRESS = "http://127.0.0.1:8000/v1"
-PLACE = '"runs/20260101-120000"'
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 def named(language: str, name: str) -> str:
-    [block] = [block for block in blocks(language) if block.partition("\n")[0].endswith(f" {name}")]
+    [block] = [block for block in blocks(PAGE, language) if block.partition("\n")[0].endswith(f" {name}")]
     return block
 
 
@@ -36,7 +31,7 @@ def run_page(folder: Path, model: ModelServer, command: str) -> Any:
     (folder / "agent.sh").write_text(named("bash", "agent.sh"))
     (folder / "agent.mjs").write_text(named("javascript", "agent.mjs"))
     (folder / "try_it.py").write_text(program.replace("\n\n", "\n\nSTORE = 'sqlite:///store.db'\n\n", 1))
-    subprocess.run([sys.executable, "try_it.py"], cwd=folder, check=True, timeout=60)
+    run_program("python", "try_it.py", folder=folder)
 
 
 async def looked_at(folder: Path) -> tuple[str, float | None]:
@@ -55,16 +50,9 @@ async def test_the_shell_script_of_the_page_is_scored_and_what_it_said_can_be_lo
         run_page(tmp_path, model, '["bash", "agent.sh"]')
     rollout_id, reward = await looked_at(tmp_path)
     assert reward == 1.0
-    command = next(block for block in blocks("bash") if block.startswith("agl rollouts show"))
+    command = next(block for block in blocks(PAGE, "bash") if block.startswith("agl rollouts show"))
     words = command.replace("ro-a1bbd7f90ae7", rollout_id).replace("runs/20260101-120000", "store.db").split()
-    assert "the model said: " in agl_says(tmp_path, words[1:])
-
-
-def agl_says(folder: Path, words: list[str]) -> str:
-    command = [sys.executable, "-m", "agentlightning.cli", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert "the model said: " in run_program(*words, folder=tmp_path).stdout
 
 
 @pytest.mark.slow
@@ -76,7 +64,7 @@ async def test_the_node_program_of_the_page_is_scored(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_page_are_accepted_and_its_judge_judges() -> None:
-    for block in blocks("python"):
+    for block in blocks(PAGE):
         if "try_it.py" in block:
             continue
         names: dict[str, Any] = {}
@@ -90,6 +78,7 @@ def test_the_settings_of_the_page_are_accepted_and_its_judge_judges() -> None:
 def test_the_page_names_every_variable_that_a_program_finds_and_no_other() -> None:
     from agentlightning.litagent.command import attempt_folder as program_env
 
-    table = PAGE[PAGE.index("## The environment of the program") : PAGE.index("Of several models")]
+    text = (DOCS / PAGE).read_text()
+    table = text[text.index("## The environment of the program") : text.index("Of several models")]
     matches = set(re.findall(r"`([A-Z][A-Z_]+)`", table))
     assert matches == {*program_env.PASSED, *program_env.RESERVED}

@@ -7,33 +7,20 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import agentlightning as agl
-from agentlightning.llm_proxy import LLMProxy
-from agentlightning.runner import LitAgentRunner
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import LLM, Attempt, PromptTemplate, RolloutConfig
-from tests.stubs.model_server import ModelServer
+from tests.stubs.processes import lives
+from tests.stubs.running import run_tasks, run_through_gateway
 
 KEY = "sk-of-the-provider"
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    store = InMemoryLightningStore()
-    yield store
-    await store.close()
 
 
 def bash(script: str, **settings: Any) -> agl.CommandAgent:
@@ -47,13 +34,8 @@ async def run_task(
     config: RolloutConfig | None = None,
     **settings: Any,
 ) -> Attempt:
-    """Run one task with a runner and return its attempt."""
-    made = await store.enqueue_rollout(input={} if task is None else task, config=config)
-    runner = LitAgentRunner[Any](OtelTracer(), max_rollouts=1, **settings)
-    with runner.run_context(agent=agent, store=store):
-        await runner.iter()
-    [attempt] = await store.query_attempts(made.rollout_id)
-    return attempt
+    [finished] = await run_tasks(store, agent, {} if task is None else task, config=config, **settings)
+    return finished.attempt
 
 
 async def reward_of(store: InMemoryLightningStore, attempt: Attempt) -> float | None:
@@ -94,13 +76,9 @@ NODE = """
 
 
 async def play_with_model(store: InMemoryLightningStore, agent: agl.CommandAgent) -> Attempt:
-    with ModelServer(answer=lambda request: "it is 42") as model:
-        proxy = LLMProxy(store=store, model_list=[model.entry("policy")])
-        await proxy.start()
-        await store.add_resources({"main_llm": proxy.as_resource()})
-        attempt = await run_task(store, agent, {"question": "what is the answer"})
-        await proxy.stop()
-    return attempt
+    task = {"question": "what is the answer"}
+    [finished] = await run_through_gateway(store, agent, task, answer=lambda request: "it is 42")
+    return finished.attempt
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
@@ -276,10 +254,6 @@ async def test_a_program_that_does_not_read_a_large_task_is_no_error(store: InMe
 HANGS = "trap '' TERM; sleep 600 & echo $! $$; wait; wait; sleep 600"
 
 
-def left_over(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.mark.parametrize("owner", ["rollout", "command"])
 async def test_at_its_time_limit_the_whole_group_is_killed_and_the_output_kept(
     store: InMemoryLightningStore, owner: str
@@ -291,43 +265,7 @@ async def test_at_its_time_limit_the_whole_group_is_killed_and_the_output_kept(
     assert (attempt.status, attempt.outcome, attempt.outcome_reason) == ("timeout", "cancelled", "timeout")
     output = await printed(store, attempt)
     assert output["exit_code"] == -signal.SIGKILL
-    assert left_over([int(pid) for pid in output["stdout"].split()]) == []
-
-
-async def test_what_a_program_leaves_behind_is_killed_and_does_not_hold_up_its_attempt(
-    store: InMemoryLightningStore,
-) -> None:
-    attempt = await run_task(store, bash("sleep 600 & echo '[' $! ']'; echo 1"))
-    assert attempt.outcome == "scored"
-    [_, pid, _] = (await printed(store, attempt))["stdout"].splitlines()[0].split()
-    assert left_over([int(pid)]) == []
-
-
-RUNNER = """
-import asyncio, sys
-import agentlightning as agl
-
-async def main():
-    agent = agl.CommandAgent(["bash", "-c", sys.argv[1]])
-    runner = agl.LitAgentRunner(agl.OtelTracer())
-    with runner.run_context(agent=agent, store=agl.InMemoryLightningStore()):
-        await runner.step({})
-
-asyncio.run(main())
-"""
-
-
-def test_no_process_of_it_outlives_a_runner_that_is_killed(tmp_path: Path) -> None:
-    pipe = tmp_path / "pids"
-    os.mkfifo(pipe)
-    script = f"sleep 600 & echo $! $$ > {pipe}; wait"
-    with subprocess.Popen([sys.executable, "-c", RUNNER, script]) as runner:
-        pids = [int(pid) for pid in pipe.read_text().split()]
-        assert len(left_over(pids)) == 2
-        programs = [psutil.Process(pid) for pid in pids]
-        runner.send_signal(signal.SIGKILL)
-        processes, alive = psutil.wait_procs(programs, timeout=20)
-    assert (len(processes), alive) == (2, [])
+    assert not [pid for pid in output["stdout"].split() if lives(int(pid))]
 
 
 # --- settings ----------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ def scripts() -> dict[str, dict[str, Any]]:
 
 
 def bill() -> dict[str, Any]:
-    """Return the bill of materials."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version = re.search(r'VERSION = "(.*)"', (ROOT / "agentlightning/utils/version.py").read_text())
     assert version is not None

@@ -106,7 +106,6 @@ class _Model(BaseHTTPRequestHandler):
 
 
 def agent(task: str, llm: Any) -> float:
-    """An agent with one model call."""
     import urllib.request
 
     body = json.dumps({"model": llm.model, "messages": [{"role": "user", "content": task}]}).encode()

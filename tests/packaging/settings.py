@@ -75,14 +75,12 @@ def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, st
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table in Markdown."""
     lines = [list(head), *([cell.replace("|", "\\|").removesuffix(".") for cell in row] for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 def page() -> str:
-    """Return the whole page."""
     return "\n".join(sections())
 
 

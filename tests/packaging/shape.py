@@ -24,7 +24,6 @@ class Size:
 
 
 def sizes(folders: list[str], root: Path = ROOT) -> dict[str, Size]:
-    """Return the size of each folder."""
     lines = {folder: [file.read_bytes().count(b"\n") for file in (root / folder).rglob("*.py")] for folder in folders}
     return {folder: Size(sum(counts), len(counts)) for folder, counts in lines.items()}
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.stubs.processes import run_program
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("stores", "gateway", "threads", "processes", "names", "command")
 HIDDEN = ("darwin", "win32") if sys.platform == "linux" else ()
@@ -18,11 +20,8 @@ HIDDEN = ("darwin", "win32") if sys.platform == "linux" else ()
 
 def run(*arguments: str, system: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("AGL_")}
-    command = [sys.executable, "-W", "error::ResourceWarning", *arguments]
-    environment = clean | {"AGL_TEST_SYSTEM": system, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, env=environment, cwd=ROOT, capture_output=True, text=True, encoding="utf-8", timeout=300, check=False
-    )
+    whole, words = clean | {"AGL_TEST_SYSTEM": system, "PYTHONPATH": str(ROOT)}, ("-W", "error::ResourceWarning")
+    return run_program("python", *words, *arguments, folder=ROOT, environment=whole, timeout=300, code=None)
 
 
 @functools.cache

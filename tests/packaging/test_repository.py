@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import yaml
 
 from agentlightning.utils.version import VERSION
+from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "agentlightning"
@@ -22,10 +22,6 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 POLICY = ROOT / "docs/reference/versions.md"
 
 each_workflow = pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def steps(workflow: Path) -> list[dict[str, object]]:
@@ -45,13 +41,11 @@ def steps(workflow: Path) -> list[dict[str, object]]:
 def test_each_file_is_valid_by_its_published_schema(schema: str, pattern: str) -> None:
     files = sorted(ROOT.glob(pattern))
     assert files
-    done = run(BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program(BIN / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
 
 
 def test_zizmor_finds_nothing_in_the_workflows() -> None:
-    done = run(BIN / "zizmor", "--offline", "--persona", "pedantic", ".github")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_program(BIN / "zizmor", "--offline", "--persona", "pedantic", ".github", folder=ROOT)
 
 
 def test_each_action_is_pinned_to_one_commit_with_its_version() -> None:

@@ -4,11 +4,11 @@ checker, and so an editor, knows each by its name."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -31,8 +31,8 @@ print(agl.Trainer(algorithm=agl.GRPO("m")).result.stepz)
 def test_a_type_checker_knows_every_setting_by_its_name_and_type(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    command = [sys.executable, "-m", "basedpyright", "--outputjson", "--project", str(ROOT), str(program)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    words = ("-m", "basedpyright", "--outputjson", "--project", ROOT, program)
+    done = run_program("python", *words, folder=ROOT, timeout=300, code=None)
     errors = {each["range"]["start"]["line"]: each["message"] for each in json.loads(done.stdout)["generalDiagnostics"]}
     lines = [PROGRAM.splitlines()[line].strip() for line in sorted(errors)]
     assert lines == [line.strip() for line in PROGRAM.splitlines()[8:]]

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import venv
 import zipfile
 from email.parser import Parser
@@ -17,8 +16,9 @@ from packaging.metadata import Metadata
 
 from agentlightning.utils.version import VERSION
 from tests.packaging import bill
+from tests.pages import ROOT, blocks
+from tests.stubs.processes import run_program
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 OWN = f"agl_framework-{VERSION}.dist-info/"
 
@@ -35,18 +35,8 @@ def build(folder: Path) -> Path:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     clean = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(folder / "dist"),
-        str(folder),
-    ]
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    options = ("--wheel", "--no-isolation", "--outdir", folder / "dist")
+    run_program("python", "-m", "build", *options, folder, environment=clean)
     [wheel] = (folder / "dist").iterdir()
     return wheel
 
@@ -123,20 +113,10 @@ def test_the_wheel_installs_into_an_environment_of_its_own_and_runs_the_program_
     venv.create(tmp_path / "venv", with_pip=True)
     bin_ = tmp_path / "venv/bin"
     subprocess.run([bin_ / "python", "-m", "pip", "install", "--quiet", wheel], check=True)
-    program = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    (tmp_path / "program.py").write_text(program)
+    (tmp_path / "program.py").write_text(blocks(ROOT / "README.md")[0])
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AGL_", "PYTHON"))}
-    done = subprocess.run(
-        [bin_ / "python", "-W", "error", "program.py"],
-        cwd=tmp_path,
-        env=clean,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, "2 rollouts (2 scored), mean reward 1.000\n"), done.stderr
-    process = subprocess.run(
-        [bin_ / "agl", "--version"], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
-    )
-    assert process.stdout == f"agentlightning {VERSION}\n"
-    assert subprocess.run([bin_ / "python", "-m", "pip", "check"], check=False).returncode == 0
+    done = run_program(bin_ / "python", "-W", "error", "program.py", folder=tmp_path, environment=clean)
+    assert done.stdout == "2 rollouts (2 scored), mean reward 1.000\n", done.stderr
+    version = run_program(bin_ / "agl", "--version", folder=tmp_path, environment=clean).stdout
+    assert version == f"agentlightning {VERSION}\n"
+    run_program(bin_ / "python", "-m", "pip", "check")

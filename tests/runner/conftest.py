@@ -1,25 +1,17 @@
-"""A real store, and a way to run tasks through a real runner."""
+"""A way to run tasks through a real runner."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
 from agentlightning.store.memory import InMemoryLightningStore
-from tests.runner.serving import run_tasks
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    store = InMemoryLightningStore()
-    yield store
-    await store.close()
+from tests.stubs.running import run_tasks
 
 
 @pytest.fixture
 def serve(store: InMemoryLightningStore) -> Callable[..., Any]:
-    """`run_tasks` on the store."""
     return partial(run_tasks, store)

@@ -17,7 +17,7 @@ from agentlightning.runner.outcome import Ending, MissingResources
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import LLM, AttemptedRollout
-from tests.runner.serving import runner_of
+from tests.stubs.running import runner_of
 
 
 async def test_step_runs_a_task_and_returns_its_rollout(store: InMemoryLightningStore) -> None:
@@ -82,6 +82,7 @@ async def test_the_stop_event_cancels_a_step(store: InMemoryLightningStore) -> N
 async def test_the_context_is_also_an_async_one(store: InMemoryLightningStore) -> None:
     async with runner_of().run_context(agent=rollout(lambda task: 1.0), store=store) as runner:
         assert runner.agent.get_runner() is runner
+        assert (runner.store, runner.worker_id) == (store, 0)
         assert (await runner.step("x")).status == "succeeded"
     with pytest.raises(ValueError, match="Call init"):
         runner.get_agent()

@@ -34,7 +34,7 @@ from agentlightning.runner import agent_process as process
 from agentlightning.runner.agent_process import AgentProcessDied
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Hook, RolloutConfig, Span, Triplet
-from tests.runner.serving import run_tasks as run_tasks_here
+from tests.stubs.running import run_tasks as run_tasks_here
 
 
 class OutOfLuck(Exception):
@@ -45,8 +45,6 @@ class OutOfLuck(Exception):
 
 
 class Actor(LitAgent[Any]):
-    """Acts by its task."""
-
     needs_resources = False
 
     @override

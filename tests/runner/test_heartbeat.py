@@ -17,11 +17,11 @@ from agentlightning.litagent import LitAgent, rollout
 from agentlightning.runner import LitAgentRunner, heartbeat
 from agentlightning.runner.heartbeat import Heartbeats
 from agentlightning.store.base import UNSET, LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import Attempt, RolloutConfig, Worker
-from tests.runner.serving import run_tasks, runner_of
+from tests.stubs.running import run_tasks, runner_of, serving
 
 
 class Counting(InMemoryLightningStore):
@@ -205,12 +205,10 @@ async def test_an_attempt_is_kept_alive_by_a_machine_whose_clock_differs_from_th
 
 async def test_over_http_the_heartbeats_close_their_own_connections() -> None:
     store = Counting()
-    server = LightningStoreServer(store, port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint)
-    await serve_until(client, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
-    await client.close()
-    await server.stop()
+    async with serving(store) as server:
+        client = LightningStoreClient(server.endpoint)
+        await serve_until(client, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
+        await client.close()
     assert len(store.beats) >= 3
 
 

@@ -14,7 +14,7 @@ from agentlightning.semconv import CHANGED_TEXTS
 from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.spec import store_from_spec
-from tests.runner.serving import run_tasks
+from tests.stubs.running import run_tasks
 
 
 class NoAttributes(Exception):

@@ -6,10 +6,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import pickle
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,16 +18,23 @@ from agentlightning.emitter import emit_message, find_final_reward, get_message_
 from agentlightning.errors import StoreUnreachableError
 from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner, claims
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.store.wrappers import LightningStoreScoped
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, Span
-from tests.runner.serving import run_tasks, runner_of, status_of
+from tests.stubs.processes import run_program
+from tests.stubs.running import run_tasks, runner_of, serving
 
 
 @rollout
 def one(task: Any) -> float:
     return 1.0
+
+
+async def status_of(store: InMemoryLightningStore, rollout_id: str) -> str:
+    rollout = await store.get_rollout_by_id(rollout_id)
+    assert rollout is not None
+    return rollout.status
 
 
 async def test_an_idle_runner_takes_work_as_soon_as_it_comes(store: InMemoryLightningStore) -> None:
@@ -236,11 +240,8 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize("beside", ["nothing", "task", "thread", "daemon", "server"])
 def test_alone_with_a_store_in_memory_a_runner_ends_with_the_queue(beside: str) -> None:
-    command = [sys.executable, "-c", ALONE, beside]
-    program = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert program.returncode == 0, program.stderr
     serves = [] if beside == "nothing" else ["serves on: True"]
-    assert program.stdout.splitlines() == [*serves, str(["succeeded"] * 3)]
+    assert run_program("python", "-c", ALONE, beside).stdout.splitlines() == [*serves, str(["succeeded"] * 3)]
 
 
 class Asked(InMemoryLightningStore):
@@ -420,24 +421,16 @@ def _serve_in_child(runner: LitAgentRunner[Any], address: str) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 async def test_a_runner_made_here_works_in_another_process(store: InMemoryLightningStore, method: str) -> None:
-    server = LightningStoreServer(store, port=0)
-    await server.start()
     made = await store.enqueue_rollout(input="x")
-    runner = runner_of(concurrency=2)
-    child = multiprocessing.get_context(method).Process(target=_serve_in_child, args=(runner, server.endpoint))
-    child.start()
-    await asyncio.to_thread(child.join, 30)
+    async with serving(store) as server:
+        address = (runner_of(concurrency=2), server.endpoint)
+        child = multiprocessing.get_context(method).Process(target=_serve_in_child, args=address)
+        child.start()
+        await asyncio.to_thread(child.join, 30)
     attempt = await store.get_latest_attempt(made.rollout_id)
-    await server.stop()
     assert child.exitcode == 0
     assert attempt is not None
     assert (attempt.outcome, str(child.pid) in str(attempt.worker_id)) == ("scored", True)
-
-
-def test_a_runner_pickles_before_it_is_initialised() -> None:
-    runner = runner_of(reward_fn=len, policy_faults={ValueError: 0.0}, concurrency=2)
-    copy: LitAgentRunner[Any] = pickle.loads(pickle.dumps(runner))
-    assert copy.get_worker_id() == "Worker-Unknown"
 
 
 @pytest.mark.parametrize(

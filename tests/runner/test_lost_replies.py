@@ -21,12 +21,13 @@ from agentlightning.emitter import emit_message
 from agentlightning.litagent import rollout
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.http.operations import OPERATIONS
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import Attempt, RolloutConfig
 from tests.chaos.proxy import Fate, FaultyProxy
 from tests.chaos.stores import SPECS, Place, fresh_place
+from tests.stubs.running import serving
 
 pytestmark = pytest.mark.heavy
 
@@ -98,13 +99,11 @@ class ProxiedStore:
 async def proxied_at(place: Place, lease_seconds: float) -> AsyncIterator[ProxiedStore]:
     async with place.opened(lease_seconds=lease_seconds, scan_debounce_seconds=0.1, synchronous="NORMAL") as store:
         await store.add_resources({})
-        server = LightningStoreServer(store, port=0)
-        await server.start()
-        try:
-            async with FaultyProxy(urlsplit(server.endpoint).port or 0, 1, chances={"pass": 1}) as proxy:
-                yield ProxiedStore(store, proxy)
-        finally:
-            await server.stop()
+        async with (
+            serving(store) as server,
+            FaultyProxy(urlsplit(server.endpoint).port or 0, 1, chances={"pass": 1}) as proxy,
+        ):
+            yield ProxiedStore(store, proxy)
 
 
 @pytest.fixture(params=SPECS)

@@ -55,7 +55,6 @@ def outcomes() -> dict[str, str]:
 
 
 def cell(outcome: str) -> str:
-    """Return an outcome as the page has it in a cell."""
     return outcome.replace("|", "\\|")
 
 
@@ -71,7 +70,6 @@ def page(verdicts: dict[str, str]) -> str:
 
 
 def write(snippet: Snippet, outcome: str) -> None:
-    """Write the page again with this outcome in it."""
     PAGE.write_text(page(outcomes() | {snippet.id: cell(outcome)}), encoding="utf-8")
 
 

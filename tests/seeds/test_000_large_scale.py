@@ -149,15 +149,12 @@ def test_metrics_at_the_end_of_a_trace_as_shown(shown: Shown, strategy: str) -> 
     assert (count() or 0.0) - before == spans > 0
 
 
-async def test_the_page_of_a_store_shows_the_metrics_of_programs() -> None:
-    server = agentlightning.LightningStoreServer(agentlightning.InMemoryLightningStore(), port=0)
-    await server.start()
-    client = agentlightning.LightningStoreClient(server.endpoint)
+async def test_the_page_of_a_store_shows_the_metrics_of_programs(
+    server: agentlightning.LightningStoreServer, client: agentlightning.LightningStoreClient
+) -> None:
     await client.record_metric("seen.on_page", 2.0, {"kind": "x"})
     page = await asyncio.to_thread(lambda: urlopen(f"{server.endpoint}/v1/prometheus", timeout=30).read().decode())
     assert 'seen_on_page_sum{kind="x"} 2.0' in page
-    await client.close()
-    await server.stop()
 
 
 def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,6 @@ ADDRESS = "the test's addresses stand in the place of those of the cluster"
 
 @pytest.fixture
 def store_url() -> Iterator[str]:
-    """A store server elsewhere."""
     args = PythonServerLauncherArgs(host="127.0.0.1", port=0, launch_mode="thread")
     server = agl.LightningStoreServer(agl.InMemoryLightningStore(), launcher_args=args)
     asyncio.run(server.start())

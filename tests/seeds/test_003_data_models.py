@@ -32,7 +32,6 @@ async def test_a_rollout_with_all_its_attempts(shown: Shown) -> None:
 
 
 def shown_class(shown: Shown, **names: Any) -> Any:
-    """Run a listing of a class and return its module."""
     return shown.run(**CORE, **names)
 
 
@@ -54,7 +53,6 @@ def test_an_update_of_resources(shown: Shown) -> None:
 
 
 def check_fields(listed: type[BaseModel], ours: type[BaseModel]) -> None:
-    """Compare a listing with the class that it lists."""
     assert set(listed.model_fields) == set(ours.model_fields)
 
 

@@ -164,17 +164,16 @@ async def test_the_operations_of_a_store(shown: Shown) -> None:
 
 
 @pytest.mark.snippet("003/client-rollouts", differs="the client asks a server on a port of the test")
-async def test_rollouts_by_a_client(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
-    await served.start()
-    await served.enqueue_rollout("x")
+async def test_rollouts_by_a_client(
+    shown: Shown, server: agl.LightningStoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await server.enqueue_rollout("x")
 
     def client_of_a_free_port(base_url: str) -> agl.LightningStoreClient:
         assert base_url == "http://localhost:45993"
-        return LightningStoreClient(base_url=served.endpoint)
+        return LightningStoreClient(base_url=server.endpoint)
 
     monkeypatch.setattr(agl, "LightningStoreClient", client_of_a_free_port)
     made = await shown.start()
     assert [rollout.input for rollout in made.rollouts] == ["x"]
     await made.client.close()
-    await served.stop()

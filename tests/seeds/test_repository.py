@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import agentlightning as agl
+from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,6 +108,4 @@ def test_versions_are_pinned_by_constraints() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("command", ["vllm", "store", "prometheus", "agentops"])
 def test_each_command_of_the_manual_has_help(command: str) -> None:
-    help_ = [sys.executable, "-m", "agentlightning.cli", command, "--help"]
-    output = subprocess.run(help_, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert f"agl {command}" in output
+    assert f"agl {command}" in run_program("agl", command, "--help").stdout

@@ -94,20 +94,6 @@ async def test_a_heartbeat_keeps_its_statistics_and_time() -> None:
     assert worker.last_heartbeat_time is not None
 
 
-async def test_a_store_says_what_it_can(tmp_path: Any) -> None:
-    memory = agl.InMemoryLightningStore().capabilities
-    assert (memory["async_safe"], memory["thread_safe"], memory["distributed"], memory["persistence"]) == (
-        True, True, False, False,
-    )  # fmt: skip
-    file = agl.SQLiteLightningStore(str(tmp_path / "run.db"))
-    assert (file.capabilities["distributed"], file.capabilities["persistence"]) == (True, True)
-    made = await file.enqueue_rollout(1)
-    await file.close()
-    again = agl.SQLiteLightningStore(str(tmp_path / "run.db"))
-    assert await again.get_rollout_by_id(made.rollout_id) == made
-    await again.close()
-
-
 async def test_a_store_in_memory_says_how_large_its_spans_are() -> None:
     store = agl.InMemoryLightningStore()
     ids = await claimed(store)
@@ -119,25 +105,16 @@ async def test_a_store_in_memory_says_how_large_its_spans_are() -> None:
 # --- server ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def served() -> AsyncIterator[agl.LightningStoreServer]:
-    """A store server on a real socket."""
-    server = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
-    await server.start()
-    yield server
-    await server.stop()
-
-
 Rest = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
-async def rest(served: agl.LightningStoreServer) -> AsyncIterator[Rest]:
+async def rest(server: agl.LightningStoreServer) -> AsyncIterator[Rest]:
     """Sends a request to the REST API and gives its answer."""
     async with aiohttp.ClientSession() as session:
 
         async def ask(method: str, path: str, body: Any = None) -> Any:
-            address = f"{served.endpoint}/v1{API_AGL_PREFIX}{path}"
+            address = f"{server.endpoint}/v1{API_AGL_PREFIX}{path}"
             async with session.request(method, address, json=body) as answer:
                 assert answer.status in (200, 201), (path, answer.status, await answer.text())
                 return await answer.json()
@@ -188,28 +165,28 @@ async def test_the_routes_of_workers_and_statistics(rest: Rest) -> None:
     assert (await rest("GET", "/statistics"))["total_rollouts"] == 0
 
 
-async def test_a_server_describes_its_routes(served: agl.LightningStoreServer) -> None:
+async def test_a_server_describes_its_routes(server: agl.LightningStoreServer) -> None:
     async with aiohttp.ClientSession() as session:
-        async with session.get(f"{served.endpoint}/openapi.json") as answer:
+        async with session.get(f"{server.endpoint}/openapi.json") as answer:
             assert "/v1/agl/rollouts/{rollout_id}/start" in (await answer.json())["paths"]
-        async with session.get(f"{served.endpoint}/docs") as answer:
+        async with session.get(f"{server.endpoint}/docs") as answer:
             assert answer.status == 404
 
 
-async def test_a_server_in_another_process_is_a_client(served: agl.LightningStoreServer) -> None:
-    away = pickle.loads(pickle.dumps(served))
-    made = await served.enqueue_rollout("x")
+async def test_a_server_in_another_process_is_a_client(server: agl.LightningStoreServer) -> None:
+    away = pickle.loads(pickle.dumps(server))
+    made = await server.enqueue_rollout("x")
     rollout = await away.get_rollout_by_id(made.rollout_id)
-    assert (rollout.input, type(served).__name__) == ("x", "LightningStoreServer")
+    assert (rollout.input, type(server).__name__) == ("x", "LightningStoreServer")
     await away.close()
 
 
-async def test_a_tracer_writes_to_the_store_of_a_server(served: agl.LightningStoreServer) -> None:
-    client = agl.LightningStoreClient(endpoint=served.endpoint)
+async def test_a_tracer_writes_to_the_store_of_a_server(
+    server: agl.LightningStoreServer, client: agl.LightningStoreClient
+) -> None:
     ids = await claimed(client)
     await traced(lambda: agl.emit_reward(0.5), agl.OtelTracer(store=client), **ids)
-    assert agl.find_final_reward(await served.query_spans(ids["rollout_id"])) == 0.5
-    await client.close()
+    assert agl.find_final_reward(await server.query_spans(ids["rollout_id"])) == 0.5
 
 
 def test_a_client_of_a_store_speaks_http_alone() -> None:

@@ -20,3 +20,15 @@ def free_port() -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise RuntimeError(f"no free port between {_LOW} and {_HIGH}")
+
+
+def is_free(endpoint: str) -> bool:
+    """Return whether the port of an address of this machine, `http://127.0.0.1:4747`, can be bound again."""
+    host, port = endpoint.removeprefix("http://").split(":")
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            again.bind((host, int(port)))
+        except OSError:
+            return False
+    return True

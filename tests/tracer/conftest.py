@@ -1,21 +1,14 @@
-"""A real store, a real tracer, and an attempt to trace."""
+"""A real tracer, and an attempt to trace."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout
-
-
-@pytest.fixture
-async def store() -> AsyncIterator[InMemoryLightningStore]:
-    store = InMemoryLightningStore()
-    yield store
-    await store.close()
 
 
 @pytest.fixture

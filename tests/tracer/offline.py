@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 _GUARD = """
@@ -37,16 +37,8 @@ def run_offline(program: str, **variables: str) -> dict[str, Any]:
     keys = ("AGENTOPS_API_KEY", "WANDB_API_KEY", "WANDB_ERROR_REPORTING")
     environment = {key: value for key, value in os.environ.items() if key not in keys}
     with tempfile.TemporaryDirectory() as folder:  # vendors write log files where they run
-        done = subprocess.run(
-            [sys.executable, "-c", _GUARD + program],
-            env={**environment, "PYTHONPATH": str(ROOT), **variables},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr
+        whole = {**environment, "PYTHONPATH": str(ROOT), **variables}
+        done = run_program("python", "-c", _GUARD + program, folder=Path(folder), environment=whole)
     *_, answer, leftovers = done.stdout.strip().splitlines()
     assert leftovers == "LEFT []"
     return json.loads(answer)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from typing_extensions import override
 
 from agentlightning.emitter import emit_message, emit_reward
 from agentlightning.errors import BadRequestError, BusyError
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer.delivery import TraceDeliveryError
 from agentlightning.tracer.otel import OtelTracer
@@ -126,16 +125,6 @@ async def test_a_reward_without_a_number_is_stored_behind_the_calls(caplog: pyte
     (reward,) = await store.query_spans(rollout.rollout_id)
     assert reward.sequence_id == 1
     assert "got no number" in caplog.text
-
-
-@pytest.fixture
-async def client() -> Any:
-    server = LightningStoreServer(InMemoryLightningStore(), port=0)
-    await server.start()
-    client = LightningStoreClient(server.endpoint)
-    yield client
-    await client.close()
-    await server.stop()
 
 
 async def test_over_http_rewards_lie_between_the_calls_of_async_and_sync_agents(client: LightningStoreClient) -> None:

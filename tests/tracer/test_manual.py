@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from agentlightning.types import Span, TraceStatus
 
 
 def by_hand(tracer: agl.OtelTracer, rollout_id: str | None = None, attempt_id: str | None = None) -> None:
-    """Trace one attempt."""
     tracer.open_rollout(rollout_id, user_id="user-123")
     tracer.open_attempt(attempt_id, sequence_id=1)
     tracer.emit_span("tool_execution", {"tool": "search", "found": {"pages": 3}}, TraceStatus(status_code="ERROR"))
@@ -50,14 +49,6 @@ def test_a_tracer_that_nobody_initialised_is_so_for_the_rollout() -> None:
     for rollout_id in ("ro-001", "ro-002"):
         by_hand(tracer, rollout_id, "at-001")
         check(tracer.get_last_trace(), rollout_id, "at-001")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[agl.LightningStoreServer]:
-    served = agl.LightningStoreServer(agl.InMemoryLightningStore(), port=0)
-    await served.start()
-    yield served
-    await served.stop()
 
 
 async def test_the_spans_reach_a_store_of_this_process_also_while_a_loop_runs() -> None:

@@ -7,8 +7,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 from agentlightning.emitter import emit_message, emit_reward
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store.client_server import LightningStoreClient
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer import mirror as mirror_module
 from agentlightning.tracer.collector import Collector as Address
@@ -29,6 +27,8 @@ from agentlightning.tracer.mirror import Mirror, close_mirror, mirror_counts, mi
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.tracer.senders import sender_to
 from agentlightning.types import Span
+from tests.stubs.processes import run_program
+from tests.stubs.running import serving
 
 from .collector import Collector, Reply
 from .test_otel import ids
@@ -100,9 +100,7 @@ async def test_the_store_server_of_another_machine_is_a_collector_too(
     store: InMemoryLightningStore, point: Point
 ) -> None:
     far = InMemoryLightningStore()
-    server = LightningStoreServer(far, port=0)
-    await server.start()
-    try:
+    async with serving(far) as server:
         point(server.endpoint)
         rollout = await far.start_rollout(input="known there")
         near = await store.start_rollout(input="x")
@@ -118,9 +116,7 @@ async def test_the_store_server_of_another_machine_is_a_collector_too(
         (span,) = await far.query_spans(rollout.rollout_id)
         assert (span.name, span.attributes["k"], span.sequence_id) == ("mirrored", [1, 2], 7)
         assert (mirror.counts.sent, mirror.counts.lost) == (1, 1)
-    finally:
-        await server.stop()
-        await far.close()
+    await far.close()
 
 
 async def test_a_trace_that_no_store_gets_is_not_mirrored(point: Point) -> None:
@@ -385,10 +381,8 @@ assert os.waitpid(child, 0)[1] == 0
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_sends_its_own_spans_and_only_these(monkeypatch: pytest.MonkeyPatch) -> None:
     with Collector() as collector:
-        environment = {**os.environ, "AGENT_LIGHTNING_OTLP_ENDPOINT": collector.url}
-        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
-        done = subprocess.run(command, env=environment, timeout=60, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        words = ("-W", "ignore::DeprecationWarning", "-c", FORKED)
+        run_program("python", *words, AGENT_LIGHTNING_OTLP_ENDPOINT=collector.url)
         bodies = sorted(str(span.attributes["agentlightning.message.body"]) for span in collector.spans)
     assert bodies == ["child", "parent after", "parent before"]
 
@@ -405,8 +399,5 @@ def test_an_interrupted_process_is_not_held_up_by_a_collector_that_never_answers
     )
     with Collector() as collector:
         collector.gate.clear()
-        environment = {**os.environ, "AGENT_LIGHTNING_OTLP_ENDPOINT": collector.url}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, timeout=30, capture_output=True, check=False
-        )
-    assert done.returncode == -signal.SIGINT
+        address = {"AGENT_LIGHTNING_OTLP_ENDPOINT": collector.url}
+        run_program("python", "-c", program, timeout=30, code=-signal.SIGINT, **address)

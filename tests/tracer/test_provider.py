@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +22,7 @@ from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.tracer import provider as provider_module
 from agentlightning.tracer.otel import OtelTracer
 from agentlightning.types import AttemptedRollout
+from tests.stubs.processes import run_program
 
 from .test_otel import ids
 
@@ -290,9 +289,6 @@ def test_a_switched_off_opentelemetry_loses_no_reward() -> None:
         "    print([span.name for span in await store.query_spans(rollout.rollout_id)])\n"
         "asyncio.run(main())\n"
     )
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(
-        command, env={"OTEL_SDK_DISABLED": "true"}, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program("python", "-W", "error", "-c", program, environment={"OTEL_SDK_DISABLED": "true"})
     assert done.stderr == ""
     assert done.stdout == "['agentlightning.annotation']\n"

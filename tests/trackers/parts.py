@@ -51,7 +51,6 @@ def agent(task: str) -> float:
 
 
 def run(*trackers: Any, run_id: str = "run-1", store: Any = None, **settings: Any) -> agl.Trainer:
-    """Run the algorithm with these trackers."""
     trainer = agl.Trainer(
         algorithm=Recording(**settings),
         trackers=list(trackers),

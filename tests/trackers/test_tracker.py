@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import json
-import re
 import signal
 import threading
 from pathlib import Path
@@ -20,6 +19,7 @@ import agentlightning as agl
 from agentlightning.errors import MissingExtraError
 from agentlightning.trackers.tracker import numbers_of, safe_name
 from agentlightning.types.runs import RunRecord
+from tests.pages import blocks
 from tests.trackers.parts import SECRET, Remembers, agent, run
 
 EVERYTHING = [
@@ -106,8 +106,7 @@ def test_a_run_that_is_told_to_stop_or_interrupted_says_so(how: str, state: str)
 
 def test_the_program_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/how-to/track-experiments.md").read_text()
-    *_, own = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    own = blocks("how-to/track-experiments.md")[-1]
     exec(compile(own, "page", "exec", dont_inherit=True), {"__name__": "page"})
     lines = [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()]
     assert lines[-1] == {"state": "succeeded", "best": 1.0, "best_name": "baseline", "best_step": 0}

@@ -12,7 +12,6 @@ from agentlightning.types import Dataset
 
 @agl.rollout
 def tenth(task: int) -> float:
-    """An agent: the reward is a tenth of the task."""
     return task / 10
 
 
@@ -31,8 +30,6 @@ class OwnRunner(agl.LitAgentRunner[Any]):
 
 
 class PlainRunner(agl.Runner[Any]):
-    """A runner that takes nothing."""
-
     async def iter(self, *, event: Any = None) -> None:
         """Serve nothing."""
 
@@ -45,10 +42,8 @@ class Needy(agl.Algorithm):
 
 
 def make_store() -> agl.InMemoryLightningStore:
-    """A factory."""
     return agl.InMemoryLightningStore()
 
 
 def here() -> int:
-    """The process that asks."""
     return os.getpid()

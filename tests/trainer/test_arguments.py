@@ -6,12 +6,12 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
+from tests.stubs.processes import run_program
 from tests.trainer.parts import run_tasks, tenth
 
 STRATEGIES: dict[str, dict[str, Any]] = {
@@ -93,8 +93,7 @@ asyncio.run(kernel())
 
 def run_session(strategy: str) -> subprocess.CompletedProcess[str]:
     """Run the cells as a kernel does: in `__main__`, which has no file, inside one running loop."""
-    command = [sys.executable, "-W", "error", "-c", SESSION.replace("{strategy}", strategy)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_program("python", "-W", "error", "-c", SESSION.replace("{strategy}", strategy), code=None)
 
 
 @pytest.mark.parametrize("strategy", ["'shm'", "{'type': 'cs', 'server_port': 0, 'start_method': 'fork'}"])

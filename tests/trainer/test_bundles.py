@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from agentlightning.store import InMemoryLightningStore, LightningStore, SQLiteL
 from agentlightning.store.http.metrics import prometheus_response
 from agentlightning.training.records import RunLog
 from agentlightning.types.runs import Run, RunRecord
+from tests.stubs.processes import Terminal, run_program
 from tests.trainer.parts import tenth
 
 SECRET = "correct-horse-battery"
@@ -57,15 +56,12 @@ class Logs(agl.Algorithm):
 
 
 class Fails(agl.Algorithm):
-    """An algorithm that fails."""
-
     def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         """Fail with a text that holds a secret."""
         raise RuntimeError(f"no login: password={SECRET}")
 
 
 def recorded(store: LightningStore) -> tuple[Run, list[RunRecord]]:
-    """The only run of a store with its records."""
 
     async def read() -> tuple[Run, list[RunRecord]]:
         [run] = await store.query_runs()
@@ -172,7 +168,6 @@ class Bare(ExecutionStrategy):
     n_runners = 1
 
     def execute(self, algorithm: Any, runner: Any, store: LightningStore) -> Any:
-        """Run the algorithm alone."""
         return asyncio.run(algorithm(store, ThreadingEvent()))
 
 
@@ -220,37 +215,27 @@ LAYOUTS = {"shm": ["shm"], "cs": ["cs"], "cs, algorithm in a child": ["cs", "chi
 @pytest.mark.heavy
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-def test_the_end_of_a_process_is_told_by_its_run(tmp_path: Path, end: Any, layout: list[str]) -> None:
+def test_the_end_of_a_process_is_told_by_its_run(
+    tmp_path: Path, terminal: Terminal, end: Any, layout: list[str]
+) -> None:
     signal_number, state = end
-    program, place = tmp_path / "program.py", tmp_path / "run.db"
-    program.write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(place), *layout],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        assert "begun" in process.stdout.readline(), process.communicate(timeout=30)[1]
-        if signal_number is None:
-            command = [sys.executable, "-m", "agentlightning.cli", "run", "stop", "r", "--store", str(place)]
-            subprocess.run([*command, "--reason", "enough"], check=True, timeout=60)
-        elif signal_number == signal.SIGINT:
-            os.killpg(process.pid, signal.SIGINT)
-        else:
-            process.send_signal(signal_number)
-        process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            process.kill()
+    place = tmp_path / "run.db"
+    (tmp_path / "program.py").write_text(PROGRAM)
+    process = terminal(["python", "program.py", place, *layout])
+    process.until("begun")
+    if signal_number is None:
+        run_program("agl", "run", "stop", "r", "--store", place, "--reason", "enough")
+        process.ended()
+    elif signal_number == signal.SIGINT:
+        os.killpg(process.popen.pid, signal.SIGINT)
+        process.ended()
+    else:
+        process.interrupted(signal_number)
     time.sleep(1.5 if state == "running" else 0)  # a child whose parent was killed ends
     run, records = recorded(SQLiteLightningStore(place))
     assert (run.state, len(records)) == (state, 1)
     assert run.last_heartbeat_time is not None
-    if state == "running":
-        assert run.end_time is None
-    else:
-        assert run.end_time is not None
+    assert (run.end_time is None) == (state == "running")
     assert run.stop_reason == ("enough" if state == "stopped" else None)
     assert run.error is None
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.store import LightningStoreClient
 from agentlightning.trainer import Trainer as SameTrainer
+from tests.stubs.processes import run_program
 from tests.trainer.parts import Needy, OwnRunner, PlainRunner, make_store
 
 
@@ -27,7 +26,9 @@ def test_the_defaults() -> None:
     assert trainer.algorithm is None
     assert trainer.llm_proxy is None
     assert trainer.hooks == ()
-    assert (trainer.n_runners, trainer.max_rollouts, trainer.port, trainer.worker_id) == (1, None, None, None)
+    assert trainer.reward_fn is None
+    assert (trainer.n_runners, trainer.n_workers, trainer.max_rollouts) == (1, 1, None)
+    assert (trainer.port, trainer.worker_id) == (None, None)
     assert type(trainer.tracer) is agl.OtelTracer
     assert type(trainer.adapter) is agl.TracerTraceToTriplet
     assert type(trainer.store) is agl.InMemoryLightningStore
@@ -89,7 +90,7 @@ def test_a_bare_name_with_missing_settings_lists_them() -> None:
         "    except (TypeError, ValueError) as error: print(str(error).splitlines()[0])\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = run_program("python", "-c", program)
     *messages, has_torch = done.stdout.splitlines()
     assert has_torch == "False", done.stderr
     assert [text for text, line in zip(NEEDS.values(), messages, strict=True) if text not in line] == []

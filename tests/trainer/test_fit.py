@@ -37,15 +37,6 @@ def test_fit_runs_every_task_and_keeps_what_the_algorithm_returned(where: str) -
     assert here == {where.startswith("shm") or where == "cs, runner here"}
 
 
-def test_a_plain_function_is_an_agent() -> None:
-    def agent(task: int) -> float:
-        return 0.25 * task
-
-    trainer = agl.Trainer(algorithm="baseline", strategy="shm", initial_resources={})
-    trainer.fit(agent, train_dataset=[1, 2])
-    assert trainer.result.rewards == [0.25, 0.5]
-
-
 @pytest.mark.parametrize("agent", [7, agl.LitAgent, "http://127.0.0.1:4747"])
 def test_what_is_no_agent_is_refused(agent: Any) -> None:
     with pytest.raises(TypeError, match="An agent is a LitAgent, a function"):
@@ -145,15 +136,7 @@ def test_every_fit_is_a_run_of_its_own_on_a_store_that_stays(tmp_path: Path) -> 
     assert None not in run_ids
 
 
-def test_two_runs_on_one_store_do_not_see_each_other() -> None:
-    async def served() -> list[list[Any]]:
-        server = agl.LightningStoreServer(agl.InMemoryLightningStore(), "127.0.0.1", 0)
-        await server.start()
-        try:
-            return await asyncio.gather(*(asyncio.to_thread(run, server.endpoint, sign) for sign in (1, -1)))
-        finally:
-            await server.stop()
-
+async def test_two_runs_on_one_store_do_not_see_each_other(server: agl.LightningStoreServer) -> None:
     def run(endpoint: str, sign: int) -> list[Any]:
         @agl.algo
         async def algorithm(*, store: LightningStore, train_dataset: Dataset[int]) -> list[Any]:
@@ -175,7 +158,7 @@ def test_two_runs_on_one_store_do_not_see_each_other() -> None:
         trainer.fit(agent, train_dataset=list(range(1, 9)))
         return trainer.result
 
-    one, other = asyncio.run(served())
+    one, other = await asyncio.gather(*(asyncio.to_thread(run, server.endpoint, sign) for sign in (1, -1)))
     assert one == [float(task) for task in range(1, 9)]
     assert other == [-reward for reward in one]
 
@@ -376,16 +359,6 @@ def test_ctrl_c_is_raised_again_once_everything_has_ended(where: str, tmp_path: 
 
 
 # --- dev ------------------------------------------------------------------------------------------------------------
-
-
-def test_dev_needs_nothing_but_an_agent_and_tasks() -> None:
-    class Agent(agl.LitAgent[int]):
-        def rollout(self, task: int, resources: Any, rollout: Any) -> float:
-            return task / 2
-
-    trainer = agl.Trainer(strategy="shm")
-    trainer.dev(Agent(), [1, 2])
-    assert trainer.result.rewards == [0.5, 1.0]
 
 
 def test_dev_refuses_an_agent_whose_resources_nobody_would_publish() -> None:

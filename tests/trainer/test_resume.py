@@ -9,7 +9,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,13 +20,13 @@ import agentlightning as agl
 from agentlightning.store import LightningStore, cursors
 from agentlightning.trainer.resume import past_of
 from agentlightning.types import EnqueueRolloutRequest, Rollout
+from tests.stubs.processes import run_program
 from tests.trainer.parts import tenth
 from tests.trainer.resumed import FATAL, TASKS
 
 
 def start(folder: Path, strategy: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.trainer.resumed", str(folder), json.dumps(strategy)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_program("python", "-m", "tests.trainer.resumed", folder, json.dumps(strategy), code=None)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ RETRIES: dict[str, Any] = {"max_attempts": 3, "retry_condition": ["failed"], "re
 
 @agl.rollout
 def third_time(task: int, rollout: AttemptedRollout) -> float:
-    """Succeeds in its third attempt."""
     if rollout.attempt.sequence_id < 3:
         raise ConnectionError("again")
     return 1.0

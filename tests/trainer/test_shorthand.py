@@ -142,7 +142,6 @@ RESOURCES = {"main_llm": agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")}
 
 
 def doubles(task: int) -> float:
-    """An agent."""
     return float(task * 2)
 
 

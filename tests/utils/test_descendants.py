@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from agentlightning.utils import descendants
+from tests.stubs.processes import run_program
 
 LIMIT_SECONDS = 60
 SUBREAPER = """
@@ -43,8 +44,7 @@ print(descendants.end_descendants(os.getpid(), grace=0.0, reap=True), psutil.pid
 
 @pytest.mark.skipif(sys.platform != "linux", reason="subreapers are of Linux")
 def test_a_subreaper_ends_what_is_below_a_process_that_ends_during_the_look() -> None:
-    run = subprocess.run([sys.executable, "-c", SUBREAPER], capture_output=True, text=True, timeout=LIMIT_SECONDS)
-    assert run.stdout == "[] False\n", run.stderr
+    assert run_program("python", "-c", SUBREAPER).stdout == "[] False\n"
 
 
 def test_a_look_that_takes_longer_than_the_limit_does_not_spare_what_it_finds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,6 +22,7 @@ from agentlightning.utils.metrics import (
     get_prometheus_registry,
 )
 from agentlightning.utils.metrics.console import Window, duration
+from tests.stubs.processes import run_program
 
 MAKERS: list[Callable[[], MetricsBackend]] = [
     ConsoleMetricsBackend,
@@ -237,11 +236,7 @@ def test_two_names_that_prometheus_cannot_tell_apart_are_refused() -> None:
 
 
 def run_python(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_program("python", "-W", "error", "-c", code, environment=environment).stdout
 
 
 def test_several_processes_are_scraped_as_one_and_the_directory_goes_with_the_first(tmp_path: Path) -> None:

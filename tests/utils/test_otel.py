@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 
 import pytest
 
@@ -14,6 +12,7 @@ from agentlightning.utils.otel import (
     full_qualified_name,
     tell_emitted,
 )
+from tests.stubs.processes import run_program
 
 
 def test_an_exception_carries_its_stack() -> None:
@@ -61,7 +60,7 @@ assert seen.count == 1
 
 
 def test_the_provider_of_the_program_is_found() -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", PROVIDER], check=True, timeout=60)
+    run_program("python", "-W", "error", "-c", PROVIDER)
 
 
 def test_spans_go_past_the_handlers_of_a_program_only_where_the_variable_asks_for_them(

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 
 import agentlightning as agl
 from tests.frameworks.suite import PRODUCTS
+from tests.stubs.processes import run_program
 
 OBJECTS = [product.model_dump() for product in PRODUCTS]
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", "not set"))
@@ -48,8 +48,5 @@ def program(task: str, llm: agl.LLM, command: str) -> Any:
         "TASK": task,
     }
     words = ["node", *command.split()]
-    done = subprocess.run(
-        words, cwd=programs(), env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_program(*words, folder=programs(), environment=environment)
     return json.loads(done.stdout.splitlines()[-1])  # some packages print warnings

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.legacy.v03.older import older, unfinished, write_dump
+from tests.pages import blocks
+from tests.stubs.processes import run_program
 
-PAGE = Path(__file__).parents[3] / "docs/how-to/move-from-v03.md"
-
-
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+PAGE = "how-to/move-from-v03.md"
 
 
 def test_the_program_runs_before_and_after(tmp_path: Path) -> None:
-    before, after = _blocks("python")
-    prefix = before[: before.index("@agl.algo")]
-    for number, program in enumerate((before, prefix + after)):
+    before, after = blocks(PAGE)
+    outputs: list[str] = []
+    for number, program in enumerate((before, before[: before.index("@agl.algo")] + after)):
         (tmp_path / f"program{number}.py").write_text(program)
-        done = subprocess.run(
-            [sys.executable, f"program{number}.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        lines = done.stdout.splitlines()
-        if number == 0:
-            assert "\n".join(lines) == _blocks("text")[1].strip()
-        else:
-            assert lines[-1] == "'Think carefully: {q}': 1.0 of 2 scored, 0 left out"
+        outputs.append(run_program("python", f"program{number}.py", folder=tmp_path).stdout.strip())
+    assert outputs[0] == blocks(PAGE, "text")[1].strip()
+    assert outputs[1].splitlines()[-1] == "'Think carefully: {q}': 1.0 of 2 scored, 0 left out"
     assert (tmp_path / "agl.db").is_file()
 
 
 def test_the_table_is_what_the_command_prints(tmp_path: Path) -> None:
     made = older()
     unfinished(made)
-    command = [sys.executable, "-m", "agentlightning.cli", "import-v03", str(write_dump(tmp_path / "dump", made))]
-    done = subprocess.run([*command, "--store", str(tmp_path / "new.db")], capture_output=True, text=True, timeout=120)
+    dump = write_dump(tmp_path / "dump", made)
+    done = run_program("agl", "import-v03", dump, "--store", tmp_path / "new.db", code=None)
     written, printed = (
-        [" ".join(line.split()) for line in text.splitlines()] for text in (_blocks("text")[0], done.stdout)
+        [" ".join(line.split()) for line in text.splitlines()] for text in (blocks(PAGE, "text")[0], done.stdout)
     )
     assert len(written) == len(printed)
     for shown, line in zip(written, printed, strict=True):

@@ -21,10 +21,10 @@ import agentlightning as agl
 from agentlightning.litagent.command import agent as program_user
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, Attempt
-from tests.litagent.test_command import printed, reward_of, run_task, store
+from tests.litagent.test_command import printed, reward_of, run_task
+from tests.stubs.processes import run_program
 from tests.stubs.unprivileged import ATTACK, NOBODY, unprivileged
 
-__all__ = ["store"]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 
@@ -182,15 +182,8 @@ def test_a_runner_that_is_not_root_says_so_when_it_starts() -> None:
         except RuntimeError as error:
             print(error)
     """
-    done = subprocess.run(
-        [user.python, "-c", textwrap.dedent(code)],
-        env={"PYTHONPATH": user.path},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=False,
-        **user.popen,
-    )
+    words, own = (user.python, "-c", textwrap.dedent(code)), {"PYTHONPATH": user.path}
+    done = run_program(*words, folder=Path("/"), environment=own, popen=user.popen)
     assert "needs a runner that is root" in done.stdout, done.stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import tempfile
 import textwrap
 import tracemalloc
@@ -15,10 +14,9 @@ import pytest
 import agentlightning as agl
 from agentlightning.litagent.command.attempt_folder import AttemptFolder, UnusableFile
 from agentlightning.store.memory import InMemoryLightningStore
-from tests.litagent.test_command import reward_of, run_task, store
+from tests.litagent.test_command import reward_of, run_task
+from tests.stubs.processes import run_program
 from tests.stubs.unprivileged import folder_of_unprivileged, unprivileged
-
-__all__ = ["store"]
 
 
 @pytest.fixture(autouse=True)
@@ -180,20 +178,9 @@ CLOSING = {
 def test_a_folder_that_its_program_has_closed_is_removed_by_a_runner_that_is_not_root() -> None:
     user = unprivileged()
     with folder_of_unprivileged() as attempts:
-        done = subprocess.run(
-            [
-                user.python,
-                "-c",
-                PROGRAM,
-                *(f"cd $TMPDIR; echo 1.0 > $AGL_REWARD_FILE; {script}" for script in CLOSING),
-            ],
-            env={"PYTHONPATH": user.path, "TMPDIR": str(attempts), "PATH": os.environ["PATH"]},
-            cwd="/",
-            capture_output=True,
-            text=True,
-            check=False,
-            **user.popen,
-        )
+        scripts = [f"cd $TMPDIR; echo 1.0 > $AGL_REWARD_FILE; {script}" for script in CLOSING]
+        own = {"PYTHONPATH": user.path, "TMPDIR": str(attempts), "PATH": os.environ["PATH"]}
+        done = run_program(user.python, "-c", PROGRAM, *scripts, folder=Path("/"), environment=own, popen=user.popen)
         files = os.listdir(attempts)
     assert done.stdout.splitlines() == list(CLOSING.values()), done.stderr
     assert files == []

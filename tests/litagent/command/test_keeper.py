@@ -21,9 +21,8 @@ import agentlightning as agl
 from agentlightning.litagent.command import keeper
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import RolloutConfig
-from tests.litagent.test_command import reward_of, run_task, store
+from tests.litagent.test_command import reward_of, run_task
 
-__all__ = ["store"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: a child subreaper")
 
 HIDING = {
