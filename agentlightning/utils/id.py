@@ -26,3 +26,8 @@ def generate_id(length: int) -> str:
 def derive_id(token: str, index: int, length: int) -> str:
     """Return the `index`-th identifier that belongs to `token`: the same token always gives the same identifiers."""
     return hashlib.sha256(f"{token}/{index}".encode()).hexdigest()[:length]
+
+
+def count_id(first: int, index: int, length: int) -> str:
+    """Return the `index`-th identifier from a random `first` on."""
+    return f"{first + index:0{length}x}"[-length:]

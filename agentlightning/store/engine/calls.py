@@ -16,7 +16,7 @@ from agentlightning.store.base import call_token
 from agentlightning.store.rules.idempotency import Call
 from agentlightning.store.rules.tx import Ids
 from agentlightning.store.rules.values import given
-from agentlightning.utils.id import derive_id, generate_id
+from agentlightning.utils.id import count_id, derive_id, generate_id
 
 _MANY_BEATS, _BEATS_TOGETHER_SECONDS = 32, 0.25
 """Heartbeats of idle workers per second above which their answers are grouped, and seconds that an answer may wait."""
@@ -29,9 +29,11 @@ def call_of(operation: str, **arguments: object) -> Call | None:
 
 
 def call_ids(length: int, token: str | None) -> Ids:
-    """Return the identifiers of a call, derived from its token or from a random one, so that a script that is run again
-    makes the same identifiers."""
-    return partial(derive_id, generate_id(32) if token is None else token, length=length)
+    """Return the identifiers of a call: of its token, or counted on from a random one, so that a script that is run
+    again makes the same identifiers."""
+    if token is not None:
+        return partial(derive_id, token, length=length)
+    return partial(count_id, int(generate_id(length), 16), length=length)
 
 
 class Repeats:
