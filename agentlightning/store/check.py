@@ -101,5 +101,7 @@ def _check_partition(uri: str, partition: str) -> FileReport:
         if version == 0:
             raise ConflictError(f"There is no store in {place!r}")
         link = _Reading(db, POSTGRES, renderer(db, partition))
-        counts = [link.fetch(f"SELECT count(*) FROM {table} WHERE @here")[0][0] for table in ("@rollouts", "@spans")]
-        return FileReport.of(version, *counts, problems(link) if version == SCHEMA_VERSION else iter(()))
+        rollouts, spans = (
+            link.fetch(f"SELECT count(*) FROM {table} WHERE @here")[0][0] for table in ("@rollouts", "@spans")
+        )
+        return FileReport.of(version, rollouts, spans, problems(link) if version == SCHEMA_VERSION else iter(()))

@@ -51,10 +51,10 @@ def _install(kind: str, killed_at: int | None) -> None:
         of_sqlite.SCHEMA_VERSION = VERSION  # type: ignore[attr-defined]
         of_sqlite.STEPS.append((VERSION, lambda db: _change_tables(db.execute, "rollouts", point)))
     elif kind == "postgres":
-        from agentlightning.store.postgres import backend
         from agentlightning.store.postgres import schema as of_postgres
+        from agentlightning.store.postgres import store
 
-        of_postgres.SCHEMA_VERSION = backend.SCHEMA_VERSION = VERSION  # type: ignore[attr-defined]
+        of_postgres.SCHEMA_VERSION = store.SCHEMA_VERSION = VERSION  # type: ignore[attr-defined]
         of_postgres.STEPS.append((VERSION, lambda db: _change_tables(db.execute, "agl_rollouts", point)))
     else:
         from agentlightning.store.mongo import schema as of_mongo

@@ -39,13 +39,8 @@ if importlib.util.find_spec("psycopg") is None:
 
 import psycopg
 
-from agentlightning.store.postgres import (
-    PostgresLightningStore,
-    backend,
-    link,
-    listener,
-    tx,
-)
+from agentlightning.store.postgres import PostgresLightningStore, link, listener, tx
+from agentlightning.store.postgres import store as postgres_store
 from agentlightning.store.rules.durable import SCHEMA_VERSION
 from agentlightning.store.sql import backend as sql_backend
 from agentlightning.store.sql import tx as sql_tx
@@ -210,7 +205,7 @@ async def test_changes_that_cross_do_not_wait_for_each_other_for_ever(
 async def test_a_script_that_gets_no_lock_is_given_up_after_a_while(
     store: PostgresLightningStore, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(postgres_store, "_PATIENCE_SECONDS", 0.3)
     rollout = await store.start_rollout(input=1)
     with database.transaction():
         database.execute("SELECT FROM agl_rollouts WHERE rollout_id = %s FOR UPDATE", (rollout.rollout_id,))
@@ -538,8 +533,8 @@ def test_tables_that_may_not_be_made_are_said(new_database: str, database: Conne
 @pytest.mark.parametrize(
     ("index", "query", "values"),
     [
-        ("agl_rollouts_queue", sql_tx.claim_query(None)[0], (1.0, [])),
-        ("agl_rollouts_queue", sql_tx.claim_query("r")[0], ("r", 1.0, [])),
+        ("agl_rollouts_queue", sql_tx.claim_query(None)[0], (1.0,)),
+        ("agl_rollouts_queue", sql_tx.claim_query("r")[0], ("r", 1.0)),
         ("agl_rollouts_change", tx._CHANGES, ("5", 1, 100)),
         ("agl_rollouts_deadline", sql_tx.DUE, (1.0, 100)),
         ("agl_rollouts_worker", sql_tx.HELD, ("w", 100)),

@@ -40,7 +40,8 @@ from agentlightning.store.rules.spans import decode_all, read_page
 from agentlightning.store.rules.tx import Backend, Record
 from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
-from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx, Transaction
+from agentlightning.store.sql.writes import Seen
+from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx
 from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, RolloutStatus, Span
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.store.conftest import Serve
@@ -285,7 +286,7 @@ async def test_no_primitive_of_the_file_walks_a_whole_table(tmp_path: Path) -> N
     statements: list[str] = []
     connection.set_trace_callback(statements.append)
     link = SQLiteLink(connection)
-    tx, rollout_id, attempt_id = SQLiteTx(link, Transaction(link)), claimed.rollout_id, claimed.attempt.attempt_id
+    tx, rollout_id, attempt_id = SQLiteTx(link, Seen()), claimed.rollout_id, claimed.attempt.attempt_id
     tx.save(required(tx.load(rollout_id)))
     tx.claim("r", 1.0)
     tx.next_available("r")

@@ -35,7 +35,7 @@ from agentlightning.store.rules.claims import Claim, Claimed, claim, start_attem
 from agentlightning.store.rules.deletion import delete
 from agentlightning.store.rules.enqueue import enqueue, start_rollout
 from agentlightning.store.rules.idempotency import Call, claim_call, refusable
-from agentlightning.store.rules.lifecycle import check_attempt_status, check_rollout_status
+from agentlightning.store.rules.lifecycle import check_status
 from agentlightning.store.rules.resources import publish
 from agentlightning.store.rules.spans import (
     AnySpan,
@@ -322,7 +322,7 @@ class EngineStore(RunEngine, ReadingEngine):
             changes |= {} if call_mode is None else {"mode": call_mode}
         changes = checked(Rollout, changes)
         if "status" in changes:
-            changes["status"] = check_rollout_status(changes["status"])
+            changes["status"] = check_status("rollout", changes["status"])
         now = await self._runtime.settle()
         call = call_of("update_rollout", **changes)
 
@@ -352,7 +352,7 @@ class EngineStore(RunEngine, ReadingEngine):
             check_rewards(changes)
         changes = checked(Attempt, changes)
         if "status" in changes:
-            changes["status"] = check_attempt_status(changes["status"])
+            changes["status"] = check_status("attempt", changes["status"])
         if changes.get("error") is not None:
             changes["error"] = evolve(changes["error"])
         now = await self._runtime.settle()

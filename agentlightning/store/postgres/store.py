@@ -1,31 +1,66 @@
 """The store in PostgreSQL: for a fleet of processes and machines, several stores (partitions) in one database.
 
-Isolation is READ COMMITTED; a script locks the rows that it changes, or checks them at its end (`tx.py`). A few writers
-commit many scripts at once (`backend.py`), readers have snapshots. An acknowledged change is on the disk of the server
-according to its setting `synchronous_commit` (on, by default). Waiters in other processes are notified of changes by
-NOTIFY (`listener.py`). Needs PostgreSQL 13 or later, and connections that keep their session: no pooler in transaction
-mode. Each process has up to five connections.
+Isolation is READ COMMITTED; a script locks the rows that it changes, or checks them at its end (`tx.py`). One that
+meets a locked row, or finds its data changed, is run again. One writer commits many scripts at once; another runs those
+that must be run alone and may have to wait. Two writers for all scripts would not be faster: concurrent scripts often
+concern the same workers and would wait for each other. Readers have snapshots. Waiters in other processes are notified
+of changes by NOTIFY (`listener.py`).
+
+An acknowledged change is on the disk of the server according to its setting `synchronous_commit` (on, by default).
+Needs PostgreSQL 13 or later, and connections that keep their session: no pooler in transaction mode. Each process has
+up to five connections.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
+import logging
+import queue
+import time
+import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 from typing_extensions import override
 
-from agentlightning.errors import MissingExtraError
+from agentlightning.errors import (
+    AgentLightningError,
+    BadRequestError,
+    BusyError,
+    ConflictError,
+    StoreUnreachableError,
+    StoreWriteError,
+)
+from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.postgres.link import Database, Link, Place, is_bad_value, passes, reason
+from agentlightning.store.postgres.listener import Listener
+from agentlightning.store.postgres.schema import OTHER_VERSION, prepare
+from agentlightning.store.postgres.tx import LockedError, PostgresTx
+from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer
+from agentlightning.store.sql.backend import (
+    Job,
+    Jobs,
+    LostConnectionError,
+    LostRaceError,
+    Process,
+    Session,
+    SqlBackend,
+    Worker,
+    run_scripts,
+)
+from agentlightning.store.sql.writes import Seen
 from agentlightning.types import RetentionPolicy
-
-if importlib.util.find_spec("psycopg") is None:
-    raise MissingExtraError("PostgreSQL store", "postgres", "psycopg")
-
-from agentlightning.store.postgres.backend import PostgresBackend
 
 if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
+
+logger = logging.getLogger(__name__)
+_READERS = 2
+_BATCH = 64
+_PATIENCE_SECONDS = 30.0
+"""Seconds for which a script is retried after lost races."""
 
 
 class PostgresLightningStore(EngineStore):
@@ -66,4 +101,226 @@ class PostgresLightningStore(EngineStore):
         return partial(PostgresLightningStore, self._uri, **self._settings), ()
 
 
-__all__ = ["PostgresBackend", "PostgresLightningStore"]
+class PostgresBackend(SqlBackend["_Process"]):
+    """Runs scripts in one partition of a database."""
+
+    def __init__(self, uri: str, partition: str) -> None:
+        super().__init__()
+        if not partition or "\0" in partition:
+            raise BadRequestError(f"partition must be a text that is not empty, without null bytes; got {partition!r}")
+        self._place = Place(uri)
+        self._partition = partition
+        self._clock = SharedClock()
+        try:
+            with self._place.connect() as db:
+                prepare(db, repr(self._place), partition)
+                self._clock.set(lambda: _server_time(db))
+        except psycopg.OperationalError as error:
+            raise self._place.unreachable(
+                error, "Is the server running there, and are user, password and database right?"
+            ) from error
+        except psycopg.Error as error:
+            raise ConflictError(
+                f"The tables of the store cannot be made in {self._place!r}: {reason(error)}. "
+                "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
+            ) from error
+
+    @override
+    def begin_process(self) -> _Process:
+        return _Process(self._place, self._partition)
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def set_clock(self) -> None:
+        try:
+            with self._place.connect() as db:
+                self._clock.set(lambda: _server_time(db))
+        except psycopg.Error as error:
+            logger.debug("the clock of the PostgreSQL server was not read: %s", reason(error))
+
+    def await_change(self, timeout: float) -> bool:
+        return self._process().listener.await_change(timeout)
+
+
+def _server_time(db: Database) -> float:
+    row = db.execute("SELECT extract(epoch FROM clock_timestamp())::float8").fetchone()
+    return row[0] if row is not None else time.time()
+
+
+class _Process(Process):
+    """The threads and connections of one process. Costs nothing until it is used."""
+
+    def __init__(self, place: Place, partition: str) -> None:
+        super().__init__(place)
+        self._here = (place, partition)
+        channel = "agl_" + hashlib.sha1(partition.encode(), usedforsecurity=False).hexdigest()[:24]
+        self._announcement = (channel, uuid.uuid4().hex)
+        self.listener = Listener(place, *self._announcement)
+
+    @override
+    def start(self, jobs: Jobs, write: bool) -> list[Worker]:
+        if not write:
+            return [
+                Worker(f"agl-postgres-reader-{n}", _Reading(*self._here, self.listener), jobs, 1)
+                for n in range(_READERS)
+            ]
+        slow: Jobs = queue.SimpleQueue()
+        return [
+            Worker("agl-postgres-writer", _Writing(*self._here, self._announcement), jobs, _BATCH, slow),
+            Worker("agl-postgres-slow-writer", _Writing(*self._here, self._announcement), slow, _BATCH),
+        ]
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self.listener.close()
+
+
+class _Session(Session):
+    """A connection, which is made again after it was lost."""
+
+    keep_plans: bool
+
+    def __init__(self, place: Place, partition: str) -> None:
+        self._place = place
+        self._partition = partition
+        self._link: Link | None = None
+
+    @override
+    def transact(self, jobs: list[Job]) -> list[Job]:
+        try:
+            if self._link is None:
+                self._link = Link(self._place, self._partition, keep_plans=self.keep_plans)
+            return self._transact(self._link, jobs)
+        except psycopg.Error as error:
+            if not self._roll_back():
+                raise LostConnectionError(partial(self._given_up, error)) from error
+            if len(jobs) > 1:
+                raise  # it is the error of one of them
+            if passes(error):
+                return self._late(jobs, f"was stopped ({reason(error)})")
+            if is_bad_value(error):
+                text = f"The PostgreSQL store cannot hold a value of this call: {reason(error)}"
+                raise BadRequestError(text) from error
+            raise StoreWriteError(
+                f"The PostgreSQL store {self._place!r} refused: {reason(error)}. "
+                "Nothing of this call was stored; try it again when the cause is gone."
+            ) from error
+        except Exception:
+            self._roll_back()
+            raise
+
+    def _transact(self, link: Link, jobs: list[Job]) -> list[Job]:
+        raise NotImplementedError
+
+    def _given_up(self, error: psycopg.Error, job: Job) -> AgentLightningError:
+        raise NotImplementedError
+
+    def _late(self, jobs: list[Job], why: str) -> list[Job]:
+        """Return the scripts that are to be run again, alone; the others have waited too long."""
+        for job in jobs:
+            job.alone = True
+            if job.waited() > _PATIENCE_SECONDS:
+                text = f"The call {why} for {job.waited():.0f} s in {self._place!r}; nothing of it was stored"
+                job.error = BusyError(text)
+        return [job for job in jobs if not isinstance(job.error, BusyError)]
+
+    def _roll_back(self) -> bool:
+        """Leave the transaction; return False if there is no connection, or it had to be closed."""
+        if self._link is not None and self._link.roll_back():
+            return True
+        self.close()
+        return False
+
+    @override
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class _Reading(_Session):
+    """Runs scripts that read, each on a separate snapshot."""
+
+    keep_plans = False
+
+    def __init__(self, place: Place, partition: str, listener: Listener) -> None:
+        super().__init__(place, partition)
+        self._listener = listener
+
+    @override
+    def run(self, jobs: list[Job]) -> list[Job]:
+        again = super().run(jobs)
+        if self._link is not None:  # let the snapshot go; the caller has the answer already
+            try:
+                self._link.send("COMMIT")
+                self._link.sync()
+            except psycopg.Error:
+                self.close()
+        return again
+
+    @override
+    def _transact(self, link: Link, jobs: list[Job]) -> list[Job]:
+        link.begin(" ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        for _, tx in run_scripts(jobs, lambda _: PostgresTx(link), psycopg.Error):
+            if tx.held_back:
+                self._listener.look_again()
+        return []
+
+    @override
+    def _given_up(self, error: psycopg.Error, job: Job) -> StoreUnreachableError:
+        return self._place.unreachable(error, f"Tried for {job.waited():.0f} s; is the server running?")
+
+
+class _Writing(_Session):
+    """Runs scripts that write. `announcement`: channel and text of the notification that goes with a change."""
+
+    keep_plans = True
+
+    def __init__(self, place: Place, partition: str, announcement: tuple[str, str]) -> None:
+        super().__init__(place, partition)
+        self._announcement = announcement
+
+    @override
+    def _transact(self, link: Link, jobs: list[Job]) -> list[Job]:
+        seen = Seen()
+        link.begin()
+        written = run_scripts(jobs, lambda job: PostgresTx(link, seen, careful=job.alone), psycopg.Error)
+        if any(tx.notes.changed for _, tx in written):
+            link.send("SELECT pg_notify(%s, %s)", self._announcement)
+        other_version = link.send(OTHER_VERSION, (SCHEMA_VERSION,))
+        link.sync()
+        for (version,) in other_version.fetchall():
+            check_not_newer(repr(self._place), version)
+            raise StoreWriteError(f"The tables of {self._place!r} have been put back to schema version {version}")
+        if losers := [job for job, tx in written if tx.lost_a_race]:
+            self._late(losers, "lost a race against other changes")
+            raise LostRaceError(losers)
+        try:
+            link.send("COMMIT")
+            link.sync()
+        except psycopg.Error as error:
+            if self._roll_back():
+                raise  # the server said no, so it is rolled back
+            self._leave_open(jobs, error)
+            return []
+        locked = [job for job in jobs if isinstance(job.error, LockedError)]
+        return self._late(locked, "found its rows locked by other changes")
+
+    def _leave_open(self, jobs: list[Job], error: psycopg.Error) -> None:
+        """Give every caller the error of a connection that was lost while the server committed."""
+        logger.warning("%r: the connection was lost during a commit of %d calls", self._place, len(jobs))
+        for job in jobs:
+            job.error = StoreUnreachableError(
+                f"The connection to the PostgreSQL store {self._place!r} was lost during a commit ({reason(error)}). "
+                "The answer to the commit was lost, too: the call may or may not have been stored. "
+                "A call that carries a token may be repeated."
+            )
+
+    @override
+    def _given_up(self, error: psycopg.Error, job: Job) -> StoreWriteError:
+        return StoreWriteError(
+            f"The PostgreSQL store {self._place!r} cannot be written: {reason(error)} (tried for "
+            f"{job.waited():.0f} s). Nothing of this call was stored; try it again when the server answers."
+        )

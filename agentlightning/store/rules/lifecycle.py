@@ -18,7 +18,7 @@ never changes the status of a terminal rollout, and only the latest attempt chan
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, get_args
+from typing import Any, Final, Literal, get_args
 
 from agentlightning.errors import BadRequestError, ConflictError
 from agentlightning.store.base import FINISHED, QUEUING
@@ -28,6 +28,10 @@ from agentlightning.types.mode import meant
 
 ATTEMPT_STATUSES: Final[tuple[AttemptStatus, ...]] = get_args(AttemptStatus)
 ROLLOUT_STATUSES: Final[tuple[RolloutStatus, ...]] = get_args(RolloutStatus)
+_WORDS: Final[dict[str, tuple[object, tuple[str, ...]]]] = {
+    "attempt": (AnyAttemptStatus, ATTEMPT_STATUSES),
+    "rollout": (AnyRolloutStatus, ROLLOUT_STATUSES),
+}
 ENDED: Final[frozenset[AttemptStatus]] = frozenset(("failed", "succeeded", "timeout", "unresponsive"))
 _STICKY: Final[frozenset[AttemptStatus]] = frozenset(("failed", "succeeded"))
 _RETRIABLE: Final[frozenset[AttemptStatus]] = frozenset(("failed", "timeout", "unresponsive"))
@@ -46,27 +50,16 @@ _LOST: Final = frozenset((LEASE_EXPIRED, RUNNER_DIED, SPANS_LOST, STORE_UNREACHA
 """Reasons that are not about the attempt itself: it is retried without counting against `max_attempts`."""
 
 
-def check_attempt_status(status: object) -> Any:
-    """Return the attempt status that a word stands for.
+def check_status(kind: Literal["attempt", "rollout"], status: object) -> Any:
+    """Return the status of an attempt or a rollout that a word stands for.
 
     Raises:
         BadRequestError: there is no such status.
     """
-    meaning = meant(AnyAttemptStatus, status)
-    if meaning not in ATTEMPT_STATUSES:
-        raise BadRequestError(f"Invalid attempt status: {status!r}; expected one of {', '.join(ATTEMPT_STATUSES)}")
-    return meaning
-
-
-def check_rollout_status(status: object) -> Any:
-    """Return the rollout status that a word stands for.
-
-    Raises:
-        BadRequestError: there is no such status.
-    """
-    meaning = meant(AnyRolloutStatus, status)
-    if meaning not in ROLLOUT_STATUSES:
-        raise BadRequestError(f"Invalid rollout status: {status!r}; expected one of {', '.join(ROLLOUT_STATUSES)}")
+    words, statuses = _WORDS[kind]
+    meaning = meant(words, status)
+    if meaning not in statuses:
+        raise BadRequestError(f"Invalid {kind} status: {status!r}; expected one of {', '.join(statuses)}")
     return meaning
 
 
@@ -77,7 +70,7 @@ def check_attempt_change(attempt: Attempt, to: AttemptStatus) -> bool:
         BadRequestError: no such status.
         ConflictError: the change is not in the table.
     """
-    check_attempt_status(to)
+    check_status("attempt", to)
     if attempt.status == to:
         return False
     if attempt.status in _STICKY or (attempt.status == "timeout" and to not in _STICKY):
@@ -95,7 +88,7 @@ def check_rollout_change(rollout_id: str, status: RolloutStatus, to: RolloutStat
         BadRequestError: no such status.
         ConflictError: the rollout has ended and `to` does not queue it again.
     """
-    check_rollout_status(to)
+    check_status("rollout", to)
     if status == to:
         return False
     if status in FINISHED and to not in QUEUING:

@@ -1,1 +1,1 @@
-"""The SQL that SQLite and PostgreSQL share: dialect, queries, summaries, run records, and the `Tx` over them."""
+"""What SQLite and PostgreSQL share: threads, dialect, queries, summaries, run records, and the `Tx` over them."""

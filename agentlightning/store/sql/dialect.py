@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from agentlightning.store.rules.durable import DAMAGED, INDEXED
@@ -32,8 +29,6 @@ class Dialect:
     mark: str
     tables: str
     """Prefix of the names of tables."""
-    every: int | None
-    """The limit that means no limit."""
     columns: tuple[str, ...]
     """Columns of a rollout's row that repeat fields of its record."""
     among: Callable[[str, Sequence[str] | Sequence[int]], Condition]
@@ -42,15 +37,11 @@ class Dialect:
     """Converts columns of a summary to facts; `row_of` does the reverse."""
     of_run_key: Callable[[str | None], Condition]
     """Returns the condition for the summaries of a run."""
-    rewards: str
-    """The query for the rewards in summaries, ordered."""
-    rewards_of: Callable[[list[Columns]], Iterable[float]]
-    """Returns the rewards in the answer to that query."""
     words: dict[str, str]
-    passed_over: int = 0
-    """Number of claimed records, not sent yet, that the next claim of a script skips by their ids."""
     by_status: bool = False
     """The indexes order rollouts by their start only within each status."""
+    count_change: str = ""
+    """Statement sent before each change, whose number is the word `@change`."""
     in_order: tuple[str, ...] = ()
     """Statements sent before a page of run records, so that it is read in the order of an index."""
 
@@ -107,20 +98,13 @@ def _in_array(column: str, values: Sequence[object]) -> Condition:
     return f"{column} = ANY(?::{kind}[])", (list(values),)
 
 
-def _unpacked(rows: list[Columns]) -> array[float]:
-    numbers = array("d", rows[0][0] or b"")
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return numbers
-
-
 SQLITE = Dialect(
-    "?", "", -1, INDEXED, _in_json, _with_run_key, _without_run_key, lambda run_id: ("s.run = ?", (_run_key(run_id),)),
-    "SELECT s.reward FROM @summaries s WHERE {where} ORDER BY {order}", chain.from_iterable,
+    "?", "", INDEXED, _in_json, _with_run_key, _without_run_key, lambda run_id: ("s.run = ?", (_run_key(run_id),)),
     {
         "here": "true", "partition": "", "own": "",
         "version": "", "first_version": "", "next_version": "", "seen_version": "0", "unchanged": "? NOT NULL",
-        "change": "?", "lock": "", "passing_over": "", "instr": "instr",
+        "change": "(SELECT value FROM counters WHERE name = 'change')",
+        "lock": "", "instr": "instr",
         "unindexed": "+",  # before a column: its index is not used, which could be long
         "readable": f"+status <> '{DAMAGED}'",
         "attempt_id": "(SELECT s.attempt_id FROM summaries s WHERE s.run = coalesce('/' || run_id, '') AND"
@@ -138,17 +122,17 @@ SQLITE = Dialect(
         " JOIN inputs i ON i.number = p.number",
     },
     by_status=True,
+    count_change="UPDATE counters SET value = value + 1 WHERE name = 'change'",
 )  # fmt: skip
 POSTGRES = Dialect(
-    "%s", "agl_", None, (*INDEXED, "attempt_id"), _in_array, _without_nulls, Facts._make,
+    "%s", "agl_", (*INDEXED, "attempt_id"), _in_array, _without_nulls, Facts._make,
     lambda run_id: of_run(run_id, "s.run_id"),
-    "SELECT string_agg(float8send(s.reward), ''::bytea ORDER BY {order}) FROM @summaries s WHERE {where}", _unpacked,
     {
         "here": "{alias}partition = {partition}", "partition": "partition", "own": "{partition}",
         "version": "version", "first_version": "1", "next_version": "version = agl_rows.version + 1",
         "seen_version": "version", "unchanged": "version = ?",
         "change": "pg_current_xact_id()", "lock": " FOR UPDATE SKIP LOCKED",
-        "passing_over": "AND rollout_id <> ALL(?::text[])", "instr": "strpos",
+        "instr": "strpos",
         "unindexed": "", "readable": f"status <> '{DAMAGED}'", "attempt_id": "attempt_id",
         "run_key": "{alias}run_id",
         "of_rollout": "@here AND rollout_id = ?", "input_of_rollout": "@here AND rollout_id = ?",
@@ -162,6 +146,5 @@ POSTGRES = Dialect(
         " JOIN agl_rollouts r ON r.@here AND r.rollout_id = p.rollout_id"
         " JOIN agl_inputs i ON i.@here AND i.rollout_id = p.rollout_id",
     },
-    passed_over=32,
     in_order=("SET LOCAL enable_bitmapscan = off", "SET LOCAL enable_sort = off"),
 )  # fmt: skip

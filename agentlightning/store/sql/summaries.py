@@ -8,7 +8,7 @@ changed row is written next to the old one (HOT).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 
 from pydantic import ValidationError
@@ -27,9 +27,8 @@ from agentlightning.store.summaries.facts import (
     preview_of,
     searched,
     summary_of,
-    task_text,
 )
-from agentlightning.store.summaries.plan import SummaryPlan
+from agentlightning.store.summaries.plan import SummaryPlan, tests_of
 from agentlightning.types import Attempt, Rollout, RolloutAggregate, RolloutFilter, SummaryPage
 from agentlightning.utils.rewards import MARKS
 
@@ -162,28 +161,17 @@ def find(link: Link, plan: SummaryPlan) -> SummaryPage:
 def _where(chosen: RolloutFilter, dialect: Dialect) -> tuple[str, list[object]]:
     """Return a filter as a condition on `s`, and its values."""
     tests: list[Condition] = [("s.@here", ())]
-    if "run_id" in chosen.model_fields_set:
-        tests.append(dialect.of_run_key(chosen.run_id or None))
-    for name in ("status", "mode", "outcome", "rollout_id"):
-        if (choice := getattr(chosen, f"{name}_in")) is not None:
-            tests.append(dialect.one_of(f"s.{name}", choice))
-    for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
-        if (value := getattr(chosen, name)) is not None:
-            tests.append((f"s.{name} = ?", (value,)))
-    if chosen.task is not None:
-        tests.append(("s.task = ?", (task_text(chosen.task),)))
-    for column in ("step", "reward"):
-        for end, than in (("from", ">="), ("to", "<=")):
-            if (bound := getattr(chosen, f"{column}_{end}")) is not None:
-                tests.append((f"s.{column} {than} ?", (bound,)))
-    if chosen.has_reward is not None:
-        tests.append((f"s.reward IS {'NOT ' if chosen.has_reward else ''}NULL", ()))
-    if chosen.started_after is not None:
-        tests.append(("s.start_time >= ?", (chosen.started_after,)))
-    if chosen.started_before is not None:
-        tests.append(("s.start_time < ?", (chosen.started_before,)))
-    if chosen.rollout_id_contains:
-        tests.append(("@instr(s.rollout_id, ?) > 0", (chosen.rollout_id_contains,)))
+    for column, test, operand in tests_of(chosen):
+        if column == "run_id":
+            tests.append(dialect.of_run_key(operand[0]))
+        elif test == "in":
+            tests.append(dialect.one_of(f"s.{column}", operand))
+        elif test == "contains":
+            tests.append((f"@instr(s.{column}, ?) > 0", (operand,)))
+        elif test == "is given":
+            tests.append((f"s.{column} IS {'NOT ' if operand else ''}NULL", ()))
+        else:
+            tests.append((f"s.{column} {test} ?", (operand,)))
     if chosen.input_contains:
         tests.append(("@with_input", (searched(chosen.input_contains),)))
     return " AND ".join(test for test, _ in tests), [value for _, values in tests for value in values]
@@ -227,8 +215,8 @@ def aggregate(link: Link, plan: AggregatePlan) -> RolloutAggregate:
         tallies.setdefault(key, Tally(key)).add(*row[width:-1])
         scored[key] = scored.get(key, 0) + row[-1]
     if plan.dimension is None:
-        query = link.dialect.rewards.format(where=f"{where} AND s.reward IS NOT NULL", order=f"{listed}s.reward")
-        ordered = iter(link.dialect.rewards_of(link.fetch(query, values, once=True)))
+        query = f"SELECT s.reward FROM @summaries s WHERE {where} AND s.reward IS NOT NULL ORDER BY {listed}s.reward"
+        ordered = chain.from_iterable(link.fetch(query, values, once=True))
         for key, count in scored.items():
             tallies[key].rewards = list(islice(ordered, count))
     else:

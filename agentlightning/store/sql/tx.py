@@ -22,8 +22,8 @@ from agentlightning.store.rules.durable import (
 )
 from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 from agentlightning.store.rules.query import FoundRecords, Plan, RecordPlan
-from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, Notes, Record, Row, RunRow
-from agentlightning.store.sql import run_records, summaries
+from agentlightning.store.rules.tx import HEAD, Choice, Counts, Found, Kind, Notes, Record, Row, RunRow, Tx
+from agentlightning.store.sql import summaries
 from agentlightning.store.sql.dialect import Columns, Condition, Dialect, of_run
 from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.writes import Seen, Writes
@@ -41,6 +41,7 @@ DUE = (
 )
 HELD = "SELECT rollout_id, @attempt_id FROM @rollouts WHERE @here AND worker_id = ? ORDER BY number DESC LIMIT ?"
 SCAN = "SELECT key, body, @seen_version FROM @rows WHERE @here AND kind = ? ORDER BY number LIMIT ?"
+_OF_RUN = "FROM @run_records WHERE @here AND run_id = ?"
 _SET_ASIDE = (
     f"UPDATE @rollouts SET status = '{DAMAGED}', available_at = NULL, deadline = NULL, worker_id = NULL"
     " WHERE @here AND rollout_id = ?"
@@ -48,15 +49,15 @@ _SET_ASIDE = (
 
 
 def claim_query(run_id: str | None) -> Condition:
-    """Return the query for the next record to claim, and its values that precede the moment and the skipped ids."""
+    """Return the query for the next record to claim, and its values that precede the moment."""
     run, values = of_run(run_id)
     return (
         f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
-        " AND available_at <= ? @passing_over ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
+        " AND available_at <= ? ORDER BY run_id, priority DESC, available_at, number LIMIT 1@lock"
     ), values
 
 
-class SqlTx:
+class SqlTx(Tx):
     """One script's view of a store. `seen` is the writing transaction that the script belongs to; None for a script
     that reads, on a snapshot."""
 
@@ -98,14 +99,12 @@ class SqlTx:
         return there
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        written, most = self._writes.records, self._link.dialect.passed_over
-        if len(written) > most or any(record and record.available_at is not None for record in written.values()):
+        if self._writes.records:  # so that the table shows what is claimed already
             self._mark()
             self._writes.send_records()
         query, values = claim_query(run_id)
         while True:
-            passed_over = (list(self._writes.records),) if most else ()
-            rows = self._link.fetch(query, (*values, now, *passed_over))
+            rows = self._link.fetch(query, (*values, now))
             if not rows:
                 return None
             if records := self._own(rows):
@@ -162,7 +161,7 @@ class SqlTx:
             # as many rows as the page may need are taken of each status
             statuses = ROLLOUT_STATUSES if plan.status_in is None else tuple(dict.fromkeys(plan.status_in)) or ("",)
             test, of_plan = ("true", ()) if plan.run_id is None else of_run(plan.run_id[0])
-            needed = dialect.every if plan.limit == -1 else min(plan.offset + plan.one_more, _MOST)
+            needed = _MOST if plan.limit == -1 else min(plan.offset + plan.one_more, _MOST)
             values = [value for status in statuses for value in (status, *of_plan, *of_place, needed)]
             first = (
                 f"SELECT number{run and ', run_id'}, start_time FROM @rollouts"
@@ -175,7 +174,7 @@ class SqlTx:
         numbers = f"SELECT number FROM {chosen} ORDER BY {order} LIMIT ? OFFSET ?"
         columns = f"body, rollout_id, {plan.sort_by or 'NULL'}, number"
         query = f"SELECT {columns} FROM @rollouts WHERE @here AND number IN ({numbers}) ORDER BY {order}"
-        most = dialect.every if plan.limit == -1 else min(plan.one_more, _MOST)
+        most = _MOST if plan.limit == -1 else min(plan.one_more, _MOST)
         rows = self._link.fetch(query, (*values, most, min(plan.offset, _MOST)), once=True)
         page = rows if plan.limit == -1 else rows[: plan.limit]
         return Found(self._readable(page), total, last_place(page) if len(page) < len(rows) else None)
@@ -243,14 +242,47 @@ class SqlTx:
         return [bodies[number] for number in numbers if number in bodies]  # some may have been removed just now
 
     def find_run_records(self, plan: RecordPlan) -> FoundRecords:
-        return run_records.find(self._link, plan)
+        link = self._link
+        where, values = _OF_RUN, list[object]([plan.run_id])
+        for test, value in (("step >= ?", plan.step_from), ("step <= ?", plan.step_to), ("name = ?", plan.name)):
+            if value is not None:
+                where += f" AND {test}"
+                values.append(value)
+        if plan.kind_in is not None:
+            test, of_kind = link.dialect.one_of("kind", plan.kind_in)
+            where += f" AND {test}"
+            values.extend(of_kind)
+        total = plan.total
+        if total is None:
+            total = int(link.fetch(f"SELECT count(*) {where}", values, once=True)[0][0])
+        if plan.after is not None:
+            where += f" AND (step, number) {'<' if plan.descending else '>'} (?, ?)"
+            values.extend(plan.after)
+        skip, count, backwards = plan.window(total)
+        if not count:
+            return FoundRecords([], total, None)
+        way = "DESC" if backwards else "ASC"
+        page = f"SELECT step, number, size {where} ORDER BY step {way}, number {way} LIMIT ? OFFSET ?"
+        for setting in link.dialect.in_order:
+            link.send(setting)
+        rows = link.fetch(page, (*values, count, skip), once=True)
+        rows = rows if backwards == plan.descending else rows[::-1]
+        places = [(step, number) for step, number, _ in rows]
+        length = plan.cut(size for *_, size in rows)
+        numbers = [number for _, number in places[:length]]
+        test, chosen = link.dialect.one_of("number", numbers)
+        bodies = dict(link.fetch(f"SELECT number, body FROM @run_records WHERE @here AND {test}", chosen))
+        return FoundRecords([bodies[number] for number in numbers], total, plan.ends_at(places, length, total))
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
         self._mark()
-        return run_records.drop(self._link, run_id, after_step)
+        sent = self._link.send(f"DELETE {_OF_RUN} AND step > ?", (run_id, after_step))
+        self._link.sync()
+        return sent.rowcount
 
     def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        return run_records.counts(self._link, run_id)
+        rows = self._link.fetch(f"SELECT kind, count(*), max(step) {_OF_RUN} GROUP BY kind", (run_id,))
+        return {kind: (count, step) for kind, count, step in rows}
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -276,7 +308,7 @@ class SqlTx:
 
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
         self._send_early()
-        rows = self._link.fetch(SCAN, (kind, self._link.dialect.every if limit is None else limit))
+        rows = self._link.fetch(SCAN, (kind, _MOST if limit is None else limit))
         readable = readable_rows(kind, (row[:2] for row in rows))
         versions = {key: version for key, _, version in rows}
         self._seen.rows.update(((kind, key), (versions[key], row)) for key, row in readable)

@@ -36,10 +36,6 @@ class Seen:
     locked: bool = False
     """The transaction holds locks."""
 
-    def change(self) -> tuple[int, ...]:
-        """Return the value of the word `@change` for one more change, if the word has one."""
-        return ()
-
     def forget(self) -> None:
         """Discard the reads and locks: the locks were released and the writes undone."""
         self.records.clear()
@@ -87,11 +83,11 @@ class Writes:
 
     def _send_record(self, rollout_id: str, record: Record) -> None:
         exists, before = rollout_id in self._seen.records, self._seen.records.get(rollout_id)
-        dialect, columns, change = self._link.dialect, columns_of(record), self._seen.change()
-        body = record_type().dump_json(record)
+        dialect, columns, body = self._link.dialect, columns_of(record), record_type().dump_json(record)
+        self._count_change()
         if before is None:
             statement = _insert(dialect.columns, replace=not exists)
-            values = (*change, rollout_id, record.rollout.run_id, *columns[: len(dialect.columns)], body)
+            values = (rollout_id, record.rollout.run_id, *columns[: len(dialect.columns)], body)
             self.checked(statement, values)
             if not exists:
                 summaries.remove(self._link, rollout_id)
@@ -100,7 +96,7 @@ class Writes:
         old = columns_of(before)
         changed = [place for place in range(len(dialect.columns)) if old[place] != columns[place]]
         names = "".join(f"{dialect.columns[place]} = ?, " for place in changed)
-        values = (*change, *(columns[place] for place in changed), body, rollout_id)
+        values = (*(columns[place] for place in changed), body, rollout_id)
         self.checked(f"UPDATE @rollouts SET change = @change, {names}body = ? {_AT}", values)
         summaries.update(self._link, before, record)
 
@@ -114,10 +110,12 @@ class Writes:
                 self._link.send(_DROP, (kind, key))
         else:
             column, own, changed = ("change, ", "@change, ", "change = @change, ") if kind == "run" else ("", "", "")
-            change, body = self._seen.change() if kind == "run" else (), row_type(kind).dump_json(row)
+            body = row_type(kind).dump_json(row)
+            if kind == "run":
+                self._count_change()
             if stored is not None:
                 statement = f"UPDATE @rows SET {changed}@next_version, body = ? {_ROW_AT} AND @unchanged"
-                self.checked(statement, (*change, body, kind, key, version))
+                self.checked(statement, (body, kind, key, version))
             else:
                 put = (
                     f"INSERT INTO @rows ({column}@partition, @version, kind, key, body)"
@@ -125,10 +123,14 @@ class Writes:
                 )
                 also = "change = excluded.change, " if kind == "run" else ""
                 update = f"UPDATE SET {also}@next_version, body = excluded.body"
-                self.checked(put + ("NOTHING" if was_read else update), (*change, kind, key, body))
+                self.checked(put + ("NOTHING" if was_read else update), (kind, key, body))
                 if not was_read:
                     return  # of a version that is not known
         self._seen.rows[kind, key] = None if row is None else (version + 1, row)
+
+    def _count_change(self) -> None:
+        if self._link.dialect.count_change:
+            self._link.send(self._link.dialect.count_change)
 
     def checked(self, statement: str, values: Sequence[object], expected: int = 1) -> None:
         """Send a statement that changes `expected` rows unless another transaction was faster."""

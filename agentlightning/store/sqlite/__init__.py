@@ -1,6 +1,5 @@
-"""The store in one SQLite file; see `store.py` for the class and `backend.py` for the writing of changes to disk."""
+"""The store in one SQLite file; see `store.py` for the class and the writing of changes to disk."""
 
-from agentlightning.store.sqlite.backend import SQLiteBackend
-from agentlightning.store.sqlite.store import SQLiteLightningStore
+from agentlightning.store.sqlite.store import SQLiteBackend, SQLiteLightningStore
 
 __all__ = ["SQLiteBackend", "SQLiteLightningStore"]

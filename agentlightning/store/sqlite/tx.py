@@ -12,7 +12,6 @@ from agentlightning.store.rules.tx import NewRunRecord, Record, RunRow
 from agentlightning.store.sql.dialect import SQLITE
 from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.tx import SqlTx
-from agentlightning.store.sql.writes import Seen
 from agentlightning.types import Span
 
 _encode = partial(Span.__pydantic_serializer__.to_json, exclude_defaults=True)
@@ -28,30 +27,6 @@ class SQLiteLink(Link):
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db, SQLITE, _render)
-
-
-class Transaction(Seen):
-    """The numbers of the changes within one transaction, and the data read in it; `write` comes before the commit."""
-
-    def __init__(self, link: SQLiteLink) -> None:
-        super().__init__()
-        self._link = link
-        self._last: int | None = None
-
-    def change(self) -> tuple[int]:
-        self._last = self.last() + 1
-        return (self._last,)
-
-    def last(self) -> int:
-        """Return the number of the last change."""
-        if self._last is not None:
-            return self._last
-        return self._link.fetch("SELECT value FROM counters WHERE name = 'change'")[0][0]
-
-    def write(self) -> None:
-        """Store the last number, if there is a new one."""
-        if self._last is not None:
-            self._link.send("UPDATE counters SET value = ? WHERE name = 'change'", (self._last,))
 
 
 class SQLiteTx(SqlTx):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-import math
+import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, cast, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -123,6 +123,25 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
         ) from None
 
 
+def tests_of(chosen: RolloutFilter) -> list[tuple[str, str, Any]]:
+    """Return a filter as tests: a column of the facts, a name of `_TESTS`, the operand. That of the input is not among
+    them."""
+    tests: list[tuple[str, str, Any]] = [
+        *((name, "in", getattr(chosen, f"{name}_in")) for name in ("status", "mode", "outcome", "rollout_id")),
+        *((name, "=", getattr(chosen, name)) for name in ("outcome_reason", "worker_id", "resources_id")),
+        ("resources_version", "=", chosen.resources_version),
+        ("task", "=", None if chosen.task is None else task_text(chosen.task)),
+        *((name, ">=", getattr(chosen, f"{name}_from")) for name in ("step", "reward")),
+        *((name, "<=", getattr(chosen, f"{name}_to")) for name in ("step", "reward")),
+        ("reward", "is given", chosen.has_reward),
+        ("start_time", ">=", chosen.started_after),
+        ("start_time", "<", chosen.started_before),
+        ("rollout_id", "contains", chosen.rollout_id_contains or None),
+    ]
+    of_run = [("run_id", "in", [chosen.run_id or None])] if "run_id" in chosen.model_fields_set else []
+    return [*of_run, *(test for test in tests if test[2] is not None)]
+
+
 # --- in Python -----------------------------------------------------------------------------------------------------
 
 
@@ -141,51 +160,25 @@ def _values(entries: list[Entry], sort_by: str) -> list[Any]:
 def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
     """Return the entries that pass a filter."""
     matches = list(entries)
-    for test in tests_of(chosen):
-        matches = [entry for entry in matches if test(entry[0])]
+    for column, test, operand in tests_of(chosen):
+        place, passes = Facts._fields.index(column), _TESTS[test]
+        operand = frozenset(operand) if test == "in" else operand
+        matches = [entry for entry in matches if passes(entry[0][place], operand)]
     if chosen.input_contains:
         text = searched(chosen.input_contains)
         matches = [entry for entry in matches if text in entry[3].searched()]
     return matches
 
 
-def tests_of(chosen: RolloutFilter) -> list[Callable[[Facts], bool]]:
-    """Return a filter as tests of facts, without the test of the input."""
-    tests: list[Callable[[Facts], bool]] = []
-    fields = chosen.model_fields_set
-    if "run_id" in fields:
-        tests.append(_is_in(Facts._fields.index("run_id"), frozenset((chosen.run_id or None,))))
-    for name in ("status", "mode", "outcome", "rollout_id"):
-        if (value := getattr(chosen, f"{name}_in")) is not None:
-            tests.append(_is_in(Facts._fields.index(name), frozenset(value)))
-    for name in ("outcome_reason", "worker_id", "resources_id", "resources_version"):
-        if (value := getattr(chosen, name)) is not None:
-            tests.append(_is_in(Facts._fields.index(name), frozenset((value,))))
-    if chosen.task is not None:
-        tests.append(_is_in(Facts._fields.index("task"), frozenset((task_text(chosen.task),))))
-    for name in ("step", "reward"):
-        low, high = getattr(chosen, f"{name}_from"), getattr(chosen, f"{name}_to")
-        if low is not None or high is not None:
-            low, high = -math.inf if low is None else low, math.inf if high is None else high
-            tests.append(_is_between(Facts._fields.index(name), low, high))
-    if chosen.has_reward is not None:
-        has = chosen.has_reward
-        tests.append(lambda facts: (facts.reward is not None) == has)
-    if (part := chosen.rollout_id_contains) is not None:
-        tests.append(lambda facts: part in facts.rollout_id)
-    if (after := chosen.started_after) is not None:
-        tests.append(lambda facts: facts.start_time >= after)
-    if (before := chosen.started_before) is not None:
-        tests.append(lambda facts: facts.start_time < before)
-    return tests
-
-
-def _is_in(field: int, values: frozenset[Any]) -> Callable[[Facts], bool]:
-    return lambda facts: facts[field] in values
-
-
-def _is_between(field: int, low: float, high: float) -> Callable[[Facts], bool]:
-    return lambda facts: (value := cast("float | None", facts[field])) is not None and low <= value <= high
+_TESTS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "in": lambda value, values: value in values,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">=": lambda value, bound: value is not None and value >= bound,
+    "<=": lambda value, bound: value is not None and value <= bound,
+    "contains": operator.contains,
+    "is given": lambda value, given: (value is not None) == given,
+}
 
 
 def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
