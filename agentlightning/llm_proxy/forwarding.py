@@ -405,8 +405,10 @@ def convert_reply(
     return record, body if visible == reply and is_strict(body) else json_bytes(visible), None
 
 
-def convert_frame(reader: StreamReader, frame: bytes, writer: StreamWriter | None, name: str | None = None) -> bytes:
-    """Return the bytes for the agent for one frame; `name` is the id of a response in the place of the server's."""
+def convert_frame(
+    reader: StreamReader, frame: bytes, writer: StreamWriter | None, name: Callable[[object], str] | None = None
+) -> bytes:
+    """Return the bytes for the agent for one frame; `name` returns the id of a response by the model server's."""
     output = reader.feed(frame)
     if b"NaN" in output or b"Infinity" in output:  # which JSON does not have, but may stand in a text
         data = data_of(output)

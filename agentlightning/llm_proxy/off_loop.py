@@ -28,14 +28,14 @@ _turn = threading.Lock()
 
 
 class OffLoop:
-    """Threads for long work. Owned by the serving loop; started when needed, ended by `close`.
+    """Threads for long work. Owned by the serving loop; they start when needed and end with `close`.
 
     A function that is run here returns a value and changes nothing: the waiting caller may have left before it ends.
     """
 
     def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
-        self._huge: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-gateway-work")
+        self._huge = ThreadPoolExecutor(1, thread_name_prefix="agl-gateway-huge")
         self.handed_over = 0
         """Number of functions run on a thread so far."""
 
@@ -43,9 +43,6 @@ class OffLoop:
         """Return the function's result; `size` is the number of bytes that it processes."""
         if size < LARGE_BYTES:
             return function(*args, **kwargs)
-        if self._threads is None or self._huge is None:
-            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agl-gateway-work")
-            self._huge = ThreadPoolExecutor(1, thread_name_prefix="agl-gateway-huge")
         self.handed_over += 1
 
         def work() -> T:
@@ -57,10 +54,8 @@ class OffLoop:
 
     def close(self) -> None:
         """End the threads when their current work is done; waits for nothing. May be called twice."""
-        pools, self._threads, self._huge = (self._threads, self._huge), None, None
-        for threads in pools:
-            if threads is not None:
-                threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._huge):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _forget_turn() -> None:
