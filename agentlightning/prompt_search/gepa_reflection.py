@@ -76,7 +76,6 @@ class LoopBridge:
 
 
 def templates_of(candidate: Candidate, seeds: Templates) -> dict[str, PromptTemplate]:
-    """Return the templates with the texts of a candidate."""
     return {name: seed.model_copy(update={"template": candidate[name]}) for name, seed in seeds.items()}
 
 

@@ -141,7 +141,6 @@ class Score:
 
 
 def rewards_of(results: Sequence[RolloutResult]) -> list[float | None]:
-    """Return the rewards of results."""
     return [result["final_reward"] for result in results]
 
 

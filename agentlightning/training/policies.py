@@ -224,7 +224,6 @@ def twin_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def folder_of(checkpoint: Path, name: str | None) -> Path:
-    """Return the folder of a policy in a checkpoint."""
     return checkpoint if name is None else checkpoint / POLICIES / name
 
 

@@ -120,7 +120,6 @@ class Plain(Progress):
 
 
 def step_line(figures: StepFigures) -> str:
-    """Return a step as one line."""
     reward = "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}"
     held_out = "" if figures.held_out is None else f"  held-out {figures.held_out:.3f}"
     if figures.held_out is not None and figures.held_out_solved is not None:

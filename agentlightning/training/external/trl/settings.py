@@ -127,7 +127,6 @@ class TRLSettings:
         return _as_json({"config": config, "peft_config": adapter, "version": installed_version("trl", "TRL")})
 
     def recorded(self) -> dict[str, object]:
-        """Return all settings, as JSON data."""
         return {"model": self.model, **_as_json(self.own), **self.facts()}
 
 
