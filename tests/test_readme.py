@@ -9,18 +9,14 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
+from tests.test_documents import each_document, python_blocks
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
-    *sorted(path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md")),
-)
 
 
 def program() -> str:
     """Return the one Python block of the README."""
-    [block] = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+    [block] = python_blocks(ROOT / "README.md")
     return block
 
 
@@ -47,7 +43,7 @@ def test_the_program_of_the_readme_has_ten_lines_at_most() -> None:
     assert len([line for line in program().splitlines() if line.strip()]) <= 10
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@each_document
 def test_every_make_target_and_variable_that_a_document_names_is_in_the_makefile(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))
