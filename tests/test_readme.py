@@ -6,15 +6,9 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from tests.pages import ROOT, blocks
 from tests.stubs.processes import clean_environment, run_program
-
-DOCUMENTS = (
-    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
-    *sorted(path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md")),
-)
+from tests.test_documents import each_document
 
 
 def program() -> str:
@@ -43,7 +37,7 @@ def test_the_program_of_the_readme_has_ten_lines_at_most() -> None:
     assert len([line for line in program().splitlines() if line.strip()]) <= 10
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@each_document
 def test_every_make_target_and_variable_that_a_document_names_is_in_the_makefile(document: Path) -> None:
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z][\w-]*):", makefile, re.MULTILINE))

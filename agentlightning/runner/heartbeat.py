@@ -143,7 +143,7 @@ class Heartbeats:
         except Exception as error:  # the next one may get through; otherwise the lease runs out
             logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
 
-    async def _send(self, store: LightningStore, *stats: object) -> None:
+    async def _send(self, store: LightningStore, *stats: dict[str, object]) -> None:
         before = time.time()
         worker = await store.update_worker(self._worker_id, *stats, attempts=list(self.held))
         noted = getattr(worker, "last_heartbeat_time", None)  # a user's store may return nothing
