@@ -21,10 +21,11 @@ def required(value: T | None) -> T:
     return value
 
 
-def span_of(attempted: AttemptedRollout, name: str = "step", number: int = -1, **fields: Any) -> Span:
-    """Return a span of an attempt; it is numbered by the store unless it has a number."""
-    ids = {"rollout_id": attempted.rollout_id, "attempt_id": attempted.attempt.attempt_id, "sequence_id": number}
-    return Span.from_attributes(**{"attributes": {"k": "v"}, "name": name, **ids, **fields})
+def span_of(owner: AttemptedRollout | tuple[str, str], name: str = "step", number: int = -1, **fields: Any) -> Span:
+    """Return a span of an attempt, or of the ids of one; it is numbered by the store unless it has a number."""
+    ids = owner if isinstance(owner, tuple) else (owner.rollout_id, owner.attempt.attempt_id)
+    values = {"attributes": {"k": "v"}, "name": name, "rollout_id": ids[0], "attempt_id": ids[1], "sequence_id": number}
+    return Span.from_attributes(**{**values, **fields})
 
 
 @contextlib.asynccontextmanager

@@ -11,11 +11,11 @@ import pytest
 
 from agentlightning.cli.main import main
 from agentlightning.errors import DamagedRecordError
-from agentlightning.store.base import LightningStore, request_token
+from agentlightning.store.base import LightningStore
 from agentlightning.types import PromptTemplate
 from tests.chaos.stores import fresh_place
 from tests.store.conftest import Serve
-from tests.store.parts import required, span_of
+from tests.store.parts import required, span_of, with_token
 from tests.store.raw import mongo, sql
 
 BODIES = {
@@ -123,9 +123,7 @@ async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(
     for name in ("rs-bad", "rs-good"):
         await store.update_resources(name, {"p": PromptTemplate(template="x", engine="f-string")}, run_id=name)
     await store.enqueue_many_rollouts([{"input": n} for n in range(3)])  # type: ignore[list-item]
-    request_token.set("a token")
-    assert await store.dequeue_rollout() is not None
-    request_token.set(None)
+    required(await with_token("a token", store.dequeue_rollout()))
     data.damage("rows", lambda body: body[:20], kind="worker", key="bad")
     data.damage("rows", lambda body: "{}", kind="resources", key="rs-bad")
     data.damage("rows", lambda body: "[]", kind="claim", key="a token")
@@ -136,10 +134,8 @@ async def test_damaged_workers_resources_and_claims_do_not_stop_the_others(
         await store.get_resources_by_id("rs-bad")
     with pytest.raises(DamagedRecordError, match="resources 'rs-bad' cannot be read"):
         await store.update_resources("rs-bad", {})
-    request_token.set("a token")
     with pytest.raises(DamagedRecordError, match="claim 'a token' cannot be read"):
-        await store.dequeue_rollout()
-    request_token.set(None)
+        await with_token("a token", store.dequeue_rollout())
     assert await store.dequeue_rollout(worker_id="good") is not None
     assert (await store.update_worker("bad", {"n": 2})).heartbeat_stats == {"n": 2}
     assert (await store.update_worker("bad", {"n": 3})).heartbeat_stats == {"n": 3}

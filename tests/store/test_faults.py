@@ -19,11 +19,12 @@ from agentlightning.store.rules.idempotency import Call, forget_call_tokens
 from agentlightning.store.rules.lifecycle import LEASE_EXPIRED
 from agentlightning.store.rules.query import Plan
 from agentlightning.store.rules.tx import Backend, Ids, Tx
-from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
+from agentlightning.types import EnqueueRolloutRequest, PromptTemplate, RolloutConfig
 from tests.chaos.stores import SPECS, fresh_place
 from tests.store.conformance.test_history import attempt, rollout
 from tests.store.conformance.test_history import resources as past_resources
 from tests.store.conformance.test_history import span as past_span
+from tests.store.parts import span_of
 
 RESOURCES: Any = {"p": PromptTemplate(template="", engine="jinja")}
 REQUESTS = [EnqueueRolloutRequest(input=n, config=RolloutConfig(max_attempts=2)) for n in range(4)]
@@ -34,10 +35,6 @@ Script = Callable[[Tx], Any]
 
 def ids(prefix: str = "") -> Ids:
     return lambda n: f"{prefix}{n}"
-
-
-def span(rollout_id: str, attempt_id: str) -> Span:
-    return Span.from_attributes(attributes={}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=-1)
 
 
 OLD = [attempt("ro-h1"), attempt("ro-h2", 1, status="timeout"), attempt("ro-h2", 2)]
@@ -59,8 +56,8 @@ STORY: list[tuple[str, Script]] = [
     ("start_rollout", lambda tx: enqueue.start_rollout(tx, 1.5, ids("s"), "at-s", REQUESTS[0], "w")),
     ("claim", lambda tx: claims.claim(tx, 2.0, ids(), "token", None, "w", 2)),
     ("claim", lambda tx: claims.claim(tx, 2.0, ids("c"), "token 2", "no run", "w", 1)),
-    ("add_spans", lambda tx: spans.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-1", "at-1")])),
-    ("add_spans", lambda tx: spans.add_spans(tx, 3.0, [span("ro-0", "at-0"), span("ro-0", "at-0")])),
+    ("add_spans", lambda tx: spans.add_spans(tx, 3.0, [span_of(("ro-0", "at-0")), span_of(("ro-1", "at-1"))])),
+    ("add_spans", lambda tx: spans.add_spans(tx, 3.0, [span_of(("ro-0", "at-0")), span_of(("ro-0", "at-0"))])),
     ("next_sequence_ids", lambda tx: spans.next_sequence_ids(tx, [("ro-0", "at-0"), ("ro-1", "at-1")])),
     ("queue_now", lambda tx: claims.queue_now(tx, 0.5, ["ro-2"])),
     ("update_rollout", lambda tx: updates.update_rollout(tx, 4.0, "ro-3", CANCELLED, CALL)),

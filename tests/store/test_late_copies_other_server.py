@@ -11,7 +11,7 @@ import pytest
 
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer
 from tests.chaos.stores import Place, fresh_place
-from tests.store.conformance.late_copies import STORIES, Story, check_late_copy, world
+from tests.store.conformance.test_late_copies import STORIES, Story, check_late_copy, world
 from tests.store.parts import serving
 
 

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,10 +32,9 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.engine import clock, runtime
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.rules.tx import Tx
-from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, Span
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 from tests.chaos.stores import SPECS, fresh_place
-from tests.store.parts import with_token
-from tests.store.reference_model import FINISHED, Model, Refused, Task, Try
+from tests.store.parts import span_of, with_token
 
 EXAMPLES = os.environ.get("AGL_MODEL_EXAMPLES")
 SETTINGS = settings(
@@ -60,6 +60,141 @@ CONFIGS = st.builds(
     retry_delay_seconds=st.sampled_from([0.0, 0.0, 5.0]),
 )
 
+
+# --- the reference model: one list of rollouts, no indexes, no storage, no concurrency; time is an argument ----------
+
+QUEUING, RUNNING, FINISHED = ("queuing", "requeuing"), ("preparing", "running"), ("failed", "succeeded", "cancelled")
+
+
+class Refused(Exception):
+    """The change is not in the table."""
+
+
+@dataclass
+class Try:
+    """An attempt; its spans are (span id, number, stale)."""
+
+    attempt_id: str
+    started: float
+    status: str = "preparing"
+    heard: float | None = None
+    spans: list[tuple[str, int, bool]] = field(default_factory=list)
+
+
+@dataclass
+class Task:
+    """A rollout."""
+
+    rollout_id: str
+    config: RolloutConfig
+    run_id: str | None
+    priority: int
+    not_before: float | None
+    status: str = "queuing"
+    queued_at: float | None = None
+    ended: float | None = None
+    tries: list[Try] = field(default_factory=list)
+    issued: int = 0
+
+    @property
+    def available_at(self) -> float | None:
+        return None if self.queued_at is None else max(self.queued_at, self.not_before or 0.0)
+
+    def become(self, status: str, now: float) -> None:
+        if status in QUEUING:
+            self.queued_at = now if self.status not in QUEUING or self.queued_at is None else self.queued_at
+        else:
+            self.queued_at = None
+        self.ended = now if status in FINISHED else None
+        self.status = status
+
+    def begin(self, attempt_id: str, now: float) -> None:
+        self.tries.append(Try(attempt_id, now))
+        self.become("preparing", now)
+
+    def set_status(self, status: str, now: float) -> None:
+        if status != self.status:
+            if self.status in FINISHED and status not in QUEUING:
+                raise Refused
+            self.become(status, now)
+
+    def set_attempt(self, attempt: Try, status: str, now: float) -> None:
+        if status == attempt.status:
+            return
+        if attempt.status in ("failed", "succeeded") or (
+            attempt.status == "timeout" and status not in ("failed", "succeeded")
+        ):
+            raise Refused
+        attempt.status = status
+        if attempt is self.tries[-1] and self.status not in FINISHED:
+            self.follow(status, now)
+
+    def follow(self, status: str, now: float) -> None:
+        """Set the status of the rollout for this status of the latest attempt."""
+        if status in ("failed", "timeout", "unresponsive"):
+            again = status in self.config.retry_condition and len(self.tries) < self.config.max_attempts
+            status = "requeuing" if again else "failed"
+            if again:
+                grown = self.config.retry_delay_seconds * self.config.retry_backoff ** (len(self.tries) - 1)
+                pause = min(grown, self.config.retry_delay_max_seconds)
+                self.not_before = now + pause if pause else None
+        if status != self.status:
+            self.become(status, now)
+
+    def add_span(self, attempt: Try, span_id: str, number: int, now: float) -> int | None:
+        """Return the number of a new span, or None for a stored one."""
+        is_new = span_id not in [other_id for other_id, _, _ in attempt.spans]
+        if number >= 0:
+            self.issued = max(self.issued, number)
+        if not is_new:
+            return None
+        if number < 0:
+            number = self.issued = self.issued + 1
+        latest = attempt is self.tries[-1]
+        over = attempt.status in ("failed", "succeeded") or (attempt.status == "timeout" and self.status in FINISHED)
+        attempt.spans.append((span_id, number, over or not latest))
+        attempt.heard = now
+        if attempt.status in RUNNING or (attempt.status == "unresponsive" and latest):
+            attempt.status = "running"
+            if latest and self.status not in FINISHED and self.status != "running":
+                self.become("running", now)
+        return number
+
+    def lapse(self, now: float) -> None:
+        """End the latest attempt if it is past a limit."""
+        if self.status not in RUNNING or not self.tries or self.tries[-1].status not in RUNNING:
+            return
+        attempt, config = self.tries[-1], self.config
+        last_sign = attempt.started if attempt.heard is None else attempt.heard
+        if config.timeout_seconds is not None and now - attempt.started > config.timeout_seconds:
+            self.set_attempt(attempt, "timeout", now)
+        elif config.unresponsive_seconds is not None and now - last_sign > config.unresponsive_seconds:
+            self.set_attempt(attempt, "unresponsive", now)
+
+
+class Model:
+    """Return all rollouts, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+
+    def queue(self, run_id: str | None, now: float) -> list[Task]:
+        """Return the rollouts that may be claimed, by priority, then time of queueing, then creation."""
+        ready = [
+            (-task.priority, task.available_at, place, task)
+            for place, task in enumerate(self.tasks)
+            if task.run_id == run_id and task.available_at is not None and task.available_at <= now
+        ]
+        return [task for *_, task in sorted(ready)]
+
+    def surplus(self, run_id: str | None, keep_last: int) -> list[Task]:
+        """Return the ended rollouts of a run that are deleted when so many are kept."""
+        ended = [task for task in self.tasks if task.run_id == run_id and task.ended is not None]
+        ended.sort(key=lambda task: task.ended or 0.0)
+        return ended[: max(0, len(ended) - keep_last)]
+
+
+# --- a store and the model side by side ------------------------------------------------------------------------------
 
 Change = tuple[str, Callable[[], Coroutine[Any, Any, Any]], set[str]]
 """Token, call, and the rollouts that it names or made."""
@@ -257,16 +392,7 @@ class Stories(SideBySide):
         if len(ids) > 1 and span_ids & set(ids):
             ids = ids[:1]
         number = task.issued + own % 3 if own % 4 == 0 and len(ids) == 1 else -1
-        spans = [
-            Span.from_attributes(
-                attributes={},
-                rollout_id=task.rollout_id,
-                attempt_id=attempt.attempt_id,
-                sequence_id=number,
-                span_id=span_id,
-            )
-            for span_id in ids
-        ]
+        spans = [span_of((task.rollout_id, attempt.attempt_id), number=number, span_id=each) for each in ids]
         expected = [task.add_span(attempt, span_id, number, self.now) for span_id in ids]
         stored = self.change(lambda: self.store.add_many_spans(spans), task.rollout_id)
         assert [span.sequence_id for span in stored] == [number for number in expected if number is not None]

@@ -26,8 +26,9 @@ from agentlightning.store.rules.spans import add_spans
 from agentlightning.store.rules.tx import Record
 from agentlightning.store.rules.updates import expire, update_attempt
 from agentlightning.store.rules.workers import heartbeat, lost_claims
-from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, Span
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 from tests.chaos.stores import SPECS, fresh_place
+from tests.store.parts import span_of
 
 LEASE = 30.0
 STORIES = {"memory": 100, "sqlite": 15, "postgres": 5, "mongo": 3}
@@ -87,7 +88,7 @@ CASES: dict[str, tuple[float, list[tuple[float, str | None, str]]]] = {
     "from when it was last named": (0, [(10, "ab", "")] * 2 + [(10, "b", "")] * 3 + [(1, None, "a")]),
     "just made, before a heartbeat that was sent earlier": (
         LEASE - 1,
-        [(0, "", ""), (2, "ab", ""), (LEASE - 1, None, "")],
+        [(0, "", ""), (2, None, ""), (0, "ab", ""), (LEASE - 1, None, "")],
     ),
     "named again in time": (0, [(LEASE / 2, "", ""), (LEASE / 2, "ab", "")] * 10),
     "of a worker that names none, as older clients do": (0, [(10, "*", "")] * 10 + [(LEASE + 1, None, "ab")]),
@@ -197,8 +198,7 @@ def test_a_late_report_counts_until_another_attempt_has_begun(
         assert len(scripts.claim("v")) == (record.rollout.status == "requeuing"), "only what has to be made again is"
         return
     assert (record.rollout.status, record.attempts[-1].status) == ("preparing", "preparing")
-    late = Span.from_attributes(attributes={}, rollout_id=rollout, attempt_id=old, sequence_id=-1)
-    [stored] = scripts.run(add_spans, scripts.now, [late])
+    [stored] = scripts.run(add_spans, scripts.now, [span_of((rollout, old))])
     assert stored.attributes[STALE] is True
     assert scripts.claim("x") == [], "nobody gets it a third time"
     scripts.run(update_attempt, scripts.now, rollout, newer, {"status": "succeeded"})
@@ -282,8 +282,7 @@ class Stories(RuleBasedStateMachine):
         if not self.knows[worker]:
             return
         attempt, rollout = next(iter(self.knows[worker].items()))
-        span = Span.from_attributes(attributes={}, rollout_id=rollout, attempt_id=attempt, sequence_id=-1)
-        [stored] = self.scripts.run(add_spans, self.scripts.now, [span])
+        [stored] = self.scripts.run(add_spans, self.scripts.now, [span_of((rollout, attempt))])
         latest = self.scripts.run(lambda tx: tx.load(rollout)).latest
         assert stored.attributes.get(STALE, False) is (latest.attempt_id != attempt), "two attempts would be trained"
         if not report_lost:

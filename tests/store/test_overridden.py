@@ -14,7 +14,6 @@ from typing_extensions import override
 
 import agentlightning as agl
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreThreaded
-from agentlightning.store.base import request_token
 from agentlightning.store.wrappers import complete, readable_span
 from agentlightning.types import (
     AttemptedRollout,
@@ -27,7 +26,7 @@ from agentlightning.types import (
 )
 from agentlightning.utils.metrics import ConsoleMetricsBackend
 from tests.store.conftest import Serve
-from tests.store.parts import required, span_of
+from tests.store.parts import required, span_of, with_token
 
 
 class Noting(agl.InMemoryLightningStore):
@@ -237,13 +236,13 @@ async def test_a_claim_that_is_repeated_with_its_token_is_the_same_claims(
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=number) for number in (2, 4, 6, 8)])
 
     async def claim(token: str) -> list[str]:
-        request_token.set(token)
-        return [claim.attempt.attempt_id for claim in await whole.dequeue_many_rollouts(limit=2, worker_id="w")]
+        claims = await with_token(token, whole.dequeue_many_rollouts(limit=2, worker_id="w"))
+        return [claim.attempt.attempt_id for claim in claims]
 
-    first = await asyncio.create_task(claim("one"))
+    first = await claim("one")
     assert len(set(first)) == 2
-    assert await asyncio.create_task(claim("one")) == first
-    second = await asyncio.create_task(claim("two"))
+    assert await claim("one") == first
+    second = await claim("two")
     assert len({*first, *second}) == 4
 
 

@@ -42,7 +42,7 @@ from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.rules.workers import forget_silent_workers, heartbeat
 from agentlightning.store.sql.writes import Seen
 from agentlightning.store.sqlite.tx import SQLiteLink, SQLiteTx
-from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, RolloutStatus, Span
+from agentlightning.types import EnqueueRolloutRequest, RolloutConfig, RolloutStatus
 from agentlightning.utils.server_launcher import PythonServerLauncherArgs
 from tests.store.conftest import Serve
 from tests.store.parts import required, span_of, until
@@ -335,12 +335,8 @@ async def test_what_a_page_of_the_file_passes_over_is_read_from_an_index_alone(t
 async def test_a_page_of_spans_is_in_order_and_reads_the_bodies_of_its_spans_only(tmp_path: Path) -> None:
     store = SQLiteLightningStore(tmp_path / "x.db")
     rollout = await store.start_rollout("x")
-    place: dict[str, Any] = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
     numbers = [number * 7 % 20 // 2 for number in range(20)]
-    spans = [
-        Span.from_attributes(attributes={}, name=str(n), sequence_id=number, **place)
-        for n, number in enumerate(numbers)
-    ]
+    spans = [span_of(rollout, str(n), number) for n, number in enumerate(numbers)]
     await store.add_many_spans(spans)
     await store.close()
     connection = sqlite3.connect(tmp_path / "x.db", isolation_level=None)

@@ -6,15 +6,14 @@ import pytest
 
 from agentlightning.errors import TooLargeError
 from agentlightning.store import LightningStore
-from agentlightning.types import Span
+from tests.store.parts import span_of
 
 
 async def test_all_spans_come_by_rollout_and_number(store: LightningStore) -> None:
     assert await store.traces.get_all() == []
     rollouts = [await store.start_rollout(number) for number in range(103)]
     for rollout in (rollouts[-1], rollouts[0], rollouts[0]):
-        ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
-        await store.add_span(Span.from_attributes(attributes={"k": rollout.input}, sequence_id=-1, **ids))
+        await store.add_span(span_of(rollout, attributes={"k": rollout.input}))
     spans = await store.traces.get_all()
     assert [(span.attributes["k"], span.sequence_id) for span in spans] == [(0, 1), (0, 2), (102, 1)]
     assert await store.traces.get_all(most=3) == spans

@@ -26,7 +26,7 @@ from agentlightning.types import (
     Worker,
 )
 from tests.store.conftest import Serve
-from tests.store.parts import required
+from tests.store.parts import required, span_of
 
 
 class Wire:
@@ -60,7 +60,7 @@ async def test_every_field_is_on_the_wire_and_what_is_absent_is_null(wire: Wire)
     assert set(claimed) == set(AttemptedRollout.model_fields)
     assert set(claimed["attempt"]) == set(Attempt.model_fields)
     rollout_id, attempt_id = claimed["rollout_id"], claimed["attempt"]["attempt_id"]
-    span = Span.from_attributes(attributes={"k": 1}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=1)
+    span = span_of((rollout_id, attempt_id), number=1)
     _, stored = await wire("POST", "/spans", {**span.model_dump(exclude={"kind", "scope"}), "my_field": {"x": 1}})
     assert set(stored) == {*Span.model_fields, "my_field"}
     await wire("POST", "/workers/w")
@@ -97,7 +97,7 @@ async def test_creating_answers_201_and_the_rest_200(wire: Wire) -> None:
     assert status == 201
     rollout_id = started["rollout_id"]
     ids = {"rollout_id": rollout_id, "attempt_id": started["attempt"]["attempt_id"]}
-    span = Span.from_attributes(attributes={}, sequence_id=1, **ids).model_dump()
+    span = span_of((ids["rollout_id"], ids["attempt_id"]), number=1).model_dump()
     expected: list[tuple[str, str, Any, int]] = [
         ("GET", "/health", None, 200),
         ("GET", "/statistics", None, 200),

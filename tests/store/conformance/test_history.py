@@ -24,7 +24,7 @@ from agentlightning.types import (
     RolloutFilter,
     Span,
 )
-from tests.store.parts import required
+from tests.store.parts import required, span_of
 
 LONG_AGO = 1_700_000_000.0
 
@@ -42,9 +42,9 @@ def attempt(of: str = "ro-1", number: int = 1, **fields: Any) -> Attempt:
 
 def span(of: Attempt, number: int, reward: float | None = None, **fields: Any) -> Span:
     extra = {} if reward is None else {"agentlightning.reward.0.name": "p", "agentlightning.reward.0.value": reward}
-    made = Span.from_attributes(
-        rollout_id=of.rollout_id, attempt_id=of.attempt_id, sequence_id=number, name=AGL_ANNOTATION if extra else "x",
-        span_id=f"{number:016x}", trace_id="1" * 32, start_time=LONG_AGO, end_time=LONG_AGO + 1, attributes={**extra},
+    made = span_of(
+        (of.rollout_id, of.attempt_id), AGL_ANNOTATION if extra else "x", number, span_id=f"{number:016x}",
+        trace_id="1" * 32, start_time=LONG_AGO, end_time=LONG_AGO + 1, attributes={**extra},
     )  # fmt: skip
     return Span(**made.model_dump(), **fields)
 
@@ -245,10 +245,7 @@ async def test_a_whole_store_moves_into_another(store: LightningStore) -> None:
     source = InMemoryLightningStore()
     for number in range(3):
         made = await source.start_rollout(input=number, run_id="r")
-        await source.add_many_spans(
-            [Span.from_attributes(attributes={"n": n}, rollout_id=made.rollout_id, attempt_id=made.attempt.attempt_id,
-                                  sequence_id=-1) for n in range(3)]
-        )  # fmt: skip
+        await source.add_many_spans([span_of(made, attributes={"n": n}) for n in range(3)])
         await source.update_attempt(
             made.rollout_id, "latest", status="succeeded", outcome="scored", reward=0.5, rewards={"primary": 0.5}
         )

@@ -24,16 +24,9 @@ from agentlightning.types import (
     SummarySort,
 )
 from agentlightning.utils.rewards import find_final_reward
-from tests.store.parts import required
+from tests.store.parts import required, span_of
 
 WORDS = ("Umlaut ÄÖÜ", "plain text", "ÇA VA", "with 'quotes' and % and _", "日本語")
-
-
-def make_span(rollout_id: str, attempt_id: str, attributes: dict[str, Any] | None = None) -> Span:
-    """Return a span without a number."""
-    return Span.from_attributes(
-        attributes=attributes or {"k": "v"}, rollout_id=rollout_id, attempt_id=attempt_id, sequence_id=-1, name="step"
-    )
 
 
 async def some_rollouts(store: LightningStore, seed: int, count: int = 40) -> None:
@@ -87,7 +80,7 @@ def reward_span(rollout_id: str, attempt_id: str, value: float, more: dict[str, 
     attributes: dict[str, Any] = {}
     for place, (name, each) in enumerate(named.items()):
         attributes |= {f"agentlightning.reward.{place}.name": name, f"agentlightning.reward.{place}.value": each}
-    return make_span(rollout_id, attempt_id, attributes=attributes)
+    return span_of((rollout_id, attempt_id), attributes=attributes)
 
 
 FILTERS: list[dict[str, Any]] = [
@@ -268,7 +261,7 @@ async def test_reward_is_that_of_the_last_span_whatever_way_they_come(store: Lig
         )
         kind = draw.randrange(6)
         if kind == 0:
-            span = make_span(*ids)
+            span = span_of(ids)
         elif kind == 1:
             span.attributes = {"agentlightning.reward.0.name": "primary"}  # without a value
         elif kind == 2:

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from agentlightning.errors import TokenReusedError
-from agentlightning.store.base import request_token
 from agentlightning.store.engine.calls import IdleBeats
 from agentlightning.store.sqlite import SQLiteLightningStore
+from tests.store.parts import with_token
 
 
 def _waits(beats: IdleBeats) -> bool:
@@ -34,8 +34,7 @@ async def test_each_of_many_heartbeats_at_once_is_recorded_and_a_reused_token_is
     store = SQLiteLightningStore(str(tmp_path / "store.db"))
 
     async def beat(number: int, token: str) -> object:
-        request_token.set(token)
-        return await store.update_worker(f"w{number % 100}", {"number": number}, attempts=[])
+        return await with_token(token, store.update_worker(f"w{number % 100}", {"number": number}, attempts=[]))
 
     calls = [beat(number, f"token {number}") for number in range(100)] + [beat(100, "token 0"), beat(101, "token x")]
     *answers, reused, _ = await asyncio.gather(*calls, return_exceptions=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from agentlightning.store.base import request_token
 from agentlightning.store.engine import reading, waiters
 from agentlightning.store.engine import store as engine_store
 from agentlightning.store.engine.store import EngineStore
@@ -15,7 +14,7 @@ from agentlightning.store.engine.waiters import Waiters
 from agentlightning.store.http import client
 from agentlightning.types import EnqueueRolloutRequest
 from tests.store.conftest import Serve
-from tests.store.parts import required
+from tests.store.parts import required, with_token
 
 MANY = 300
 
@@ -186,11 +185,10 @@ async def test_many_idle_workers_lose_no_work_while_it_comes_at_any_moment(local
 
 async def test_a_copy_of_an_answered_claim_passes_the_work_on_that_woke_it(local: EngineStore) -> None:
     async def ask(token: str, worker: str, timeout: float) -> Any:
-        request_token.set(token)
-        return await local.dequeue_rollout(worker, timeout=timeout)
+        return await with_token(token, local.dequeue_rollout(worker, timeout=timeout))
 
-    assert await asyncio.create_task(ask("before", "w", 0.05)) is None
-    assert await asyncio.create_task(ask("answered", "w", 0.05)) is None
+    assert await ask("before", "w", 0.05) is None
+    assert await ask("answered", "w", 0.05) is None
     copy = asyncio.create_task(ask("answered", "w", 20.0))
     await asyncio.sleep(0.05)
     other = asyncio.create_task(ask("other", "v", 20.0))
@@ -205,11 +203,7 @@ async def test_a_long_question_with_a_token_of_the_callers_is_asked_in_chunks(
 ) -> None:
     monkeypatch.setattr(client, "POLL_SECONDS", 0.1)
     _, asker = await serve(local)
-    token = request_token.set("the callers own")
-    try:
-        asking = asyncio.create_task(asker.dequeue_rollout(timeout=60))
-    finally:
-        request_token.reset(token)
+    asking = asyncio.create_task(with_token("the callers own", asker.dequeue_rollout(timeout=60)))
     await asyncio.sleep(0.5)
     count = len(claims)
     made = await local.enqueue_rollout("task")

@@ -13,8 +13,8 @@ import pytest
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptStatus, RolloutConfig, RolloutStatus, Span
-from tests.store.parts import required
+from agentlightning.types import AttemptStatus, RolloutConfig, RolloutStatus
+from tests.store.parts import required, span_of
 
 ATTEMPTS: tuple[Any, ...] = get_args(AttemptStatus)
 ROLLOUTS: tuple[Any, ...] = get_args(RolloutStatus)
@@ -104,8 +104,7 @@ async def test_a_change_of_an_attempt_moves_its_rollout_as_the_tables_say(
 async def test_a_span_is_a_sign_of_life_as_the_table_says(local: LightningStore, older: bool) -> None:
     for rollout, before in itertools.product(ROLLOUTS, ATTEMPTS):
         rollout_id, attempt_id = await given(local, rollout, before, older=older, retries=False)
-        ids = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": -1}
-        stored = required(await local.add_span(Span.from_attributes(attributes={}, **ids)))
+        stored = required(await local.add_span(span_of((rollout_id, attempt_id))))
         over = before in ("failed", "succeeded") or (before == "timeout" and rollout in TERMINAL)
         assert ("agentlightning.stale" in stored.attributes) == (older or over)
         revived = before in AFTER_SPAN and not (older and before == "unresponsive")
