@@ -372,15 +372,6 @@ def test_reading_the_endpoint_past_the_attempt_is_warned_of(caplog: pytest.LogCa
     assert caplog.records[0].getMessage().startswith("Accessing 'endpoint' directly on ProxyLLM is discouraged")
 
 
-def test_prompts_are_filled_by_their_engine() -> None:
-    assert PromptTemplate(template="{a} and {b}", engine="f-string").format(a=1, b="two") == "1 and two"
-    assert PromptTemplate(template="{% for x in xs %}{{ x }};{% endfor %}", engine="jinja").format(xs=[1, 2]) == "1;2;"
-    with pytest.raises(KeyError, match="b"):
-        PromptTemplate(template="{b}", engine="f-string").format(a=1)
-    with pytest.raises(NotImplementedError, match="poml"):
-        PromptTemplate(template="x", engine="poml").format()
-
-
 def test_resources_are_told_apart_by_their_tag() -> None:
     read = TypeAdapter(NamedResources).validate_python
     fields = {"endpoint": "http://h", "model": "m"}

@@ -97,6 +97,11 @@ def test_a_missing_gap_names_itself_and_what_was_given() -> None:
     assert "was given: question" in missing.value.__notes__[0]
 
 
+def test_a_template_of_poml_is_filled_by_poml_alone() -> None:
+    with pytest.raises(NotImplementedError, match="poml"):
+        PromptTemplate(template="x", engine="poml").format()
+
+
 def test_a_filled_prompt_has_a_bound() -> None:
     with pytest.raises(ValueError, match=str(MOST_CHARACTERS)):
         filled("{x}" * 40, x="a" * 1_000_000)
