@@ -315,11 +315,10 @@ test-trainers-in-turn:
 	@case "$$(git rev-parse HEAD)" in [0-7]*) $(MAKE) test-trl ;; *) $(MAKE) test-verl ;; esac
 
 test-chaos: setup-dev
-	$(BIN)/python -m tests.chaos.kill --points 500 $(ARGS)
-	$(BIN)/python -m tests.chaos.running
+	AGL_KILL_POINTS=500 AGL_CHAOS_ROLLOUTS=10000 $(BIN)/$(PYTEST) -s -n 0 tests/chaos/test_kill_points.py tests/chaos/test_running.py $(ARGS)
 
 soak: setup-dev
-	$(BIN)/python -m tests.chaos.soak --minutes 30 --rate 50 $(ARGS)
+	AGL_SOAK_WARM_UP_SECONDS=720 AGL_SOAK_SECONDS=1800 $(BIN)/$(PYTEST) -s -n 0 tests/chaos/test_soak.py $(ARGS)
 
 wheel: setup-dev
 	$(BIN)/python -m build --wheel

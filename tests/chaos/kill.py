@@ -1,15 +1,12 @@
 """Kill a store server again and again while clients work, restart it on the same port and data, and look what is left.
 
-    python -m tests.chaos.kill --points 500 --backend sqlite
-
 A server dies by SIGKILL: at a random moment, or by its own hand at a counted place on the write path (a primitive of a
 script, the end of a script before its commit, the commit before its answer). The clients go on by their own retries.
-With `--backend database` PostgreSQL itself dies, all its processes at once, under a store server that stays up.
+With a `Database` PostgreSQL itself dies, all its processes at once, under a store server that stays up.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import functools
@@ -17,7 +14,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import tempfile
 import threading
 import time
@@ -28,9 +24,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import psutil
-import pytest
 
-from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store import LightningStoreClient
 from tests.chaos.load import Fact, Producer, Publisher, Worker, problems
 from tests.chaos.processes import CONTEXT, LIMIT_SECONDS, StoreProcess
 from tests.chaos.stores import Place
@@ -375,44 +370,7 @@ def look(place: Place, facts: list[Fact], *, complete: bool) -> list[str]:
 
 
 @contextlib.contextmanager
-def victim_of(kind: str) -> Iterator[Server | Database]:
-    """Give what is to be killed, over data of its own."""
-    if kind == "sqlite":
-        with tempfile.TemporaryDirectory() as folder:
-            yield Server(Place("sqlite", f"sqlite:///{folder}/store.db"))
-    else:
-        with PostgresServer() as database:
-            server = Server(Place("postgres", database.uri))
-            yield server if kind == "postgres" else Database(database, server)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--points", type=int, default=500)
-    parser.add_argument(
-        "--backend", choices=["sqlite", "postgres", "database"], action="append", help="may be repeated"
-    )
-    parser.add_argument("--seed", type=int, default=None)
-    options = parser.parse_args()
-    seed: int = options.seed if options.seed is not None else random.randrange(1_000_000)
-    return max([run(kind, options.points, seed) for kind in options.backend or ["sqlite", "postgres"]])
-
-
-def run(kind: str, points: int, seed: int) -> int:
-    """Print the table of one backend; returns 1 if there was a problem."""
-    print(f"{kind}, seed {seed}, {CLIENTS} client processes\n{HEADER}", flush=True)
-    bad, began = 0, time.monotonic()
-    try:
-        with victim_of(kind) as victim:
-            for point in kill_points(victim, points, seed):
-                bad += bool(point.found)
-                print(point, flush=True)
-    except pytest.skip.Exception as missing:
-        print(f"{kind}: {missing}\n")
-        return 0
-    print(f"{kind}: {points} points, {bad} with problems, {time.monotonic() - began:.0f} s, seed {seed}\n")
-    return 1 if bad else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def database_victim() -> Iterator[Database]:
+    """Give a PostgreSQL of its own that is to be killed, under a store server."""
+    with PostgresServer() as database:
+        yield Database(database, Server(Place("postgres", database.uri)))

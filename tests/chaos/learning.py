@@ -27,7 +27,7 @@ from typing import Any
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.store.base import LightningStore
+from agentlightning.store import LightningStore
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.ledger import Ledger

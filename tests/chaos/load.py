@@ -12,8 +12,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from agentlightning.store.base import LightningStore
+from agentlightning.store import LightningStore
 from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, RolloutConfig, Span
+from tests.store.parts import span_of
 
 Fact = list[Any]
 """["enqueued", name, rollout id], ["claimed", rollout id, attempt id], ["ended", rollout id, attempt id, status],
@@ -120,9 +121,7 @@ class Worker(Actor):
             self._note_span(span)
 
     def _span(self, claim: AttemptedRollout, name: str, number: int) -> Span:
-        attributes = {"text": "x" * self.random.choice((10, 200, 2000))}
-        ids = {"rollout_id": claim.rollout_id, "attempt_id": claim.attempt.attempt_id, "sequence_id": number}
-        return Span.from_attributes(attributes=attributes, name=name, **ids)
+        return span_of(claim, name, number, attributes={"text": "x" * self.random.choice((10, 200, 2000))})
 
     def _note_span(self, span: Span) -> None:
         number = span.sequence_id if span.sequence_id >= 0 else None

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreServer
+from agentlightning.store import LightningStore, LightningStoreServer
 from tests.chaos.stores import open_store
 from tests.stubs.ports import free_port
 

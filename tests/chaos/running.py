@@ -1,7 +1,5 @@
 """A whole run under fire: runners are killed again and again, the store server a few times; then all is counted.
 
-    python -m tests.chaos.running --rollouts 10000 --runners 8
-
 A Trainer with `cs` runs tasks of which the outcome is known: most earn their number, some raise. A second process
 serves the store (SQLite). This one kills a runner with `kill -9` every two seconds and, at even distances, the server,
 which is started again on the same port and file. At the end the file is read: each task must be there once, at its end,
@@ -10,14 +8,12 @@ with the outcome that it was bound to have, its reward once, and no attempt open
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
 import logging
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -28,8 +24,7 @@ import psutil
 
 import agentlightning as agl
 from agentlightning.adapter.spans.tokens import is_stale
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store import LightningStore, LightningStoreClient
 from agentlightning.types import AttemptedRollout, Dataset, EnqueueRolloutRequest, RolloutConfig
 from tests.chaos.processes import StoreProcess
 from tests.chaos.stores import open_store
@@ -98,19 +93,20 @@ class Losses:
     problems: list[str] = field(default_factory=list[str])
 
 
-def under_fire(
-    rollouts: int, runners: int, *, server_kills: int, pause: float, seed: int, folder: Path, progress: bool = False
-) -> Losses:
+def program_of(endpoint: str, *, rollouts: int, runners: int, folder: Path) -> Process:
+    """Start the run against a store server."""
+    command = ["python", "-m", "tests.chaos.running", endpoint, str(rollouts), str(runners)]
+    return Process(command, ROOT, {}, log=folder / "run.log")
+
+
+def under_fire(rollouts: int, runners: int, *, server_kills: int, pause: float, seed: int, folder: Path) -> Losses:
     """Go through the run while killing, then read the file; what is wrong is in `problems`."""
     keeper = StoreProcess(f"sqlite:///{folder}/store.db", lease_seconds=LEASE_SECONDS)
     keeper.start()
     losses, began = Losses(), time.monotonic()
-    options = ["--rollouts", str(rollouts), "--runners", str(runners)]
-    program = Process(
-        ["python", "-m", "tests.chaos.running", "--train", keeper.endpoint, *options], ROOT, {}, log=folder / "run.log"
-    )
+    program = program_of(keeper.endpoint, rollouts=rollouts, runners=runners, folder=folder)
     try:
-        _shoot(program, keeper, losses, rollouts, server_kills, pause, random.Random(seed), progress)
+        _shoot(program, keeper, losses, rollouts, server_kills, pause, random.Random(seed))
         code = program.ended(LIMIT_SECONDS)
         losses.seconds = time.monotonic() - began
         if code != 0:
@@ -120,7 +116,7 @@ def under_fire(
     finally:
         program.kill()
         keeper.kill()
-    losses.problems += asyncio.run(_count(keeper.spec, rollouts, counts))
+    losses.problems += asyncio.run(count(keeper.spec, rollouts, counts))
     return losses
 
 
@@ -132,7 +128,6 @@ def _shoot(
     server_kills: int,
     pause: float,
     chance: random.Random,
-    progress: bool,
 ) -> None:
     """Kill a runner every `pause` seconds until the program has ended, and the server a few times on the way.
 
@@ -152,8 +147,7 @@ def _shoot(
             keeper.kill()
             losses.servers += 1
             keeper.start()
-        if progress:
-            print(f"{done} done, {losses.runners} runners and {losses.servers} servers killed", flush=True)
+        print(f"{done} done, {losses.runners} runners and {losses.servers} servers killed", flush=True)
 
 
 def _kill_a_runner(pid: int, chance: random.Random) -> int:
@@ -178,7 +172,7 @@ async def _done(keeper: StoreProcess) -> int:
 # --- the count -------------------------------------------------------------------------------------------------------
 
 
-async def _count(spec: str, rollouts: int, counts: dict[str, int]) -> list[str]:
+async def count(spec: str, rollouts: int, counts: dict[str, int]) -> list[str]:
     """Read the file and return its problems."""
     failing = len(range(EACH_FAILS - 1, rollouts, EACH_FAILS))
     expected = {"succeeded": rollouts - failing, "failed": failing}
@@ -215,30 +209,5 @@ async def _judge(store: LightningStore, rollout: AttemptedRollout) -> list[str]:
     return problems
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rollouts", type=int, default=10_000)
-    parser.add_argument("--runners", type=int, default=8)
-    parser.add_argument("--server-kills", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=2.0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--train", metavar="ENDPOINT", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.train:
-        return train(options.train, options.rollouts, options.runners)
-    with tempfile.TemporaryDirectory() as folder:
-        losses = under_fire(
-            options.rollouts, options.runners, server_kills=options.server_kills, pause=options.pause,
-            seed=options.seed, folder=Path(folder), progress=True,
-        )  # fmt: skip
-    rate = options.rollouts / max(losses.seconds, 1e-9)
-    print(
-        f"{options.rollouts} rollouts in {losses.seconds:.0f} s ({rate:.0f}/s), {losses.runners} runners and "
-        f"{losses.servers} servers killed: {len(losses.problems)} problems"
-    )
-    print("\n".join(losses.problems[:50]))
-    sys.exit(1 if losses.problems else 0)
-
-
 if __name__ == "__main__":
-    main()
+    train(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

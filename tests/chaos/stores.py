@@ -17,8 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
+from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.store.spec import store_from_spec
 
 
@@ -28,11 +27,6 @@ class Place:
 
     name: str
     spec: str
-
-    @property
-    def shared(self) -> bool:
-        """True if several processes may open it at once; else they go through a server."""
-        return self.spec != "memory"
 
     def open(self, **settings: Any) -> LightningStore:
         """Open the store here."""
@@ -50,21 +44,11 @@ class Place:
     @contextlib.asynccontextmanager
     async def everywhere(self, store: LightningStore) -> AsyncIterator[str]:
         """Give the string under which another process opens the same data: this one, or a server over `store`."""
-        if self.shared:
+        if self.spec != "memory":
             yield self.spec
         else:
-            async with self.served(store) as endpoint:
+            async with served(store) as endpoint:
                 yield endpoint
-
-    @contextlib.asynccontextmanager
-    async def served(self, store: LightningStore) -> AsyncIterator[str]:
-        """Give the address of a server over `store`, in this process."""
-        server = LightningStoreServer(store, port=0)
-        await server.start()
-        try:
-            yield server.endpoint
-        finally:
-            await server.stop()
 
     def copied(self, folder: Path) -> Place:
         """Return a copy of the data as they lie there, so that a look at them recovers nothing; a database that runs
@@ -83,11 +67,19 @@ class Place:
         """Return `ok`, or what the backend's own check finds wrong. Nobody may be writing."""
         if not self.spec.startswith("sqlite:///"):
             return "ok"
-        db = sqlite3.connect(self.spec.removeprefix("sqlite:///"))
-        try:
+        with contextlib.closing(sqlite3.connect(self.spec.removeprefix("sqlite:///"))) as db:
             return "; ".join(row[0] for row in db.execute("PRAGMA integrity_check"))
-        finally:
-            db.close()
+
+
+@contextlib.asynccontextmanager
+async def served(store: LightningStore) -> AsyncIterator[str]:
+    """Give the address of a server over a store, in this process."""
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    try:
+        yield server.endpoint
+    finally:
+        await server.stop()
 
 
 def open_store(spec: str, **settings: Any) -> LightningStore:

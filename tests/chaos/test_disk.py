@@ -18,13 +18,12 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient, LightningStoreServer
-from agentlightning.store.sqlite import SQLiteLightningStore
-from agentlightning.types import EnqueueRolloutRequest, Span
-from tests.algorithm.parts import ask, fit, save_untrained_model, say
+from agentlightning.store import LightningStore, SQLiteLightningStore
+from agentlightning.types import AttemptedRollout, EnqueueRolloutRequest
+from tests.algorithm.parts import ask, fit, say
 from tests.chaos.processes import CONTEXT
 from tests.chaos.stores import Place
+from tests.store.parts import serving, span_of
 
 BODY = "x" * 4000
 
@@ -133,7 +132,7 @@ async def write_through(fault: Fault) -> None:
         ids += [(await store.enqueue_rollout(BODY)).rollout_id for _ in range(5)]
         fault.begin()
         ids += await enqueue_until_it_fails(store, str(fault.folder))
-        for write in writes(store, started.rollout_id, started.attempt.attempt_id):
+        for write in writes(store, started):
             with pytest.raises(OSError, match=r"Nothing of this call was stored"):
                 await write
         await check(store, ids, started.rollout_id)
@@ -166,12 +165,11 @@ async def enqueue_until_it_fails(store: LightningStore, folder: str) -> list[str
     return acknowledged
 
 
-def writes(store: LightningStore, rollout_id: str, attempt_id: str) -> Iterator[object]:
+def writes(store: LightningStore, started: AttemptedRollout) -> Iterator[object]:
     """Writes that need more room than there is."""
-    ids = {"rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": -1}
     yield store.enqueue_many_rollouts([EnqueueRolloutRequest(input=BODY)] * 50)
-    yield store.add_many_spans([Span.from_attributes(attributes={"text": BODY}, **ids) for _ in range(50)])
-    yield store.update_rollout(rollout_id, metadata={"text": BODY * 50})
+    yield store.add_many_spans([span_of(started, attributes={"text": BODY}) for _ in range(50)])
+    yield store.update_rollout(started.rollout_id, metadata={"text": BODY * 50})
     yield store.update_worker("w", {"text": BODY * 50})
 
 
@@ -188,23 +186,16 @@ async def check(store: LightningStore, ids: list[str], started: str) -> None:
 
 async def test_a_client_is_told_by_the_server_that_the_disk_is_full(tmp_path: Path) -> None:
     with small_disk(tmp_path) as fault:
-        store = SQLiteLightningStore(fault.folder / "store.db")
-        await store.enqueue_rollout(BODY)
-        server = LightningStoreServer(store, port=0)
-        await server.start()
-        client = LightningStoreClient(server.endpoint, deadline=30.0)
-        try:
+        place = Place("sqlite", f"sqlite:///{fault.folder}/store.db")
+        async with place.opened() as store, serving(store) as (_, client):
+            await store.enqueue_rollout(BODY)
             fault.begin()
             with pytest.raises(OSError, match=r"store\.db.*Nothing of this call was stored"):
                 await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=BODY)] * 100)
             assert (await client.query_rollouts()).total == 1
             fault.mend()
             await client.enqueue_many_rollouts([EnqueueRolloutRequest(input=BODY)] * 20)
-        finally:
-            await client.close()
-            await server.stop()
-            await store.close()
-        assert Place("sqlite", f"sqlite:///{fault.folder}/store.db").integrity() == "ok"
+        assert place.integrity() == "ok"
 
 
 async def test_a_store_that_cannot_open_its_file_for_writing_says_so_and_does_not_hang(tmp_path: Path) -> None:
@@ -227,12 +218,6 @@ async def test_a_store_that_cannot_open_its_file_for_writing_says_so_and_does_no
     await asyncio.wait_for(store.enqueue_rollout("x"), 30)
     assert (await store.query_rollouts()).total == 1
     await store.close()
-
-
-@pytest.fixture
-def untrained_model(tmp_path: Path) -> Path:
-    """A folder with a tiny model that knows nothing."""
-    return save_untrained_model(tmp_path / "model")
 
 
 @pytest.mark.parametrize("mended", [True, False], ids=["room is made before the end", "it stays full"])

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient
-from agentlightning.types import AttemptedRollout, RolloutConfig, Span
+from agentlightning.store import LightningStore, LightningStoreClient
+from agentlightning.types import RolloutConfig
 from tests.chaos.processes import CONTEXT, StoreProcess
 from tests.chaos.stores import Place, open_store
+from tests.chaos.stores import served as served_here
+from tests.store.parts import required, span_of
 
 pytestmark = pytest.mark.slow
 LEASE = 1.0
@@ -32,12 +33,6 @@ SETTINGS: dict[str, Any] = {"lease_seconds": LEASE, "scan_debounce_seconds": 1e9
 """No call looks for lost workers but the first: the timer alone does."""
 
 
-def span(claim: AttemptedRollout, name: str) -> Span:
-    return Span.from_attributes(
-        attributes={}, rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, sequence_id=-1, name=name
-    )
-
-
 def work(spec: str, pipe: Connection) -> None:
     """A worker: claims, says so, sends heartbeats; told to finish, it adds a span and reports success."""
 
@@ -45,14 +40,13 @@ def work(spec: str, pipe: Connection) -> None:
         settings = {} if spec.startswith("http") else SETTINGS
         store = open_store(spec, **settings)
         await store.update_worker("first")
-        claim = await store.dequeue_rollout(worker_id="first", timeout=HARD_LIMIT)
-        assert claim is not None
-        await store.add_span(span(claim, "early"))
+        claim = required(await store.dequeue_rollout(worker_id="first", timeout=HARD_LIMIT))
+        await store.add_span(span_of(claim, "early"))
         pipe.send((claim.rollout_id, claim.attempt.attempt_id))
         while not pipe.poll():
             await store.update_worker("first")
             await asyncio.sleep(0.1)
-        late = await store.add_span(span(claim, "late"))
+        late = await store.add_span(span_of(claim, "late"))
         ended = await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status="succeeded")
         pipe.send((late is not None, ended.status))
         await store.close()
@@ -91,8 +85,7 @@ async def test_a_killed_workers_attempt_ends_within_its_lease_and_with_no_traffi
         assert (attempt.status, attempt.outcome, attempt.outcome_reason) == (
             *("unresponsive", "infrastructure_fault", "lease_expired"),
         )
-        stored_worker = await store.get_worker_by_id("first")
-        assert stored_worker is not None
+        stored_worker = required(await store.get_worker_by_id("first"))
         assert stored_worker.last_heartbeat_time is not None
         assert attempt.end_time is not None
         assert LEASE <= attempt.end_time - stored_worker.last_heartbeat_time <= LEASE + TIMER + SLACK
@@ -101,10 +94,9 @@ async def test_a_killed_workers_attempt_ends_within_its_lease_and_with_no_traffi
 async def test_a_frozen_worker_that_comes_back_late_changes_nothing_of_the_newer_attempt(place: Place) -> None:
     async with place.opened(**SETTINGS) as store:
         rollout = await store.enqueue_rollout("x")
-        async with place.served(store) as endpoint, worker(endpoint) as (process, pipe):
+        async with served_here(store) as endpoint, worker(endpoint) as (process, pipe):
             os.kill(process.pid, signal.SIGSTOP)
-            newer = await store.dequeue_rollout(worker_id="second", timeout=HARD_LIMIT)
-            assert newer is not None
+            newer = required(await store.dequeue_rollout(worker_id="second", timeout=HARD_LIMIT))
             assert (newer.rollout_id, newer.attempt.sequence_id) == (rollout.rollout_id, 2)
             pipe.send("finish")
             os.kill(process.pid, signal.SIGCONT)
@@ -117,8 +109,7 @@ async def test_a_frozen_worker_that_comes_back_late_changes_nothing_of_the_newer
 
 
 async def _statuses(store: LightningStore, rollout_id: str) -> tuple[str, list[str]]:
-    rollout = await store.get_rollout_by_id(rollout_id)
-    assert rollout is not None
+    rollout = required(await store.get_rollout_by_id(rollout_id))
     return rollout.status, [attempt.status for attempt in await store.query_attempts(rollout_id)]
 
 
@@ -202,7 +193,7 @@ async def test_rollouts_that_ended_do_not_hide_those_that_lapse_from_the_timer(p
             ended = await store.start_rollout("x", config=config)
             await store.update_rollout(ended.rollout_id, status="cancelled")
             if late == "span":
-                await store.add_span(span(ended, "late"))
+                await store.add_span(span_of(ended, "late"))
             else:
                 await store.update_attempt(ended.rollout_id, "latest", metadata={"late": True})
         rollout = await store.start_rollout("x", config=config)

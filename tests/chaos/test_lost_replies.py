@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from agentlightning.store.base import LightningStore
-from agentlightning.store.client_server import LightningStoreClient
-from agentlightning.types import PromptTemplate, RolloutConfig, Span
+from agentlightning.store import LightningStore, LightningStoreClient
+from agentlightning.types import PromptTemplate, RolloutConfig
 from tests.chaos.load import Actor, Fact, Producer, Publisher, Worker, problems
 from tests.chaos.proxy import CHANCES, FaultyProxy
-from tests.chaos.stores import Place
+from tests.chaos.stores import Place, served
+from tests.store.parts import required, span_of
 
 CALLS = {"mongo": 1000, "postgres": 4000}
 """Number of calls, where it is not 10,000."""
@@ -35,7 +35,7 @@ async def test_after_ten_thousand_calls_over_a_faulty_network_the_store_equals_t
     caplog.set_level(logging.CRITICAL)  # spans that arrive twice are logged, and there are many
     facts: list[Fact] = []
     count = CALLS.get(place.name, 10_000)
-    async with place.opened(synchronous="NORMAL") as store, place.served(store) as endpoint:
+    async with place.opened(synchronous="NORMAL") as store, served(store) as endpoint:
         async with FaultyProxy(urlsplit(endpoint).port or 0, SEED) as proxy:
             calls = await asyncio.wait_for(make_calls(proxy.endpoint, count, facts), LIMIT_SECONDS)
             await proxy.settle()
@@ -75,27 +75,22 @@ async def make_calls(endpoint: str, count: int, facts: list[Fact]) -> int:
 
 
 @contextlib.asynccontextmanager
-async def behind_proxy(place: Place) -> AsyncIterator[tuple[LightningStore, FaultyProxy]]:
-    """Yield a store, and a proxy in front of its server."""
+async def behind_proxy(place: Place) -> AsyncIterator[tuple[LightningStore, FaultyProxy, LightningStoreClient]]:
+    """Yield a store, a proxy in front of its server, and a client of the proxy."""
     async with (
         place.opened(synchronous="NORMAL") as store,
-        place.served(store) as endpoint,
+        served(store) as endpoint,
         FaultyProxy(urlsplit(endpoint).port or 0, SEED) as proxy,
     ):
-        yield store, proxy
-
-
-@contextlib.asynccontextmanager
-async def client_of(proxy: FaultyProxy) -> AsyncIterator[LightningStoreClient]:
-    client = LightningStoreClient(proxy.endpoint, deadline=30.0)
-    try:
-        yield client
-    finally:
-        await client.close()
+        client = LightningStoreClient(proxy.endpoint, deadline=30.0)
+        try:
+            yield store, proxy, client
+        finally:
+            await client.close()
 
 
 async def test_a_copy_of_a_claim_takes_nothing_once_the_claim_was_answered(place: Place) -> None:
-    async with behind_proxy(place) as (store, proxy), aiohttp.ClientSession() as session:
+    async with behind_proxy(place) as (store, proxy, _), aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{proxy._port}/v1/agl/queues/rollouts/dequeue"
 
         async def ask() -> Any:
@@ -109,24 +104,20 @@ async def test_a_copy_of_a_claim_takes_nothing_once_the_claim_was_answered(place
         assert await first == []
         rollout = await store.enqueue_rollout("x")
         assert await copy == []
-        claim = await store.dequeue_rollout(worker_id="w")
-        assert claim is not None
-        assert claim.rollout_id == rollout.rollout_id
+        assert required(await store.dequeue_rollout(worker_id="w")).rollout_id == rollout.rollout_id
 
 
 async def test_a_copy_of_a_claim_gets_what_the_claim_got(place: Place) -> None:
-    async with behind_proxy(place) as (store, proxy), client_of(proxy) as client:
+    async with behind_proxy(place) as (store, proxy, client):
         await store.enqueue_rollout("x")
         await store.enqueue_rollout("y")
         proxy.plan("/v1/agl/queues/rollouts/dequeue", "lost answer")
-        claim = await client.dequeue_rollout(worker_id="w")
-        assert claim is not None
-        assert claim.input == "x"
+        assert required(await client.dequeue_rollout(worker_id="w")).input == "x"
         assert (await store.statistics()).get("total_attempts") == 1
 
 
 async def test_a_requeue_whose_answer_was_lost_does_not_take_the_rollout_from_the_next_worker(place: Place) -> None:
-    async with behind_proxy(place) as (store, proxy), client_of(proxy) as client:
+    async with behind_proxy(place) as (store, proxy, client):
         started = await store.start_rollout("x")
         await store.update_rollout(started.rollout_id, status="cancelled")
         claims: list[Any] = []
@@ -141,7 +132,7 @@ async def test_a_requeue_whose_answer_was_lost_does_not_take_the_rollout_from_th
 
 
 async def test_a_failure_of_the_latest_attempt_whose_answer_was_lost_does_not_fail_the_next_one(place: Place) -> None:
-    async with behind_proxy(place) as (store, proxy), client_of(proxy) as client:
+    async with behind_proxy(place) as (store, proxy, client):
         config = RolloutConfig(max_attempts=3, retry_condition=["failed"])
         started = await store.start_rollout("x", config=config)
         claims: list[Any] = []
@@ -156,7 +147,7 @@ async def test_a_failure_of_the_latest_attempt_whose_answer_was_lost_does_not_fa
 
 
 async def test_a_version_of_resources_whose_answer_was_lost_is_not_published_again_after_the_next(place: Place) -> None:
-    async with behind_proxy(place) as (store, proxy), client_of(proxy) as client:
+    async with behind_proxy(place) as (store, proxy, client):
 
         async def publish() -> None:
             await store.update_resources("r", {"p": PromptTemplate(template="newer", engine="f-string")})
@@ -171,13 +162,12 @@ async def test_a_version_of_resources_whose_answer_was_lost_is_not_published_aga
 async def test_a_batch_of_spans_whose_answer_was_lost_is_stored_once_and_leaves_no_gap_in_the_numbers(
     place: Place,
 ) -> None:
-    async with behind_proxy(place) as (store, proxy), client_of(proxy) as client:
+    async with behind_proxy(place) as (store, proxy, client):
         started = await store.start_rollout("x")
-        ids = {"rollout_id": started.rollout_id, "attempt_id": started.attempt.attempt_id, "sequence_id": -1}
-        batch = [Span.from_attributes(attributes={}, name=f"span-{i}", **ids) for i in range(3)]
+        batch = [span_of(started, f"span-{i}") for i in range(3)]
         proxy.plan("/v1/agl/spans/batch", "lost answer")
         await client.add_many_spans(batch)
         proxy.plan("/v1/agl/spans/batch", "pass")
-        await client.add_many_spans([Span.from_attributes(attributes={}, name="span-3", **ids)])
+        await client.add_many_spans([span_of(started, "span-3")])
         numbers = {span.name: span.sequence_id for span in await store.query_spans(started.rollout_id)}
         assert numbers == {"span-0": 1, "span-1": 2, "span-2": 3, "span-3": 4}

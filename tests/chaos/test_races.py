@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.store.base import LightningStore
+from agentlightning.store import LightningStore
 from agentlightning.types import EnqueueRolloutRequest
 from tests.chaos.processes import CONTEXT
 from tests.chaos.stores import Place, open_store

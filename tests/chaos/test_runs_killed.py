@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.store.client_server import LightningStoreClient
+from agentlightning.store import LightningStoreClient
 from agentlightning.types import RunRecord
 from tests.chaos.kill import Server, Trap
 from tests.chaos.stores import fresh_place
+from tests.store.parts import required
 
 STEPS, KILLS = 40, 8
 
@@ -56,8 +57,7 @@ async def test_acknowledged_records_survive_kill_9_and_are_there_once(
     assert kills >= 4
     records = await client.query_run_records("r")
     assert [(record.step, record.kind, record.name) for record in records] == expected
-    run = await client.get_run_by_id("r")
-    assert run is not None
+    run = required(await client.get_run_by_id("r"))
     assert (run.starts, run.stop_reason, run.last_step) == (1, f"at {STEPS}", STEPS - 3)
     await client.close()
     server.close()
