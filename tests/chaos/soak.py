@@ -1,19 +1,15 @@
 """Load a store server for a long time and see whether its memory stays flat: 50 rollouts a second with 10 spans each.
 
-    python -m tests.chaos.soak --minutes 30 --rate 50 --backend memory --backend sqlite
-
 Rollouts come in groups: enqueued, claimed, given their spans, ended, waited for, read, and removed by retention later.
 Several backends are loaded at once, each with a server and a client process of its own.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import concurrent.futures
 import contextlib
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -162,22 +158,3 @@ def soak_all(backends: list[str], rate: float, warm_up_seconds: float, seconds: 
     with concurrent.futures.ProcessPoolExecutor(len(backends), CONTEXT) as pool:
         running = [pool.submit(soak, backend, rate, warm_up_seconds, seconds) for backend in backends]
         return [one.result() for one in running]
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=30.0, help="measured, after the warm-up")
-    parser.add_argument("--warm-up", type=float, default=12.0, help="minutes; tokens of claims are kept for ten")
-    parser.add_argument("--rate", type=float, default=50.0, help="rollouts a second")
-    parser.add_argument("--backend", action="append", choices=["memory", "sqlite"], help="may be repeated; both")
-    options = parser.parse_args()
-    backends: list[str] = options.backend or ["memory", "sqlite"]
-    print(f"{', '.join(backends)}: {options.rate:g} rollouts a second with {SPANS} spans, keep_last={KEEP_LAST}, "
-          f"{options.warm_up:g} minutes of warm-up, {options.minutes:g} measured", flush=True)  # fmt: skip
-    measurements = soak_all(backends, options.rate, options.warm_up * 60, options.minutes * 60)
-    print(*measurements, sep="\n")
-    return 0 if all(one.flat for one in measurements) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
