@@ -248,12 +248,14 @@ class _Flush:
 
     def _replace_old(self) -> None:
         self._renew(self._old)
-        if self._old:
+        if self._old and not self._locks:
+            [write] = self._old
+            if not self._partition.rollouts.replace_one(write.standing("change"), write.document).matched_count:
+                raise LostRace
+        elif self._old:
             replace = [ReplaceOne(write.standing("change"), write.document) for write in self._old]
             replaced = self._partition.rollouts.bulk_write(replace, ordered=False).matched_count
             if replaced < len(self._old):
-                if not self._locks:
-                    raise LostRace
                 raise BusyError(
                     f"Only {replaced} of {len(self._old)} rollouts could be changed: this process stood still for more "
                     f"than {LEASE_SECONDS:.0f} s in the middle of it. Repeat the call with its token."
@@ -331,9 +333,11 @@ class _Flush:
 
     def _merge(self, put: _Write) -> None:
         """Write a worker's row: the whole row, or only the script's changes if another writer has changed it since."""
-        worker = WorkerRow(Worker(worker_id=put.document["key"]))
-        base = row_type("worker").dump_json(worker) if put.before is None else put.before["body"]
         body = put.document["body"]
+        if put.before is not None:
+            base = put.before["body"]
+        else:
+            base = row_type("worker").dump_json(WorkerRow(Worker(worker_id=put.document["key"])))
         for _ in range(_MERGES):
             if self._replace(put):
                 return
