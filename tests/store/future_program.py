@@ -60,7 +60,6 @@ def _install(kind: str, killed_at: int | None) -> None:
         from agentlightning.store.mongo import schema as of_mongo
 
         of_mongo.SCHEMA_VERSION = VERSION  # type: ignore[attr-defined]
-        of_mongo.UPGRADE_SECONDS = 0.0  # who was killed is not waited for
         of_mongo.STEPS.append((VERSION, lambda database: _change_documents(database, point)))
 
 

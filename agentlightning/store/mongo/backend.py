@@ -18,7 +18,7 @@ from pymongo import ReadPreference
 from pymongo.change_stream import CollectionChangeStream
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError, ServerSelectionTimeoutError
 
-from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError, NotFoundError
+from agentlightning.errors import AgentLightningError, BadRequestError, BusyError, ConflictError
 from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.mongo.change_numbers import ChangeNumbers
 from agentlightning.store.mongo.documents import LEASE_SECONDS, Document, LostRace
@@ -56,7 +56,9 @@ class MongoBackend:
             )
         self._place = place
         self._clock = SharedClock()
-        self._make = partial(_Process, place, database, partition, check_spans(spans), self._clock)
+        self._make = partial(
+            _Process, place, database, partition, SPANS if spans is None else check_spans(spans), self._clock
+        )
         self._closed = False
         self._opened = False
         """True once an operation has reached the server: until then a wrong address fails at once."""
@@ -78,9 +80,6 @@ class MongoBackend:
                     return result, tx.notes
                 except LostRace:
                     tries.flushing = False
-                except NotFoundError:
-                    tries.take_back(here.partition)
-                    raise
                 except AutoReconnect as error:
                     if tries.flushing:
                         raise  # something may have been written

@@ -9,6 +9,7 @@ number, or allocates a new one.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Generator
@@ -30,34 +31,34 @@ class Horizon:
     def __init__(self) -> None:
         self.top = 0
         """The largest number known to be allocated."""
-        self._own: dict[int, int] = {}
-        """First and last number of each flush of this process that is in progress."""
-        self._foreign: list[tuple[int, int, float]] = []
-        """First and last number that others allocated, and the time at which this was noticed."""
+        self._missing: dict[int, tuple[int, float]] = {}
+        """Numbers that documents may not have yet: the last one behind each first one, and the time until which they
+        are waited for. Those of a flush of this process have no end."""
 
     def observe(self, top: int, now: float) -> None:
         """Record that the counter is at `top`: numbers above the last look were allocated by others."""
         if top > self.top:
-            self._foreign.append((self.top + 1, top, now))
+            self._missing[self.top + 1] = top, now + FOREIGN_SECONDS
             self.top = top
 
     def allocated(self, first: int, last: int, now: float) -> None:
         """Record that a flush of this process allocated the numbers from `first` to `last`."""
         self.observe(first - 1, now)
         if last >= first:
-            self._own[first] = last
+            self._missing[first] = last, math.inf
             self.top = max(self.top, last)
 
     def finished(self, first: int, now: float, *, sure: bool) -> None:
         """Record that a flush is over; `sure` means that nothing of it can still reach the server."""
-        last = self._own.pop(first, None)
-        if last is not None and not sure:
-            self._foreign.append((first, last, now))
+        if first in self._missing:
+            last, _ = self._missing.pop(first)
+            if not sure:
+                self._missing[first] = last, now + FOREIGN_SECONDS
 
     def unsure(self, now: float) -> bool:
         """Return True while others may still be writing changes that the counter has counted."""
-        self._foreign = [span for span in self._foreign if now - span[2] < FOREIGN_SECONDS]
-        return bool(self._foreign)
+        self._missing = {first: (last, end) for first, (last, end) in self._missing.items() if now < end}
+        return any(end < math.inf for _, end in self._missing.values())
 
     def visible(self, now: float, after: int, seen: Collection[int]) -> int:
         """Return the largest number up to which no change after `after` is still missing.
@@ -65,8 +66,8 @@ class Horizon:
         `seen` are numbers after `after` that documents have.
         """
         self.unsure(now)
-        stop = min([self.top, *(first - 1 for first in self._own)])
-        for first, last, _ in self._foreign:
+        stop = self.top
+        for first, (last, _) in self._missing.items():
             missing = (n for n in range(max(first, after + 1), min(last, stop) + 1) if n not in seen)
             stop = next(missing, stop + 1) - 1
         return stop
@@ -99,6 +100,8 @@ class ChangeNumbers:
         self._partition = partition
         self._lock = threading.Lock()
         self._horizon = Horizon()
+        self._unsure = False
+        """The last call of `others_wrote` has seen changes that were not visible yet."""
 
     @contextmanager
     def for_flush(self) -> Generator[Allocate]:
@@ -107,8 +110,10 @@ class ChangeNumbers:
         sure = True
 
         def allocate(changes: int, others: int) -> Block:
-            blocks.append(self._allocate(changes, others))
-            return blocks[-1]
+            block = self._allocate(changes, others)
+            if changes:
+                blocks.append(block)
+            return block
 
         try:
             yield allocate
@@ -130,17 +135,14 @@ class ChangeNumbers:
             self._horizon.allocated(block.changes, counter["change"], block.time)
             return block
 
-    def look(self) -> int:
-        """Read the counter and return the largest change number that anybody has allocated."""
+    def look(self) -> tuple[int, bool]:
+        """Read the counter. Return the largest change number that anybody has allocated, and whether others may still
+        be writing changes up to it."""
         with self._lock:
             counter = self._partition.counters.find_one({"_id": self._partition.id("counters")}, {"change": 1})
-            self._horizon.observe(counter["change"] if counter else 0, time.monotonic())
-            return self._horizon.top
-
-    def unsure(self) -> bool:
-        """Return True while others may still be writing changes that the counter has counted."""
-        with self._lock:
-            return self._horizon.unsure(time.monotonic())
+            now = time.monotonic()
+            self._horizon.observe(counter["change"] if counter else 0, now)
+            return self._horizon.top, self._horizon.unsure(now)
 
     def visible(self, after: int, seen: Collection[int]) -> int:
         """Return the largest number up to which no change after `after` is still missing (see `Horizon`)."""
@@ -149,6 +151,5 @@ class ChangeNumbers:
 
     def others_wrote(self) -> bool:
         """Return True if others may have changed data since the last call, visible now or soon."""
-        before = self.unsure()
-        self.look()
-        return before or self.unsure()
+        before, (_, self._unsure) = self._unsure, self.look()
+        return before or self._unsure

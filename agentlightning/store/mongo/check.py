@@ -9,9 +9,8 @@ from pymongo.errors import PyMongoError
 
 from agentlightning.errors import ConflictError
 from agentlightning.store.mongo.documents import Document, summary_fields
-from agentlightning.store.mongo.link import Place
+from agentlightning.store.mongo.link import DATABASE, Place
 from agentlightning.store.mongo.schema import Partition, check_version
-from agentlightning.store.mongo.store import DATABASE
 from agentlightning.store.rules.durable import FileReport, record_type
 from agentlightning.store.rules.tx import KINDS, row_type
 from agentlightning.types import RunRecord, Span

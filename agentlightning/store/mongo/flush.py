@@ -21,14 +21,15 @@ of their last change. The steps before it have no effect without it, and any pro
     A deleted rollout becomes a mark without its partition, which nobody finds, and which step 6 removes.
 5.  *Other rows*. Resources: the row of the id is replaced on its version and carries the rows that follow it (the
     version, the pointer to the latest). After a crash, a reader of the row writes them, so a repeated token and every
-    reader of the version find it complete. The row of a run is replaced on its version, too; its records were written
-    before (`tx.py`), and it records the calls that changed it.
+    reader of the version find it complete. The row of a run is replaced on its version, too, after the run's records
+    were inserted, and records the calls that changed it. After a crash in between, the records exist, and a repeated
+    call reports them as existing.
 6.  *Spans of deleted rollouts*, then their marks. After a crash, the next process that opens the partition does it.
 7.  *Worker rows*, which only repeat the attempts. A lost race must not repeat the steps above, so the script's changes
     are merged into the present row. After a crash, the worker's next call writes them again.
 
-A race lost up to step 5 removes the data of steps 1 and 2, and the script is run again. When the connection breaks,
-nothing is removed, since nobody knows which steps were carried out.
+A race lost up to step 5 removes the added rows of tokens, spans and records, and the script is run again. When the
+connection breaks, nothing is removed, since nobody knows which steps were carried out.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pymongo import DeleteOne, ReplaceOne, UpdateOne
+from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, DuplicateKeyError, PyMongoError
 
 from agentlightning.errors import BusyError
@@ -71,7 +73,7 @@ def flush(tx: MongoTx) -> None:
         LostRace: another writer changed data that the script read; none of its changes counts.
         TooLargeError: a value does not fit into a document; nothing was written.
     """
-    if tx.records or tx.new_spans or tx.puts:
+    if tx.records or tx.puts:
         with tx.numbers.for_flush() as allocate:
             _Flush(tx, allocate).run()
 
@@ -115,7 +117,8 @@ class _Flush:
         self._runs = [put for put in self._rows if put.document["kind"] == "run"]
         assert not (self._rows and self._changes), "two commits: no script changes resources and rollouts at once"
         self._locks = tx.fenced or len(self._old) > 1
-        self._inserted: set[_Write] = set()
+        self._added: list[tuple[Collection[Document], list[Document]]] = []
+        self._inserted: set[str] = set()
         """New rollouts that are stored, and their spans with them."""
         changes, others = len(self._changes) + len(self._runs), len(self._new) + len(puts)
         self._block = allocate(changes + (len(self._old) if self._locks else 0), others)
@@ -158,6 +161,7 @@ class _Flush:
             if self._locks and not self._tx.fenced:
                 self._lock()
             self._replace_old()
+            self._add_run_records()
             self._renew(self._runs)
             self._write_rows(self._rows, together=True)
             self._drop_rows()
@@ -172,8 +176,9 @@ class _Flush:
 
     def _add_spans(self) -> None:
         for rollout_id, tags in self._tx.abandoned.items():
-            self._remove_spans(rollout_id, tags)
-        documents = [
+            spans = {**self._partition.here, "rollout_id": rollout_id, "change": {"$in": sorted(tags)}}
+            self._partition.spans.delete_many(spans)
+        documents: list[Document] = [
             {
                 **self._partition.here,
                 "rollout_id": rollout_id,
@@ -186,9 +191,28 @@ class _Flush:
             }
             for place, ((rollout_id, attempt_id, span_id), body) in enumerate(self._tx.new_spans.items())
         ]
+        self._add(self._partition.spans, documents)
+
+    def _add_run_records(self) -> None:
+        records = self._tx.new_run_records
+        if records:
+            last = self._partition.add_to_counter("run_records", number=len(records))["number"]
+            documents: list[Document] = [
+                {
+                    **self._partition.here,
+                    **{"run_id": run_id, "kind": kind, "step": step, "name": name},
+                    **{"number": number, "size": len(body), "body": body.decode()},
+                }
+                for number, ((run_id, kind, step, name), body) in enumerate(records.items(), last - len(records) + 1)
+            ]
+            self._add(self._partition.run_records, documents)
+
+    def _add(self, collection: Collection[Document], documents: list[Document]) -> None:
+        """Insert documents without an `_id`, none of which should exist."""
         if documents:
+            self._added.append((collection, documents))
             try:
-                self._partition.spans.insert_many(documents, ordered=False)
+                collection.insert_many(documents, ordered=False)
             except BulkWriteError as error:
                 if only_duplicates(error):
                     self._tx.tries.careful = True
@@ -196,22 +220,19 @@ class _Flush:
                 self._take_back()
                 raise
 
-    def _remove_spans(self, rollout_id: str, tags: Sequence[int] | set[int]) -> None:
-        spans = {**self._partition.here, "rollout_id": rollout_id, "change": {"$in": sorted(tags)}}
-        self._partition.spans.delete_many(spans)
-
     def _insert_new(self) -> None:
         for start in range(0, len(self._new), _CHUNK):
             chunk = self._new[start : start + _CHUNK]
             self._renew(chunk)
+            documents = [write.document for write in chunk]
             try:
-                self._partition.rollouts.insert_many([write.document for write in chunk])
+                self._partition.rollouts.insert_many(documents)
             except BulkWriteError as error:
-                self._inserted.update(chunk[: error.details["nInserted"]])
+                self._inserted.update(each["rollout_id"] for each in documents[: error.details["nInserted"]])
                 if only_duplicates(error):
                     raise LostRace from None
                 raise
-            self._inserted.update(chunk)
+            self._inserted.update(each["rollout_id"] for each in documents)
 
     def _lock(self) -> None:
         """Give each rollout the number of its lock; if one fails, the race is lost."""
@@ -227,12 +248,14 @@ class _Flush:
 
     def _replace_old(self) -> None:
         self._renew(self._old)
-        if self._old:
+        if self._old and not self._locks:
+            [write] = self._old
+            if not self._partition.rollouts.replace_one(write.standing("change"), write.document).matched_count:
+                raise LostRace
+        elif self._old:
             replace = [ReplaceOne(write.standing("change"), write.document) for write in self._old]
             replaced = self._partition.rollouts.bulk_write(replace, ordered=False).matched_count
             if replaced < len(self._old):
-                if not self._locks:
-                    raise LostRace
                 raise BusyError(
                     f"Only {replaced} of {len(self._old)} rollouts could be changed: this process stood still for more "
                     f"than {LEASE_SECONDS:.0f} s in the middle of it. Repeat the call with its token."
@@ -247,9 +270,9 @@ class _Flush:
     def _take_back(self) -> None:
         """Remove the writes that have no effect now. Those that cannot be removed are recognised as abandoned later."""
         with contextlib.suppress(PyMongoError):
-            for rollout_id in {key[0] for key in self._tx.new_spans}:
-                if (write := self._changes[rollout_id]) not in self._inserted:
-                    self._remove_spans(rollout_id, write.numbers)
+            for collection, documents in self._added:
+                ids = [each["_id"] for each in documents if each.get("rollout_id") not in self._inserted]
+                collection.delete_many({"_id": {"$in": ids}})
             for put in self._tokens:
                 if put.read and (self._changes or put.before is None):
                     row = {"_id": put.document["_id"], "version": put.document["version"]}
@@ -310,9 +333,11 @@ class _Flush:
 
     def _merge(self, put: _Write) -> None:
         """Write a worker's row: the whole row, or only the script's changes if another writer has changed it since."""
-        worker = WorkerRow(Worker(worker_id=put.document["key"]))
-        base = row_type("worker").dump_json(worker) if put.before is None else put.before["body"]
         body = put.document["body"]
+        if put.before is not None:
+            base = put.before["body"]
+        else:
+            base = row_type("worker").dump_json(WorkerRow(Worker(worker_id=put.document["key"])))
         for _ in range(_MERGES):
             if self._replace(put):
                 return

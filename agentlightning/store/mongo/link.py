@@ -31,7 +31,7 @@ from agentlightning.errors import (
 from agentlightning.store.mongo.documents import Document
 from agentlightning.utils.backoff import OUTAGE_SECONDS
 
-DEFAULT_URI = "mongodb://127.0.0.1:27017"
+DEFAULT_URI, DATABASE = "mongodb://127.0.0.1:27017", "agentlightning"
 _DEFAULTS: dict[str, Any] = {
     "serverSelectionTimeoutMS": 5_000,
     "connectTimeoutMS": 5_000,

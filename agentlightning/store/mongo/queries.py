@@ -140,7 +140,7 @@ class Queries:
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         """Return rollouts and runs changed after a cursor, up to the first change that may still be missing."""
-        cursor, top = read_cursor(after, _LARGEST), self.numbers.look()
+        cursor, (top, _) = read_cursor(after, _LARGEST), self.numbers.look()
         documents = self._changed(cursor, top, limit, _BODY)
         last = documents[-1]["change"] if len(documents) == limit else top
         visible = max(cursor, min(last, self.numbers.visible(cursor, _change_numbers(documents))))
@@ -157,8 +157,8 @@ class Queries:
 
     def last_change(self) -> str:
         """Return the cursor after all present changes, or a slightly earlier one while others write."""
-        top = self.numbers.look()
-        start = max(0, top - _LOOK_BACK) if self.numbers.unsure() else top
+        top, unsure = self.numbers.look()
+        start = max(0, top - _LOOK_BACK) if unsure else top
         return str(self.numbers.visible(start, _change_numbers(self._changed(start, top, _LOOK_BACK, {}))))
 
     def _changed(self, after: int, last: int, limit: int, fields: Document) -> list[Document]:

@@ -1,10 +1,10 @@
 """The layout of a partition in MongoDB: its collections and indexes, the schema version, and the upgrade of a database.
 
-Without a transaction, an upgrade consists of steps that may be done twice, even when they are already done.
-One process at a time does them, under a lease in the document `schema`. It first writes the new version there, with
-the old one beside it, so that programs that know only the old one can no longer open the database. Then it writes the
-version into the counter of each partition, from which every flush allocates, so that open programs can no longer write.
-Then it does the steps and removes the old version. After a crash, the next process that opens the database continues.
+Without a transaction, an upgrade consists of steps that any number of processes may do, even when they are already
+done. A process first writes the new version into the document `schema`, with the old one beside it, so that programs
+that know only the old one can no longer open the database. Then it writes the version into the counter of each
+partition, from which every flush allocates, so that open programs can no longer write. Then it does the steps and
+removes the old version. Until that is done, each process that opens the database does the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 from urllib.parse import quote
@@ -23,7 +22,7 @@ from pymongo.database import Database
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 from pymongo.write_concern import WriteConcern
 
-from agentlightning.errors import BadRequestError, BusyError, ConflictError, DamagedRecordError
+from agentlightning.errors import BadRequestError, ConflictError, DamagedRecordError
 from agentlightning.store.mongo.documents import Document, only_duplicates, summary_fields
 from agentlightning.store.rules.durable import SCHEMA_VERSION, check_not_newer, read_record, record_type
 from agentlightning.store.rules.rewards import read_again
@@ -33,9 +32,6 @@ from agentlightning.utils.rewards import MARKS
 SPANS = "agl_spans"
 """The collection of the spans, unless another one is named."""
 _OTHERS = ("agl_rollouts", "agl_rows", "agl_run_records", "agl_counters")
-UPGRADE_SECONDS = 60.0
-"""Seconds that others wait for the process that upgrades."""
-_LOOK_SECONDS = 0.05
 _SETTLE_SECONDS = 1.0
 """Seconds after which a flush with numbers from before the counters were marked has written or allocated others."""
 
@@ -195,28 +191,27 @@ def prepare(counters: Collection[Document], counter: Document) -> None:
 
     Raises:
         ConflictError: a newer version wrote the database.
-        BusyError: another process has been upgrading it for long.
     """
     with contextlib.suppress(DuplicateKeyError):
         counters.insert_one({"_id": "schema", "version": SCHEMA_VERSION})
-    check_version(counters)
+    state = check_version(counters)
+    if state["version"] < SCHEMA_VERSION:
+        newer = {"version": SCHEMA_VERSION, "from": state.get("from", state["version"])}
+        counters.update_one({"_id": "schema", "version": state["version"]}, {"$set": newer})
+        state = check_version(counters)
     with contextlib.suppress(DuplicateKeyError):
         counters.insert_one(counter)
-    counters.update_one({"_id": counter["_id"], **_older()}, {"$set": {"schema": SCHEMA_VERSION}})
-    end = time.monotonic() + 2 * UPGRADE_SECONDS
-    while True:
-        state = check_version(counters)
-        if "from" not in state and state["version"] == SCHEMA_VERSION:
-            return
-        if state.get("lease", 0.0) <= time.time():
-            _upgrade(counters, state)
-        elif time.monotonic() > end:
-            raise BusyError(
-                f"The MongoDB database {counters.database.name!r} is being upgraded to schema version "
-                f"{state['version']} by another process; try again later"
-            )
-        else:
-            time.sleep(_LOOK_SECONDS)
+    upgrading = "from" in state
+    older = {"$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
+    to_mark = {"_id": {"$ne": "schema"} if upgrading else counter["_id"], **older}
+    counters.update_many(to_mark, {"$set": {"schema": SCHEMA_VERSION}})
+    if upgrading:
+        time.sleep(_SETTLE_SECONDS)
+        for number, step in STEPS:
+            if number > state["from"]:
+                step(counters.database)
+        done = {"from": "", "lease": "", "owner": ""}  # a lease of a program that took one for this
+        counters.update_one({"_id": "schema", "version": SCHEMA_VERSION}, {"$unset": done})
 
 
 def check_version(counters: Collection[Document]) -> Document:
@@ -228,26 +223,6 @@ def check_version(counters: Collection[Document]) -> Document:
     document = counters.find_one({"_id": "schema"}) or {"version": SCHEMA_VERSION}
     check_not_newer(f"in the MongoDB database {counters.database.name!r}", document["version"])
     return document
-
-
-def _older() -> Document:
-    """Return the query for the counters that an older version marked."""
-    return {"$or": [{"schema": {"$exists": False}}, {"schema": {"$lt": SCHEMA_VERSION}}]}
-
-
-def _upgrade(counters: Collection[Document], state: Document) -> None:
-    """Take the lease, unless another process is faster, and do the remaining steps."""
-    begun, owner = state.get("from", state["version"]), uuid.uuid4().hex
-    lease = {"version": SCHEMA_VERSION, "from": begun, "lease": time.time() + UPGRADE_SECONDS, "owner": owner}
-    if not counters.update_one(state, {"$set": lease}).matched_count:
-        return
-    counters.update_many({"_id": {"$ne": "schema"}, **_older()}, {"$set": {"schema": SCHEMA_VERSION}})
-    time.sleep(_SETTLE_SECONDS)
-    for number, step in STEPS:
-        if number > begun:
-            step(counters.database)
-    done = {"from": "", "lease": "", "owner": ""}
-    counters.update_one({"_id": "schema", "owner": owner}, {"$unset": done})
 
 
 def _add_summaries(database: Database[Document]) -> None:

@@ -2,9 +2,6 @@
 
 Nothing here waits for another flush: a rollout that another flush has locked, or spans that it may still be counting,
 raise `LostRace`, and the script is run again a little later.
-
-The records of a run are written while the script runs, before the run's row. The row is the commit. After a crash
-between the two the records exist, and a repeated call reports them as existing.
 """
 
 from __future__ import annotations
@@ -15,11 +12,12 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Self
 
 from pymongo import ReturnDocument
-from pymongo.errors import AutoReconnect, BulkWriteError, PyMongoError
+from pymongo.errors import AutoReconnect, PyMongoError
 from pymongo.write_concern import WriteConcern
 from typing_extensions import override
 
@@ -33,7 +31,6 @@ from agentlightning.store.mongo.documents import (
     counts,
     fitting,
     in_force,
-    only_duplicates,
 )
 from agentlightning.store.mongo.queries import Queries, sums
 from agentlightning.store.mongo.schema import Partition
@@ -50,6 +47,8 @@ _encode = Span.__pydantic_serializer__.to_json
 RowKey = tuple[Kind, str]
 SpanKey = tuple[str, str, str]
 """(rollout id, attempt id, span id)."""
+RecordKey = tuple[str, RecordKind, int, str]
+"""(run id, kind, step, name)."""
 
 
 class Turns:
@@ -70,20 +69,11 @@ class Tries:
     """The state that the tries of one writing script share."""
 
     careful: bool = False
-    """Look up spans before they are added."""
+    """Look up spans and records of runs before they are added."""
     flushing: bool = False
     """Something may have been written."""
-    added: set[tuple[str, RecordKind, int, str]] = field(default_factory=set[tuple[str, RecordKind, int, str]])
-    """The records of runs that they have written."""
     dropped: int = 0
     """Number of records of runs that they have removed."""
-
-    def take_back(self, partition: Partition) -> None:
-        """Remove the added records, because the script was refused."""
-        for run_id, kind, step, name in self.added:
-            record = {"run_id": run_id, "kind": kind, "step": step, "name": name}
-            partition.run_records.delete_one({**partition.here, **record})
-        self.added.clear()
 
 
 class MongoTx(Queries):
@@ -101,6 +91,7 @@ class MongoTx(Queries):
         self.puts: dict[RowKey, Row | None] = {}
         """Rows to write; None: to remove."""
         self.new_spans: dict[SpanKey, str] = {}
+        self.new_run_records: dict[RecordKey, bytes] = {}
         self.abandoned: dict[str, set[int]] = {}
         """Numbers of a rollout's spans that a dead flush left; they are removed before new ones are written."""
         self.fenced = False
@@ -205,18 +196,18 @@ class MongoTx(Queries):
         return super().find(plan)
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        claims: list[tuple[float, str, str]] = []
-        for rollout_id, record in self.records.items():
-            if record is not None and record.holder == worker_id:
-                stored = self.rollouts.get(rollout_id)
-                number = math.inf if stored is None else stored["number"]
-                claims.append((number, rollout_id, record.attempts[-1].attempt_id))
         query = {**self.partition.here, "worker_id": worker_id}
         fields, most = ["number", "rollout_id", "attempt_id"], limit + len(self.records)
-        for document in self.partition.rollouts.find(query, fields, sort=[("number", -1)], limit=most):
-            if document["rollout_id"] not in self.records:
-                claims.append((document["number"], document["rollout_id"], document["attempt_id"]))
-        return [(rollout_id, attempt_id) for _, rollout_id, attempt_id in sorted(claims, reverse=True)[:limit]]
+        stored = self.partition.rollouts.find(query, fields, sort=[("number", -1)], limit=most)
+        claims: dict[str, tuple[float, str]] = {d["rollout_id"]: (d["number"], d["attempt_id"]) for d in stored}
+        for rollout_id, record in self.records.items():
+            claims.pop(rollout_id, None)
+            if record is not None and record.holder == worker_id:
+                before = self.rollouts.get(rollout_id)
+                number = math.inf if before is None else before["number"]
+                claims[rollout_id] = (number, record.attempts[-1].attempt_id)
+        newest = sorted(claims.items(), key=itemgetter(1), reverse=True)[:limit]
+        return [(rollout_id, attempt_id) for rollout_id, (_, attempt_id) in newest]
 
     # --- spans -----------------------------------------------------------------------------------------------------
 
@@ -281,30 +272,18 @@ class MongoTx(Queries):
     # --- records of runs -------------------------------------------------------------------------------------------
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        """Store the records that do not exist yet; those that an earlier try of the script stored count as new."""
-        first: dict[tuple[str, RecordKind, int, str], NewRunRecord] = {}
-        fresh = [first.setdefault((run_id, *record[:3]), record) is record for record in records]
-        if not first:
-            return fresh
-        last = self.partition.add_to_counter("run_records", number=len(first))["number"]
-        documents: list[Document] = [
-            {
-                **self._of_run(run_id),
-                **{"kind": record.kind, "step": record.step, "name": record.name},
-                **{"number": number, "size": len(record.body), "body": record.body.decode()},
-            }
-            for number, record in enumerate(first.values(), last - len(first) + 1)
-        ]
-        duplicates: set[int] = set()
-        try:
-            self.partition.run_records.insert_many(documents, ordered=False)
-        except BulkWriteError as error:
-            if not only_duplicates(error):
-                raise
-            duplicates = {failure["index"] for failure in error.details["writeErrors"]}
-        self.tries.added.update(key for index, key in enumerate(first) if index not in duplicates)
-        added = self.tries.added
-        return [new and (run_id, *record[:3]) in added for new, record in zip(fresh, records, strict=True)]
+        known: set[RecordKey] = set()
+        if self.tries.careful:
+            query = {**self._of_run(run_id), "step": {"$in": list({record.step for record in records})}}
+            for each in self.partition.run_records.find(query, ["kind", "step", "name"]):
+                known.add((run_id, each["kind"], each["step"], each["name"]))
+        fresh: list[bool] = []
+        for record in records:
+            key = (run_id, record.kind, record.step, record.name)
+            fresh.append(key not in known and key not in self.new_run_records)
+            if fresh[-1]:
+                self.new_run_records[key] = record.body
+        return fresh
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
         after = {**self._of_run(run_id), "step": {"$gt": after_step}}
