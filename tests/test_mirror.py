@@ -33,10 +33,10 @@ FILES = {
         trainer/test_evaluate trainer/test_fit trainer/test_rollout_config trainer/test_specs
         training/external/test_before_a_run training/external/tinker/test_tinker training/external/trl/test_trl_run
         training/external/verl/test_verl training/external/verl/test_verl_run training/learner/test_precision
-        training/losses/test_golden training/test_game training/test_grpo_alarms
+        training/losses/test_golden training/test_proofs training/test_grpo_alarms
         training/test_grpo_family training/test_grpo_faults training/test_grpo_flight training/test_grpo_gpu
-        training/test_grpo_ledger training/test_grpo_pretrained training/test_grpo_records training/test_grpo_run
-        training/test_policies_run training/test_ppo_run training/test_sft_run training/test_two_roles
+        training/test_grpo_ledger training/test_grpo_records training/test_grpo_run
+        training/test_policies_run training/test_ppo_run training/test_sft_run
         utils/test_every_server
     """,
     "what a client of the gateway sees, whichever module does it": """

@@ -66,25 +66,6 @@ def test_the_default_adapter_also_tells_what_was_said() -> None:
     assert triplet.prompt["raw_content"] == [{"role": "user", "content": "hi"}]
 
 
-def test_a_call_seen_by_tracer_and_gateway_is_one_triplet_with_the_place_of_one_and_the_tokens_of_the_other() -> None:
-    planner = with_attributes(span("P", "p", None, 0, 9), {"agent.name": "planner"})
-    client_call = chat("c", "P", 1, 2, response_id="chatcmpl-1", sequence_id=9)
-    record = gateway_call("call-1", 3, [1], [2], response_id="chatcmpl-1", start=1.1)
-    (triplet,) = TracerTraceToTriplet()([*record, planner, client_call])
-    assert triplet.metadata["agent_name"] == "planner"
-    assert triplet.metadata["call_id"] == "call-1"
-    assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([1], [2])
-
-
-def test_the_gateways_record_of_a_call_that_the_rules_leave_out_is_left_out_too() -> None:
-    grading = span("O", "agentlightning.operation", None, 0, 9)
-    grading = with_attributes(grading, {"agentlightning.operation.name": "agentlightning.reward"})
-    graded = chat("g", "O", 1, 2, response_id="chatcmpl-1")
-    record = gateway_call("call-1", 1, [1], [2], response_id="chatcmpl-1", start=11)
-    assert TracerTraceToTriplet()([grading, graded, *record]) == []
-    assert len(TracerTraceToTriplet(exclude_llm_call_in_reward=False)([grading, graded, *record])) == 1
-
-
 def test_a_span_of_another_instrumentation_still_tells_whose_call_the_gateway_saw() -> None:
     planner = with_attributes(span("P", "p", None, 0, 9), {"agent.name": "planner"})
     vendor = with_attributes(span("v", "anthropic.chat", "P", 1, 2), {"gen_ai.response.id": "msg-1"})
@@ -144,12 +125,6 @@ def test_a_reward_of_a_slow_clock_still_finds_the_gateways_call_by_its_number() 
 
 
 # --- which call earned a reward ------------------------------------------------------------------------------------
-
-
-def test_a_link_names_the_call_that_earned_the_reward() -> None:
-    spans = [SESSION, chat("c1", "S", 1, 2), chat("c2", "S", 3, 4)]
-    linked = reward("r", "S", 9, 1.0, links={"gen_ai.response.id": "c1"})
-    assert rewards(TracerTraceToTriplet()([*spans, linked])) == {"c1": 1.0, "c2": None}
 
 
 def test_a_link_to_an_operation_names_the_newest_call_in_it() -> None:
@@ -213,14 +188,6 @@ def test_by_siblings_a_reward_goes_to_an_earlier_child_of_its_parent_only() -> N
     reading = adapter.read([*two_agents(), reward("r1", "A", 8, 1.0), reward("r2", "S", 9, 2.0)])
     assert rewards(reading.triplets) == {"a1": None, "b1": None, "a2": 1.0}
     assert kinds(reading) == [("lost_reward", "r2")]
-
-
-def test_every_dimension_of_a_reward_is_kept() -> None:
-    several = {"agentlightning.reward.1.name": "style", "agentlightning.reward.1.value": 0.2}
-    spans = [SESSION, chat("c1", "S", 1, 2), with_attributes(reward("r", "S", 3, 1), several)]
-    (triplet,) = TracerTraceToTriplet()(spans)
-    assert triplet.reward == 1.0
-    assert triplet.metadata["rewards"] == {"primary": 1.0, "style": 0.2}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -381,10 +348,3 @@ def test_an_adapter_of_a_user_needs_adapt_only() -> None:
 
     assert Mine()([SESSION])[0].prompt == 1
     assert Mine().read([SESSION]).problems == []
-
-
-def test_the_tree_tells_its_calls_and_their_rewards() -> None:
-    tree = TraceTree.from_spans([SESSION, chat("c1", "S", 1, 2), reward("r", "S", 3, 1.0)])
-    calls = tree.find_llm_calls()
-    assert [(node.id, name) for node, name in calls] == [("c1", "*")]
-    assert tree.match_rewards("first_occurrence", [node for node, _ in calls]) == {"c1": 1.0}

@@ -8,6 +8,7 @@ import pytest
 
 from tests.llm_proxy.agents import Agent
 from tests.llm_proxy.harness import GatewayHarness
+from tests.stubs.model_server import ModelServer
 
 
 @pytest.fixture(autouse=True)
@@ -28,3 +29,12 @@ async def agent(request: pytest.FixtureRequest, harness: GatewayHarness) -> Asyn
     made: Agent = request.module.AGENT(harness)
     async with made.client:
         yield made
+
+
+@pytest.fixture
+async def two() -> AsyncGenerator[tuple[GatewayHarness, ModelServer], None]:
+    """A gateway with two servers of its model: its own and the other one."""
+    with ModelServer() as second:
+        async with GatewayHarness() as harness:
+            harness.proxy.update_model_list([harness.model.entry("policy"), second.entry("policy")])
+            yield harness, second

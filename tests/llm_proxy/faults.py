@@ -11,16 +11,15 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
-
-import anthropic
-import openai
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.llm_proxy import GatewayLimits
 from agentlightning.types import Span, Triplet
+from tests.llm_proxy.agents import AGENTS, Agent, TextAgent
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked, whole
 
@@ -30,7 +29,6 @@ HEARD: set[str] = set()
 """The words of the streamed calls of which the agent has had an event."""
 _LIMITS = GatewayLimits(call_seconds=60.0, body_bytes=64 * 1024)
 _SHORT_LIMITS = GatewayLimits(call_seconds=SILENT_SECONDS)
-_NOWHERE = "http://127.0.0.1:9"
 _ENDLESS = b"data: " + b"x" * 4096 + b"\n\n"
 
 
@@ -187,67 +185,16 @@ FAULTS = (
 
 # --- how agents call ----------------------------------------------------------------------------------------------
 
-Caller = Callable[["Client", str, str], Awaitable[str]]
-"""A function that sends these words to a model and returns the whole text."""
+CALLERS = {"openai chat": "chat/completions", "openai responses": "responses", "anthropic messages": "messages"}
+"""The route of each caller."""
 
 
-class Client:
-    """Clients of the libraries. The result of `at` shares their connections."""
-
-    def __init__(self, openai_client: openai.AsyncOpenAI, anthropic_client: anthropic.AsyncAnthropic) -> None:
-        self.openai, self.anthropic = openai_client, anthropic_client
-
-    def at(self, url: str) -> Client:
-        """Return a copy that calls an attempt's URL."""
-        return Client(self.openai.with_options(base_url=f"{url}/v1"), self.anthropic.with_options(base_url=url))
-
-
-async def ask_chat(client: Client, model: str, words: str) -> str:
-    reply = await client.openai.chat.completions.create(model=model, messages=[{"role": "user", "content": words}])
-    return reply.choices[0].message.content or ""
-
-
-async def stream_chat(client: Client, model: str, words: str) -> str:
-    text = ""
-    messages: Any = [{"role": "user", "content": words}]
-    stream = await client.openai.chat.completions.create(model=model, messages=messages, stream=True)
-    async for chunk in stream:
-        HEARD.add(words)
-        text += chunk.choices[0].delta.content or ""
-    return text
-
-
-async def ask_responses(client: Client, model: str, words: str) -> str:
-    return (await client.openai.responses.create(model=model, input=words)).output_text
-
-
-async def stream_responses(client: Client, model: str, words: str) -> str:
-    async with client.openai.responses.stream(model=model, input=words) as stream:
-        async for _ in stream:
-            HEARD.add(words)
-        return (await stream.get_final_response()).output_text
-
-
-async def ask_messages(client: Client, model: str, words: str) -> str:
-    messages: Any = [{"role": "user", "content": words}]
-    reply = await client.anthropic.messages.create(model=model, max_tokens=9, messages=messages)
-    return "".join(block.text for block in reply.content if block.type == "text")
-
-
-async def stream_messages(client: Client, model: str, words: str) -> str:
-    messages: Any = [{"role": "user", "content": words}]
-    async with client.anthropic.messages.stream(model=model, max_tokens=9, messages=messages) as stream:
-        async for _ in stream:
-            HEARD.add(words)
-        return await stream.get_final_text()
-
-
-CALLERS: dict[str, tuple[Caller, Caller]] = {
-    "openai chat": (ask_chat, stream_chat),
-    "openai responses": (ask_responses, stream_responses),
-    "anthropic messages": (ask_messages, stream_messages),
-}
-"""A plain and a streaming caller for each name."""
+async def call(agent: Agent, streamed: bool, model: str, words: str) -> str:
+    """Send these words to a model by the agent's library and return the whole text."""
+    fields = {"model": model, **agent.says(words)}
+    if isinstance(agent, TextAgent):  # its library puts no stream together
+        return "".join([piece async for piece in agent.pieces(**fields)])
+    return agent.text(await agent.whole(streamed, lambda: HEARD.add(words), **fields))
 
 
 # --- what became of a call ----------------------------------------------------------------------------------------
@@ -286,30 +233,31 @@ async def outcomes(faults: tuple[Fault, ...] = FAULTS) -> list[Outcome]:
         async with (
             GatewayHarness(model_list=entries, limits=_LIMITS) as harness,
             GatewayHarness(model_list=entries, limits=_SHORT_LIMITS) as short_desk,
-            openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0, timeout=60.0) as openai_client,
-            anthropic.AsyncAnthropic(
-                base_url=_NOWHERE, api_key="none", max_retries=0, timeout=60.0
-            ) as anthropic_client,
+            AsyncExitStack() as clients,
         ):
-            client = Client(openai_client, anthropic_client)
+            agents = {caller: AGENTS[route](harness, timeout=60.0) for caller, route in CALLERS.items()}
+            for agent in agents.values():
+                await clients.enter_async_context(agent.client)
             cases = [
                 (fault, caller, streamed)
                 for fault in faults
                 for caller in CALLERS
                 for streamed in ((False, True) if fault.plain else (True,))
             ]
-            others = [_outcome(harness, client, *case) for case in cases if not case[0].short]
+            others = [_outcome(harness, agents[case[1]], *case) for case in cases if not case[0].short]
             made = await asyncio.gather(*others)
-            made += await asyncio.gather(*(_outcome(short_desk, client, *case) for case in cases if case[0].short))
+            made += await asyncio.gather(
+                *(_outcome(short_desk, agents[case[1]], *case) for case in cases if case[0].short)
+            )
             order = [(fault.name, caller, streamed) for fault, caller, streamed in cases]
             return sorted(made, key=lambda one: order.index((one.fault, one.caller, one.streamed)))
 
 
-async def _outcome(harness: GatewayHarness, client: Client, fault: Fault, caller: str, streamed: bool) -> Outcome:
+async def _outcome(harness: GatewayHarness, like: Agent, fault: Fault, caller: str, streamed: bool) -> Outcome:
     attempt, raised, text = await harness.attempt(), None, ""
-    call, there, began = CALLERS[caller][streamed], client.at(harness.url("", of=attempt)), time.monotonic()
+    agent, began = type(like)(harness, attempt, like=like), time.monotonic()
     try:
-        text = await asyncio.wait_for(call(there, fault.name, attempt.rollout_id), 60.0)
+        text = await asyncio.wait_for(call(agent, streamed, fault.name, attempt.rollout_id), 60.0)
     except Exception as error:  # the point of the table: which one it is
         raised = error
     seconds, spans = time.monotonic() - began, await harness.spans(attempt)

@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 import aiohttp
@@ -16,9 +21,20 @@ from agentlightning.store.base import LightningStore
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, Span
 from tests.stubs.model_server import Exchange, ModelServer
+from tests.stubs.ports import free_port
 
 Json = dict[str, Any]
 Response = tuple[int, Json]
+HI: Any = [{"role": "user", "content": "hi"}]
+REQUESTS: dict[str, Json] = {
+    "chat/completions": {"model": "policy", "messages": HI},
+    "completions": {"model": "policy", "prompt": "hi"},
+    "embeddings": {"model": "policy", "input": "hi"},
+    "responses": {"model": "policy", "input": "hi"},
+    "messages": {"model": "policy", "messages": HI, "max_tokens": 9},
+    "messages/count_tokens": {"model": "policy", "messages": HI},
+}
+"""The least request of each route."""
 
 
 class GatewayHarness:
@@ -51,6 +67,11 @@ class GatewayHarness:
 
     async def attempt(self) -> AttemptedRollout:
         return await self.store.start_rollout(input={"question": "six times seven"})
+
+    @property
+    def ids(self) -> tuple[str, str]:
+        """Ids of the own attempt and its rollout, as `as_resource` takes them."""
+        return self.own.rollout_id, self.own.attempt.attempt_id
 
     def url(self, tail: str = "/chat/completions", *, of: AttemptedRollout | None = None) -> str:
         attempt = of or self.own
@@ -91,3 +112,30 @@ async def until(condition: Callable[[], object]) -> None:
 def arrived(count: int) -> Callable[[list[Exchange]], bool]:
     """Return a condition for `ModelServer.until`: that many requests have arrived."""
     return lambda calls: len(calls) >= count
+
+
+class GatewayProcess:
+    """`agl gateway` for the model `policy` in a folder, on one port; started, killed and started again."""
+
+    process: subprocess.Popen[str]
+
+    def __init__(self, folder: Path, upstream: str, *options: str, store: str = "memory") -> None:
+        command = [sys.executable, "-m", "agentlightning.cli", "gateway", "--upstream", upstream, "--model", "policy"]
+        self._command = [*command, "--store", store, "--port", str(free_port()), *options]
+        self._folder = folder
+
+    async def start(self) -> str:
+        """Return the base URL of the attempt that this process made, without `v1`."""
+        environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
+        output: Json = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+
+        def begun() -> str:
+            self.process = subprocess.Popen(self._command, cwd=self._folder, env=environment, **output)
+            assert self.process.stdout is not None
+            return self.process.stdout.readline()
+
+        return (await asyncio.to_thread(begun)).strip().partition("=")[2].removesuffix("/v1")
+
+    async def end(self, signal_number: int = signal.SIGINT) -> None:
+        self.process.send_signal(signal_number)
+        await asyncio.to_thread(self.process.communicate, timeout=30)

@@ -33,27 +33,18 @@ from agentlightning.llm_proxy.dialects.pieces import ToolCallStream
 from agentlightning.llm_proxy.off_loop import HUGE_BYTES, LARGE_BYTES, OffLoop
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.http.byte_budget import PROCESS
-from tests.llm_proxy.harness import GatewayHarness, arrived, until
+from tests.llm_proxy.harness import HI, REQUESTS, GatewayHarness, arrived, until
 from tests.stubs.model_server import ModelServer
 from tests.stubs.raw_http import Answer, read_answer, request
 
 Json = dict[str, Any]
-SAID = [{"role": "user", "content": "hi"}]
-ROUTES: dict[str, Json] = {
-    "/chat/completions": {"model": "policy", "messages": SAID},
-    "/completions": {"model": "policy", "prompt": "hi"},
-    "/embeddings": {"model": "policy", "input": "hi"},
-    "/responses": {"model": "policy", "input": SAID},
-    "/messages": {"model": "policy", "messages": SAID, "max_tokens": 9},
-    "/messages/count_tokens": {"model": "policy", "messages": SAID},
-}
 LISTS = {
-    "/chat/completions": "messages",
-    "/completions": "prompt",
-    "/embeddings": "input",
-    "/responses": "input",
-    "/messages": "messages",
-    "/messages/count_tokens": "messages",
+    "chat/completions": "messages",
+    "completions": "prompt",
+    "embeddings": "input",
+    "responses": "input",
+    "messages": "messages",
+    "messages/count_tokens": "messages",
 }
 HUGE_NAME = "p" * 30_000_000
 
@@ -73,13 +64,13 @@ TOO_MUCH: dict[str, Callable[[Json, str], bytes]] = {
     "a model name a little too long": lambda body, _: encoded(body, model="p" * (LONGEST_NAME + 1)),
     "2.4 million empty objects": lambda body, name: encoded(body, **{name: listed(b"{}", 2_400_000)}),
     "three million texts": lambda body, name: encoded(body, **{name: listed(b'"\\""', 3_000_000)}),
-    "a few entries too many": lambda body, name: encoded(body, **{name: [*SAID] * (MOST_ITEMS + 1)}),
+    "a few entries too many": lambda body, name: encoded(body, **{name: [*HI] * (MOST_ITEMS + 1)}),
     "too many tools": lambda body, _: encoded(body, tools=[{"type": "function"}] * (MOST_ITEMS + 1)),
     "too many fields": lambda body, _: encoded(body, **{f"f{n}": [] for n in range(REQUEST_JSON.containers + 1)}),
     "two million fields": lambda body, _: encoded(body, x=b"1," + b",".join(b'"k%d":1' % n for n in range(1_900_000))),
     "a million entries in one object": lambda body, _: encoded(body, logit_bias=dict.fromkeys(range(1_500_000), 1)),
     "a million entries in objects in lists": lambda body, name: encoded(
-        body, **{name: [{**SAID[0], "extra": dict.fromkeys(range(1_000_000), 1)}]}
+        body, **{name: [{**HI[0], "extra": dict.fromkeys(range(1_000_000), 1)}]}
     ),
     "a few fields too many": lambda body, _: encoded(body, **{f"f{n}": 1 for n in range(MOST_FIELDS)}),
     "a few entries of an object too many": lambda b, _: encoded(b, logit_bias=dict.fromkeys(range(MOST_ITEMS + 1), 1)),
@@ -116,17 +107,17 @@ LARGE = ("million", "30 MB", "too many fields")
 """Parts of the names of cases that take half a second; all dialects have the same reader, so one is enough."""
 CASES = [
     (route, case)
-    for route in ROUTES
+    for route in REQUESTS
     for case in TOO_MUCH
-    if route == "/chat/completions" or not any(w in case for w in LARGE)
+    if route == "chat/completions" or not any(w in case for w in LARGE)
 ]
 
 
 @pytest.mark.parametrize(("route", "case"), CASES)
 async def test_a_request_that_is_too_much_is_refused_by_its_shape(route: str, case: str, compared: list[int]) -> None:
-    body = TOO_MUCH[case](ROUTES[route], LISTS[route])
+    body = TOO_MUCH[case](REQUESTS[route], LISTS[route])
     async with GatewayHarness() as harness:
-        status, reply = await harness.post(harness.url(route), body)
+        status, reply = await harness.post(f"/{route}", body)
         assert status == 400, reply
         assert set(reply["error"]) >= {"type", "message"}
         assert len(json.dumps(reply)) < LONGEST_ERROR + 2000
@@ -255,7 +246,7 @@ def calls_made(function: Callable[[], object]) -> int:
 
 def messages_of_one_role(role: str) -> Callable[[int], object]:
     return lambda size: MESSAGES.to_chat(
-        {"model": "m", "max_tokens": 1, "messages": [*[{"role": role, "content": "x"}] * size, *SAID]}
+        {"model": "m", "max_tokens": 1, "messages": [*[{"role": role, "content": "x"}] * size, *HI]}
     )
 
 
@@ -328,11 +319,11 @@ def _texts(value: Any) -> list[str]:
 # --- the loop keeps turning ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("route", ["/chat/completions", "/messages", "/responses"])
+@pytest.mark.parametrize("route", ["chat/completions", "messages", "responses"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_others_are_served_while_a_large_call_is_worked_on(route: str, stream: bool) -> None:
     words = ('größe"' * 200_000 + " ") * 2
-    body = ROUTES[route] | {LISTS[route]: [{"role": "user", "content": words}], "stream": stream}
+    body = REQUESTS[route] | {LISTS[route]: [{"role": "user", "content": words}], "stream": stream}
     async with GatewayHarness(ModelServer(lambda _: words)) as harness:
         upstream: Any = harness.proxy._upstream  # pyright: ignore[reportPrivateUsage] -- to see what leaves the loop
         served = 0
@@ -347,7 +338,7 @@ async def test_others_are_served_while_a_large_call_is_worked_on(route: str, str
                 served += 1
 
         looking = asyncio.create_task(look())
-        async with harness.session.post(harness.url(route), data=io.BytesIO(json.dumps(body).encode())) as answer:
+        async with harness.session.post(harness.url(f"/{route}"), data=io.BytesIO(json.dumps(body).encode())) as answer:
             assert answer.status == 200
             got = await answer.read()
         looking.cancel()

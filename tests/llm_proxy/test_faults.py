@@ -17,17 +17,8 @@ from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.adapter.calls.calls import calls_from_triplets
 from agentlightning.adapter.rows.samples import Sample, samples_from_calls
 from agentlightning.semconv import CallState
-from tests.llm_proxy.faults import (
-    CALLERS,
-    FAULTS,
-    Caller,
-    Client,
-    Outcome,
-    outcomes,
-    stream_messages,
-    stream_responses,
-    table,
-)
+from tests.llm_proxy.agents import AGENTS
+from tests.llm_proxy.faults import CALLERS, FAULTS, Outcome, call, outcomes, table
 from tests.llm_proxy.harness import GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, UNTIL_CLOSED, FaultyEngine, Request, Way, chunked
 from tests.stubs.model_replies import encode, logprobs_of
@@ -230,21 +221,11 @@ async def the_library_says_so(engine: FaultyEngine, answers: dict[bytes, Seen]) 
                 assert await read(index) == SAID
 
 
-async def stream_text(client: Client, model: str, words: str) -> str:
-    stream = await client.openai.completions.create(model=model, prompt=words, stream=True)
-    return "".join([chunk.choices[0].text async for chunk in stream])
-
-
 @pytest.mark.parametrize(
-    ("route", "call", "state"),
-    [
-        ("completions", stream_text, "ok"),
-        ("messages", stream_messages, "no_tokens"),
-        ("responses", stream_responses, "no_tokens"),
-    ],
+    ("route", "state"), [("completions", "ok"), ("messages", "no_tokens"), ("responses", "no_tokens")]
 )
 async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an_error_of_the_library(
-    route: str, call: Caller, state: str
+    route: str, state: str
 ) -> None:
     made: list[bytes] = []
 
@@ -256,18 +237,15 @@ async def test_a_stream_of_another_api_that_is_cut_between_frames_is_whole_or_an
     with FaultyEngine({"cut": cut}) as engine:
         async with (
             GatewayHarness(model_list=[engine.entry("cut", dialects=[route])]) as harness,
-            openai.AsyncOpenAI(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as by_openai,
-            anthropic.AsyncAnthropic(base_url="http://127.0.0.1:9", api_key="none", max_retries=0) as by_anthropic,
+            (first := AGENTS[route](harness)).client,
         ):
-            libraries = Client(by_openai, by_anthropic)
-            whole = await harness.attempt()
-            assert await call(libraries.at(harness.url("", of=whole)), "cut", str(10**6)) == SAID
-            assert await harness.states(whole) == [state]
+            assert await call(first, True, "cut", str(10**6)) == SAID
+            assert await harness.states() == [state]
             ends = [match.end() for match in re.finditer(rb"\n\n", made[0])]
             for place in sorted({end + apart for end in ends for apart in (-3, -1, 0)} - {len(made[0])}):
                 attempt = await harness.attempt()
                 try:
-                    text = await call(libraries.at(harness.url("", of=attempt)), "cut", str(place))
+                    text = await call(AGENTS[route](harness, attempt, like=first), True, "cut", str(place))
                 except (openai.APIError, anthropic.APIError):
                     assert await harness.states(attempt) == ["upstream_error"], place
                 else:

@@ -6,11 +6,8 @@ What an agent has been answered is on file. What it has not been answered is rec
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,39 +22,11 @@ from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.recording.journal import Journal
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import Span
-from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.harness import GatewayHarness, GatewayProcess
 from tests.stubs.model_server import ModelServer, encode
-from tests.stubs.ports import free_port
 
 STATE = "agentlightning.call.state"
 IDS = "agentlightning.call.completion_token_ids"
-
-
-class GatewayProcess:
-    """`agl gateway` over a file in a folder, on one port; started, killed and started again."""
-
-    def __init__(self, folder: Path, upstream: str) -> None:
-        self.store, self._folder, self._port = folder / "calls.db", folder, free_port()
-        self._command = ["gateway", "--upstream", upstream, "--model", "policy", "--store", "sqlite:///calls.db"]
-
-    async def start(self) -> str:
-        """Return the base URL of the attempt that this process made, without `v1`."""
-        command = [sys.executable, "-m", "agentlightning.cli", *self._command, "--port", str(self._port)]
-        environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
-
-        self._process = await asyncio.to_thread(_begun, command, self._folder, environment)
-        assert self._process.stdout is not None
-        line = await asyncio.to_thread(self._process.stdout.readline)
-        return line.strip().partition("=")[2].removesuffix("/v1")
-
-    async def end(self, signal_number: int = signal.SIGINT) -> None:
-        self._process.send_signal(signal_number)
-        await asyncio.to_thread(self._process.communicate, timeout=30)
-
-
-def _begun(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[str]:
-    output: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **output)
 
 
 @asynccontextmanager
@@ -89,7 +58,7 @@ async def test_calls_that_a_killed_gateway_had_in_hand_fail_for_the_agent_and_ar
 ) -> None:
     messages: Any = [{"role": "user", "content": "go"}]
     with ModelServer(answer=lambda request: "one two three") as model:
-        gateway = GatewayProcess(tmp_path, model.base_url)
+        gateway = GatewayProcess(tmp_path, model.base_url, store="sqlite:///calls.db")
         url = await gateway.start()
         async with clients(url) as (by_openai, by_anthropic):
 
@@ -118,7 +87,7 @@ async def test_calls_that_a_killed_gateway_had_in_hand_fail_for_the_agent_and_ar
         async with clients(url) as (by_openai, _):
             assert (await by_openai.chat.completions.create(model="policy", messages=messages)).choices
         await gateway.end()
-    spans = await records(gateway.store, url)
+    spans = await records(tmp_path / "calls.db", url)
     assert states(spans) == ["ok", "upstream_error", "upstream_error", "upstream_error", "ok"]
     assert all("process ended" in str(span.status.description) for span in spans if span.status.status_code == "ERROR")
     for adapter in (TracerTraceToTriplet(), LlmProxyTraceToTriplet()):
@@ -130,7 +99,7 @@ async def test_calls_that_a_killed_gateway_had_in_hand_fail_for_the_agent_and_ar
 async def test_every_answer_that_an_agent_got_is_on_file_however_the_gateway_died(tmp_path: Path) -> None:
     got: list[str] = []
     with ModelServer() as model:
-        gateway = GatewayProcess(tmp_path, model.base_url)
+        gateway = GatewayProcess(tmp_path, model.base_url, store="sqlite:///calls.db")
         url = await gateway.start()
         async with clients(url) as (by_openai, _):
 
@@ -150,7 +119,7 @@ async def test_every_answer_that_an_agent_got_is_on_file_however_the_gateway_die
         await gateway.start()
         await gateway.end()
         sent = {call.reply["id"]: call.reply for call in model.calls if call.reply is not None}
-    spans = await records(gateway.store, url)
+    spans = await records(tmp_path / "calls.db", url)
     answered = {str(s.attributes["llm.hosted_vllm.id"]): s for s in spans if s.attributes.get(STATE) == "ok"}
     assert set(got) <= set(answered)
     assert set(states(spans)) <= {"ok", "upstream_error"}

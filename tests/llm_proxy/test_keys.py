@@ -11,30 +11,22 @@ import pytest
 
 from agentlightning.base import process_secrets
 from agentlightning.llm_proxy import LLMProxy
-from agentlightning.types import AttemptedRollout
 from agentlightning.types.attempt_key import attempt_key
-from tests.llm_proxy.harness import GatewayHarness
-from tests.llm_proxy.stub_engines import StubEngine
+from tests.llm_proxy.harness import REQUESTS, GatewayHarness
 from tests.stubs.model_server import Fault, ModelServer
 
 Json = dict[str, Any]
 TOKEN = "server-token-planted-0123456789"
 PROVIDER_KEY = "sk-provider-planted-0123456789"
-MESSAGES = [{"role": "user", "content": "hi"}]
-CHAT: Json = {"messages": MESSAGES}
-SAID: Json = {"messages": MESSAGES, "max_tokens": 9}
+STREAM: Json = {"stream": True}
 
 ROUTES: dict[str, tuple[str, Json | None]] = {
-    "chat": ("chat/completions", CHAT),
-    "chat, streamed": ("chat/completions", {**CHAT, "stream": True}),
-    "completions": ("completions", {"prompt": "hi"}),
-    "responses": ("responses", {"input": "hi"}),
-    "responses, streamed": ("responses", {"input": "hi", "stream": True}),
-    "messages": ("messages", SAID),
-    "messages, streamed": ("messages", {**SAID, "stream": True}),
-    "count_tokens": ("messages/count_tokens", CHAT),
-    "input_tokens": ("responses/input_tokens", {"input": "hi"}),
-    "embeddings": ("embeddings", {"input": "hi"}),
+    **{route: (route, request) for route, request in REQUESTS.items()},
+    **{
+        f"{route}, streamed": (route, REQUESTS[route] | STREAM)
+        for route in ("chat/completions", "responses", "messages")
+    },
+    "input_tokens": ("responses/input_tokens", REQUESTS["responses"]),
     "models": ("models", None),
     "one model": ("models/policy", None),
 }
@@ -65,8 +57,7 @@ HEADERS = {
 
 async def call(harness: GatewayHarness, url: str, body: Json | None, headers: dict[str, str]) -> tuple[int, str]:
     method = "GET" if body is None else "POST"
-    shown = None if body is None else {"model": "policy", **body}
-    async with harness.session.request(method, url, json=shown, headers=headers) as reply:
+    async with harness.session.request(method, url, json=body, headers=headers) as reply:
         return reply.status, await reply.text()
 
 
@@ -129,12 +120,12 @@ async def test_one_right_key_among_several_passes_and_another_attempts_key_alone
         mine, theirs = await harness.attempt(), await harness.attempt()
         own, other = (attempt_key(a.rollout_id, a.attempt.attempt_id) for a in (mine, theirs))
         url = harness.url(of=mine)
-        assert (await call(harness, url, CHAT, {"Authorization": "Basic czNjcmV0"}))[0] == none
+        assert (await call(harness, url, REQUESTS["chat/completions"], {"Authorization": "Basic czNjcmV0"}))[0] == none
         for right, beside in itertools.permutations(HEADERS.values(), 2):
-            assert (await call(harness, url, CHAT, beside("dummy") | right(own)))[0] == 200
-            status, text = await call(harness, url, CHAT, beside("dummy") | right(other))
+            assert (await call(harness, url, REQUESTS["chat/completions"], beside("dummy") | right(own)))[0] == 200
+            status, text = await call(harness, url, REQUESTS["chat/completions"], beside("dummy") | right(other))
             assert (status, json.loads(text)["error"]["code"]) == (403, "wrong_attempt_key")
-            assert (await call(harness, url, CHAT, beside("dummy") | right("dummy")))[0] == none
+            assert (await call(harness, url, REQUESTS["chat/completions"], beside("dummy") | right("dummy")))[0] == none
 
 
 def _leaks(text: str, *keys: str) -> bool:
@@ -144,23 +135,14 @@ def _leaks(text: str, *keys: str) -> bool:
 # --- planted provider keys -------------------------------------------------------------------------------------------
 
 AGENT_SECRET = "agent-header-planted-0123456789"
-NATIVE = {
-    "chat": ("/chat/completions", CHAT, "authorization"),
-    "messages": ("/messages", SAID, "x-api-key"),
-    "messages, streamed": ("/messages", {**SAID, "stream": True}, "x-api-key"),
-    "count_tokens": ("/messages/count_tokens", CHAT, "x-api-key"),
-    "responses": ("/responses", {"input": "hi"}, "authorization"),
-    "responses, streamed": ("/responses", {"input": "hi", "stream": True}, "authorization"),
-    "embeddings": ("/embeddings", {"input": "hi"}, "authorization"),
-    "completions": ("/completions", {"prompt": "hi"}, "authorization"),
-}
 
 
-@pytest.mark.parametrize("case", NATIVE)
+@pytest.mark.parametrize("case", [case for case, (route, _) in ROUTES.items() if route in REQUESTS])
 async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
     case: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tail, body, header = NATIVE[case]
+    route, body = ROUTES[case]
+    header = "x-api-key" if route.startswith("messages") else "authorization"
     monkeypatch.setenv("AGL_TOKEN", TOKEN)
     caplog.set_level(logging.DEBUG)
     logging.getLogger("aiohttp").setLevel(logging.DEBUG)
@@ -184,8 +166,8 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
             shown: list[str] = []
             for fault in faults:
                 model.faults = [fault]
-                shown.append((await call(harness, harness.url(tail, of=attempt), body, headers))[1])
-            shown.append((await call(harness, harness.url(tail, of=attempt), body, {"x-api-key": forged}))[1])
+                shown.append((await call(harness, harness.url(f"/{route}", of=attempt), body, headers))[1])
+            shown.append((await call(harness, harness.url(f"/{route}", of=attempt), body, {"x-api-key": forged}))[1])
             assert PROVIDER_KEY in model.calls[0].headers[header]
             sent = "".join(str(call.headers) for call in model.calls)
             assert not [secret for secret in (AGENT_SECRET, own, TOKEN) if secret in sent]
@@ -196,12 +178,11 @@ async def test_a_provider_that_repeats_its_key_does_not_hand_it_on(
 
 async def test_the_question_what_an_engine_is_shows_no_key(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    async with StubEngine("vllm").serving() as stub:
-        stub.owner = PROVIDER_KEY
-        async with GatewayHarness(model_list=[stub.entry(api_key=PROVIDER_KEY)]) as harness:
-            attempt: AttemptedRollout = await harness.attempt()
-            assert (await call(harness, harness.url(of=attempt), CHAT, {}))[0] == 200
-            spans = "".join(span.model_dump_json() for span in await harness.spans(attempt))
+    async with GatewayHarness() as harness:
+        harness.model.models = [{"id": "policy", "owned_by": PROVIDER_KEY}]
+        harness.proxy.update_model_list([harness.model.entry("policy", api_key=PROVIDER_KEY)])
+        assert (await harness.ask())[0] == 200
+        spans = "".join(span.model_dump_json() for span in await harness.spans())
     assert PROVIDER_KEY not in spans + caplog.text
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,7 @@ import psutil
 import pytest
 
 from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.agents import ChatAgent
-from tests.llm_proxy.harness import GatewayHarness, arrived, until
+from tests.llm_proxy.harness import GatewayHarness, GatewayProcess, arrived, until
 from tests.stubs.faulty_engine import CHUNKED, FaultyEngine, Request, chunked
 from tests.stubs.model_replies import chat_frames
 from tests.stubs.model_server import Fault, ModelServer, encode, logprobs_of
@@ -34,44 +29,28 @@ async def harness() -> Any:
         yield ready
 
 
-def _body(**fields: Any) -> Json:
-    return {"model": "policy", "messages": [{"role": "user", "content": "go"}], "stream": True, **fields}
-
-
-async def _read(harness: GatewayHarness, attempt: AttemptedRollout, **fields: Any) -> tuple[int, list[bytes]]:
-    """Return the frames as the agent gets them."""
-    async with harness.session.post(harness.url(of=attempt), json=_body(**fields)) as reply:
-        raw = await reply.read()
-        assert reply.content_type == ("text/event-stream" if reply.status == 200 else "application/json")
-        return reply.status, [frame + b"\n\n" for frame in raw.split(b"\n\n") if frame]
-
-
-def _chunks(frames: list[bytes]) -> list[Json]:
-    return [json.loads(frame[6:]) for frame in frames if frame != b"data: [DONE]\n\n"]
-
-
-def _text(chunks: list[Json]) -> str:
-    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk.get("choices", []))
+def body(words: str, **fields: Any) -> Json:
+    return {"model": "policy", "messages": [{"role": "user", "content": words}], "stream": True, **fields}
 
 
 async def test_a_stream_reaches_the_agent_without_our_fields_and_the_record_has_every_token(
     harness: GatewayHarness,
 ) -> None:
-    attempt = await harness.attempt()
-    status, frames = await _read(harness, attempt)
-    assert status == 200
-    assert frames[-1] == b"data: [DONE]\n\n"
-    chunks = _chunks(frames)
-    assert _text(chunks) == TEXT
-    assert "token_ids" not in b"".join(frames).decode()
-    assert all(choice.get("logprobs") is None for chunk in chunks for choice in chunk["choices"])
-    (call,) = await harness.raw(attempt)
+    async with harness.session.post(harness.url(), json=body("go")) as reply:
+        assert (reply.status, reply.content_type) == (200, "text/event-stream")
+        *frames, done = [frame for frame in (await reply.text()).split("\n\n") if frame]
+    assert done == "data: [DONE]"
+    choices = [choice for frame in frames for choice in json.loads(frame[6:])["choices"]]
+    assert "".join(choice["delta"].get("content") or "" for choice in choices) == TEXT
+    assert "token_ids" not in "".join(frames)
+    assert all(choice.get("logprobs") is None for choice in choices)
+    (call,) = await harness.raw()
     assert (call["state"], call["streamed"], call["finish_reason"]) == ("ok", True, "stop")
     assert call["completion_token_ids"] == encode(TEXT)
     assert call["completion_logprobs"] == logprobs_of(encode(TEXT))
     assert call["prompt_token_ids"] == encode("user go assistant")
     assert 0 <= call["first_frame_seconds"] <= call["latency_seconds"]
-    (parent,) = [span for span in await harness.spans(attempt) if span.name == "litellm_request"]
+    (parent,) = [span for span in await harness.spans() if span.name == "litellm_request"]
     assert parent.attributes["gen_ai.completion.0.content"] == TEXT
     assert parent.attributes["llm.is_streaming"] == "True"
 
@@ -79,45 +58,10 @@ async def test_a_stream_reaches_the_agent_without_our_fields_and_the_record_has_
 async def test_frames_to_which_nothing_was_added_pass_untouched(harness: GatewayHarness) -> None:
     odd = b'data:   {"id": "x",  "choices":[{"index":0,"delta":{"content":"h\\u00e9"},"finish_reason":null}]}\r\n\r\n'
     end = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
-    body = b": a comment\n\n" + odd + end + b"data: [DONE]\n\n"
-    harness.model.faults = [Fault(body=body, headers={"Content-Type": "text/event-stream"})]
-    async with harness.session.post(harness.url(), json=_body()) as reply:
-        assert await reply.read() == body
-
-
-async def test_the_openai_library_reads_streams_and_tool_calls(harness: GatewayHarness) -> None:
-    calls = [{"id": "call-1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]
-    harness.model.answer = lambda request: {"content": None, "tool_calls": calls}
-    agent = ChatAgent(harness)
-    async with agent.client:
-        reply = await agent.whole(streamed=True)
-    (call,) = reply.choices[0].message.tool_calls
-    assert (call.function.name, json.loads(call.function.arguments)) == ("add", {"a": 1, "b": 2})
-    attributes, recorded = await agent.recorded()
-    assert recorded["completion_token_ids"] == encode(json.dumps(calls))
-    assert attributes["gen_ai.completion.0.tool_calls.0.arguments"] == '{"a": 1, "b": 2}'
-
-
-async def test_a_server_that_cannot_stream_is_streamed_for(harness: GatewayHarness) -> None:
-    harness.model.streams = False
-    attempt = await harness.attempt()
-    status, frames = await _read(harness, attempt)
-    assert status == 200
-    assert _text(_chunks(frames)) == TEXT
-    (call,) = await harness.raw(attempt)
-    assert call["completion_token_ids"] == encode(TEXT)
-
-
-SSE = {"Content-Type": "text/event-stream"}
-
-
-@pytest.mark.parametrize("fault", [Fault(400), Fault(body=b"", headers=SSE)], ids=["refused", "empty"])
-async def test_a_stream_that_never_begins_is_an_ordinary_error(harness: GatewayHarness, fault: Fault) -> None:
-    harness.model.faults = [fault]
-    async with harness.session.post(harness.url(), json=_body()) as reply:
-        assert reply.status == (400 if fault.status == 400 else 502)
-        assert "error" in await reply.json()
-    assert await harness.states() == ["upstream_error"]
+    sent = b": a comment\n\n" + odd + end + b"data: [DONE]\n\n"
+    harness.model.faults = [Fault(body=sent, headers={"Content-Type": "text/event-stream"})]
+    async with harness.session.post(harness.url(), json=body("go")) as reply:
+        assert await reply.read() == sent
 
 
 # --- many at once ----------------------------------------------------------------------------------------------------
@@ -125,10 +69,6 @@ async def test_a_stream_that_never_begins_is_an_ordinary_error(harness: GatewayH
 
 STREAMS = 200
 WORDS = 10
-
-
-def body(words: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "policy", "messages": [{"role": "user", "content": words}], "stream": True, **fields}
 
 
 def sentence(request: dict[str, Any]) -> str:
@@ -220,31 +160,18 @@ async def padded(request: Request) -> None:
     await request.send(CHUNKED + chunked([frames[0], *[_PADDING] * _PADS, *frames[1:]]))
 
 
-def start_gateway(upstream: str, folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """Start the gateway as a process of its own; return it with the base URL for agents."""
-    command = [sys.executable, "-m", "agentlightning.cli", "gateway", "--upstream", upstream, "--model", "policy"]
-    environment = {name: value for name, value in os.environ.items() if name != "AGL_TOKEN"}
-    limits = folder / "limits.json"
-    limits.write_text('{"limits": {"calls_per_attempt": 1000}}')
-    process = subprocess.Popen(
-        [*command, "--store", "memory", "--config", str(limits)],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-    assert process.stdout is not None
-    return process, process.stdout.readline().strip().partition("=")[2]
-
-
 @pytest.mark.heavy
 async def test_agents_that_do_not_read_hold_the_engine_back_and_not_the_gateways_memory(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.json"
+    limits.write_text('{"limits": {"calls_per_attempt": 1000}}')
     with FaultyEngine({"policy": padded}) as engine:
-        process, url = await asyncio.to_thread(start_gateway, f"http://127.0.0.1:{engine.port}/v1", tmp_path)
+        gateway = GatewayProcess(tmp_path, f"http://127.0.0.1:{engine.port}/v1", "--config", str(limits))
+        url = await gateway.start()
         try:
-            memory, before = psutil.Process(process.pid), psutil.Process(process.pid).memory_info().rss
+            memory = psutil.Process(gateway.process.pid)
+            before = memory.memory_info().rss
             async with agents() as session:
-                requests = [session.post(f"{url}/chat/completions", json=body(f"w{i}")) for i in range(STREAMS)]
+                requests = [session.post(f"{url}/v1/chat/completions", json=body(f"w{i}")) for i in range(STREAMS)]
                 replies = await asyncio.gather(*requests)
                 grown = memory.memory_info().rss - before
                 lengths = [len(await reply.read()) for reply in replies]
@@ -253,5 +180,4 @@ async def test_agents_that_do_not_read_hold_the_engine_back_and_not_the_gateways
             highest = max(grown, memory.memory_info().rss - before)
             assert highest < sum(lengths) / 2, f"{highest / 2**20:.0f} MiB more for {STREAMS} streams"
         finally:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+            await gateway.end()

@@ -15,7 +15,7 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.llm_proxy import GatewayLimits, LLMProxy
 from agentlightning.llm_proxy.upstream import http as upstream
 from agentlightning.utils.backoff import LONGEST_RETRY_AFTER
-from tests.llm_proxy.harness import GatewayHarness, arrived, until
+from tests.llm_proxy.harness import REQUESTS, GatewayHarness, arrived, until
 from tests.stubs.faulty_engine import FaultyEngine, Request, Way
 from tests.stubs.model_server import Fault, ModelServer
 from tests.stubs.ports import free_port
@@ -337,13 +337,6 @@ VALUES = (
     *("Fri, 31 Dec 9999 23:59:59 GMT", "Mon, 01 Jan 0001 00:00:00 +2359", "Wed, 21 Oct 2015 07:28:00 GMT"),
     *("Fri, 31 Dec 99999 23:59:59 GMT", "Fri, 31 Foo 2030 25:61:61 GMT", ",,,", "Thu, 1 Jan 1970 00:00:00 +999999999"),
 )
-ROUTES: dict[str, dict[str, Any]] = {
-    "/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/completions": {"prompt": "hi"},
-    "/embeddings": {"input": "hi"},
-    "/responses": {"input": "hi"},
-    "/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
-}
 
 
 def answers(value: str) -> Way:
@@ -369,8 +362,8 @@ async def test_every_call_that_an_engine_puts_off_is_recorded_and_answered_in_it
         async with GatewayHarness(model_list=entries) as harness:
 
             async def say(model: str, route: str, stream: bool) -> None:
-                body = {"model": model, **ROUTES[route], **({"stream": True} if stream else {})}
-                async with harness.session.post(harness.url(route), json=body) as answer:
+                body = {**REQUESTS[route], "model": model, **({"stream": True} if stream else {})}
+                async with harness.session.post(harness.url(f"/{route}"), json=body) as answer:
                     data = await answer.json()
                     assert answer.status == 400, (model, route, data)
                     assert data["error"]["message"]
@@ -381,8 +374,9 @@ async def test_every_call_that_an_engine_puts_off_is_recorded_and_answered_in_it
             calls = [
                 (entry["model_name"], route, stream)
                 for entry in entries
-                for route in ROUTES
-                if ("native" in entry["model_name"]) <= (route in ("/messages", "/responses"))
+                for route in REQUESTS
+                if "count" not in route
+                if ("native" in entry["model_name"]) <= (route in ("messages", "responses"))
                 for stream in (False, True)
             ]
             for at in range(0, len(calls), 50):

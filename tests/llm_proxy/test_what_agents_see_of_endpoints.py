@@ -13,7 +13,7 @@ import pytest
 
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.llm_proxy.endpoints.table import ModelTable
-from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.harness import REQUESTS, GatewayHarness
 from tests.stubs.model_server import Fault
 
 SECRET = "planted-0123456789"
@@ -73,14 +73,6 @@ def test_a_setting_of_litellm_with_credentials_in_an_address_is_refused_without_
     assert SECRET not in str(caught.value)
 
 
-ROUTES: dict[str, dict[str, Any]] = {
-    "/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
-    "/completions": {"prompt": "hi"},
-    "/embeddings": {"input": "hi"},
-    "/responses": {"input": "hi"},
-    "/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
-    "/messages/count_tokens": {"messages": [{"role": "user", "content": "hi"}]},
-}
 HIDDEN = "hidden-path-0123456789"
 """Part of the path of an endpoint's address, where some providers have an account's number."""
 
@@ -104,15 +96,15 @@ async def test_no_failure_of_an_upstream_shows_more_than_its_place(caplog: pytes
         harness.proxy.update_model_list(entries)
 
         async def say(model: str, route: str) -> str:
-            body = {"model": model, **ROUTES[route]}
-            async with harness.session.post(harness.url(route), json=body, allow_redirects=False) as answer:
+            body = {**REQUESTS[route], "model": model}
+            async with harness.session.post(harness.url(f"/{route}"), json=body, allow_redirects=False) as answer:
                 return f"{answer.status} {dict(answer.headers)} {await answer.text()}"
 
         names = [name + kind for name in bases for kind, _ in spoken]
-        lost = [say(name, route) for name in names if not name.startswith("serves") for route in ROUTES]
+        lost = [say(name, route) for name in names if not name.startswith("serves") for route in REQUESTS]
         answers = list(await asyncio.gather(*lost))
         for fault in faults:
-            for route in ROUTES:
+            for route in REQUESTS:
                 harness.model.faults[:] = [fault] * 2 if fault is not None else []
                 answers += [await say("serves", route), await say("serves-native", route)]
         async with harness.session.get(harness.url("/models")) as listing:

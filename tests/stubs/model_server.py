@@ -83,6 +83,9 @@ class ModelServer:
         """False has no route that counts tokens."""
         self.get_status, self.gets = 200, 0
         """Answer to `GET /v1/models`, and the number of such requests."""
+        self.models: list[Json] = []
+        """Entries of the list of models."""
+        self.replies = dict(REPLIES)
         self.get_headers: dict[str, dict[str, str]] = {}
         """The headers of the last GET for each path."""
         self.calls: list[Exchange] = []
@@ -193,7 +196,8 @@ class ModelServer:
         if head[0].startswith("GET"):
             self.gets += 1
             self.get_headers[head[0].split()[1]] = headers
-            return await _send(writer, self.get_status, b'{"object": "list", "data": []}', {})
+            models = json.dumps({"object": "list", "data": self.models}).encode()
+            return await _send(writer, self.get_status, models, {})
         exchange = Exchange(json.loads(body), headers, path=head[0].split()[1])
         with self._news:
             self.calls.append(exchange)
@@ -230,9 +234,9 @@ class ModelServer:
             fault = Fault(400, json.dumps(error).encode())
         exchange.status = fault.status
         body = fault.body
-        if exchange.path not in REPLIES:
+        if exchange.path not in self.replies:
             return await self._count(exchange, writer)
-        make, cut = REPLIES[exchange.path]
+        make, cut = self.replies[exchange.path]
         if body is None and fault.status == 200 and not fault.cut:
             name = f"chatcmpl-{self.port}-{len(self.calls)}"
             exchange.reply = make(request, self.answer(request), name, self.tokens)

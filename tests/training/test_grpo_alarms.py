@@ -10,7 +10,6 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli import main
-from agentlightning.errors import BadRequestError
 from tests.algorithm.parts import ask, say, wants_digits
 from tests.training.conformance.cases import GRPO, RUN, fit, read
 
@@ -82,8 +81,3 @@ def test_without_alarms_nothing_is_told_of_and_a_rule_can_be_switched_off(
 ) -> None:
     fit(GRPO, pleased, untrained_model, tmp_path, max_steps=2, alarms=alarms)
     assert {record.name for record in read(tmp_path).of("alarm")} == expected
-
-
-def test_a_wrong_threshold_is_told_when_the_algorithm_is_made(untrained_model: Path) -> None:
-    with pytest.raises(BadRequestError, match="Did you mean 'entropy_collapse'"):
-        agl.GRPO(untrained_model, alarms={"entropy_colapse": {"share": 0.1}})

@@ -18,7 +18,7 @@ import agentlightning as agl
 from agentlightning.training.ledger_records import check_ledger
 from agentlightning.training.replay import replay
 from agentlightning.types import AttemptedRollout
-from tests.algorithm.parts import SMALL, ask, fit, metrics_of, say, two_turns
+from tests.algorithm.parts import SMALL, ask, fit, say, two_turns
 from tests.training.conformance.cases import AHEAD, POLICIES, RUN, STEPS, assert_complete, fit_whole, read, stored
 
 TASKS = ["one", "two", "three", "four"]
@@ -110,19 +110,6 @@ def test_an_evaluation_has_the_engine_for_itself(untrained_model: Path) -> None:
     assert held_out
     assert not [one for one in held_out for other in training if one[0] < other[1] and other[0] < one[1]]
     assert max(figures.flight.get("max_staleness", 0) for figures in result.metrics) >= 1
-
-
-def test_zero_is_the_synchronous_run_bit_for_bit(untrained_model: Path, tmp_path: Path) -> None:
-    def lines(name: str, **settings: Any) -> list[dict[str, Any]]:
-        result = fit(
-            two_turns, TASKS, model=untrained_model, deterministic=True, output_dir=tmp_path / name, **settings
-        )
-        timed = {"seconds", "cpu_seconds", "tokens_per_second", "take"}
-        return [{key: value for key, value in line.items() if key not in timed} for line in metrics_of(result)]
-
-    zero = lines("zero", max_staleness=0)
-    assert zero == lines("left out")
-    assert all(line["flight"] == {} for line in zero)
 
 
 class _HeldModel(http.server.BaseHTTPRequestHandler):

@@ -90,11 +90,6 @@ def test_adapters_in_bfloat16_learn_beside_the_value_head(untrained_model: Path,
     assert stored(tmp_path, lambda store: replay(store, RUN, 4)).differences == []
 
 
-def test_a_bare_name_says_which_setting_is_missing() -> None:
-    with pytest.raises(TypeError, match="PPO needs settings that are missing: model"):
-        agl.Trainer(algorithm="ppo")
-
-
 @pytest.mark.parametrize("in_reward", [True, False])
 def test_the_divergence_counts_in_reward_or_in_loss(untrained_model: Path, tmp_path: Path, in_reward: bool) -> None:
     settings = {"kl_coef": 0.5, "use_kl_in_reward": in_reward, "learning_rate": 1e-2, "max_steps": 2}

@@ -324,21 +324,28 @@ def test_openinference_names_the_reply_in_its_whole_text() -> None:
     assert told(model_calls(spans)) == [("g", "both", "response_id")]
 
 
-def test_the_place_of_a_call_comes_from_the_tracer_however_they_were_matched() -> None:
+SEEN = {
+    "by its words": lambda parent: seen("t", 1, 2, said(ASKED), parent=parent),
+    "by its reply": lambda parent: chat("t", parent, 1, 2, response_id="r"),
+}
+
+
+@pytest.mark.parametrize("how", SEEN)
+def test_the_place_of_a_call_comes_from_the_tracer_however_they_were_matched(how: str) -> None:
     planner = with_attributes(span("P", "p", None, 0, 9), {"agent.name": "planner"})
-    unnamed = seen("t", 1, 2, said(ASKED), parent="P")
-    record = spoken_call("g", 1, [1], [2], ASKED, start=1.1)
-    (triplet,) = TracerTraceToTriplet()([planner, unnamed, *record])
+    record = spoken_call("g", 1, [1], [2], ASKED, start=1.1, response_id="r")
+    (triplet,) = TracerTraceToTriplet()([*record, planner, SEEN[how]("P")])
     assert (triplet.metadata["agent_name"], triplet.metadata["call_id"]) == ("planner", "g")
-    assert triplet.response["token_ids"] == [2]
+    assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([1], [2])
 
 
-def test_the_record_of_a_graders_call_is_left_out_however_they_were_matched() -> None:
-    grading = with_attributes(
-        span("O", "agentlightning.operation", None, 0, 9), {"agentlightning.operation.name": "agentlightning.reward"}
-    )
-    record = spoken_call("g", 1, [1], [2], ASKED, start=1.1)
-    assert TracerTraceToTriplet()([grading, seen("t", 1, 2, said(ASKED), parent="O"), *record]) == []
+@pytest.mark.parametrize("how", SEEN)
+def test_the_record_of_a_graders_call_is_left_out_however_they_were_matched(how: str) -> None:
+    operation = span("O", "agentlightning.operation", None, 0, 9)
+    grading = with_attributes(operation, {"agentlightning.operation.name": "agentlightning.reward"})
+    record = spoken_call("g", 1, [1], [2], ASKED, start=1.1, response_id="r")
+    assert TracerTraceToTriplet()([grading, SEEN[how]("O"), *record]) == []
+    assert len(TracerTraceToTriplet(exclude_llm_call_in_reward=False)([grading, SEEN[how]("O"), *record])) == 1
 
 
 def test_thousands_of_calls_that_name_no_reply_are_matched_by_time() -> None:

@@ -112,6 +112,7 @@ def test_of_two_equal_rows_one_goes_on() -> None:
     [
         (call("x", [], [2]), "no_tokens"),
         (call("x", [1], []), "no_tokens"),
+        (call("x", [1], [2], state="no_generation"), "no_generation"),
         (call("x", [1], [2], logprobs=None), "no_logprobs"),
         (call("x", [1], [2], logprobs=[-1.0, -2.0]), "bad_logprobs"),
         (call("x", [1], [2], logprobs=[float("-inf")]), "bad_logprobs"),

@@ -70,15 +70,6 @@ async def test_all_prompts_of_a_call_count_and_each_only_once() -> None:
             assert (await harness.post(url, body))[0] == status
 
 
-async def test_the_agents_library_raises_its_own_error_with_the_reason() -> None:
-    async with GatewayHarness(limits=GatewayLimits(tokens_per_rollout=1)) as harness:
-        await harness.ask()
-        client = openai.AsyncOpenAI(base_url=harness.url("/v1"), api_key="none", max_retries=0)
-        with pytest.raises(openai.RateLimitError, match="budget_exhausted"):
-            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
-        await client.close()
-
-
 @pytest.mark.parametrize("wrong", [{"tokens_per_rollout": 0}, {"cost_per_rollout": -1.0}])
 def test_a_bound_must_be_positive(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -11,9 +10,9 @@ import anthropic
 import openai
 import pytest
 
-from tests.llm_proxy.agents import AGENTS, HI, Agent
+from tests.llm_proxy.agents import AGENTS, Agent, TextAgent
 from tests.llm_proxy.harness import GatewayHarness, until
-from tests.stubs.model_server import Fault
+from tests.stubs.model_server import Fault, encode, logprobs_of
 
 SSE = {"Content-Type": "text/event-stream"}
 
@@ -25,21 +24,21 @@ async def agent(request: pytest.FixtureRequest, harness: GatewayHarness) -> Asyn
         yield made
 
 
-async def test_the_synchronous_clients_read_the_same(harness: GatewayHarness) -> None:
-    url, options = harness.url(""), {"api_key": "none", "max_retries": 0}
-
-    def ask() -> list[str]:
-        with anthropic.Anthropic(base_url=url, **options) as client:  # pyright: ignore[reportArgumentType]
-            message = client.messages.create(model="policy", max_tokens=9, messages=HI)
-            with client.messages.stream(model="policy", max_tokens=9, messages=HI) as stream:
-                texts = [message.content[0].text, stream.get_final_text()]  # pyright: ignore
-        with openai.OpenAI(base_url=url, **options) as client:  # pyright: ignore[reportArgumentType]
-            response = client.responses.create(model="policy", input="hi")
-            with client.responses.stream(model="policy", input="hi") as stream:
-                return [*texts, response.output_text, stream.get_final_response().output_text]
-
-    assert await asyncio.to_thread(ask) == ["you said hi"] * 4
-    assert await harness.states() == ["ok"] * 4
+async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_tokens(agent: Agent) -> None:
+    reply = await agent.ask(**agent.says("hi there"))
+    assert agent.text(reply) == "you said hi there"
+    attributes, call = await agent.recorded()
+    assert attributes["gen_ai.response.id"] == reply.id
+    words = [attributes[f"gen_ai.{part}.0.content"] for part in ("prompt", "completion")]
+    assert words == ["hi there", "you said hi there"]
+    prompt = "hi there" if isinstance(agent, TextAgent) else "user hi there assistant"
+    assert call["prompt_token_ids"] == encode(prompt)
+    assert call["completion_token_ids"] == encode("you said hi there")
+    assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
+    assert isinstance(agent, AGENTS[call["dialect"]])
+    assert (call["state"], call["finish_reason"], call["http_status"], call["upstream_tries"]) == ("ok", "stop", 200, 1)
+    assert call["weight_version"] == 0
+    assert call["latency_seconds"] > 0
 
 
 async def test_the_first_words_come_before_the_last_are_made(agent: Agent) -> None:
@@ -68,7 +67,7 @@ BREAKS: dict[str, tuple[bytes, Any]] = {
 @pytest.mark.parametrize("case", BREAKS)
 async def test_a_stream_that_breaks_is_the_librarys_own_error_and_recorded_as_broken(agent: Agent, case: str) -> None:
     rest, cut = BREAKS[case]
-    half = TEXT if isinstance(agent, AGENTS["completions"]) else CHAT
+    half = TEXT if isinstance(agent, TextAgent) else CHAT
     agent.harness.model.faults = [Fault(body=half + rest, headers=SSE, cut=cut)]
     pieces: list[str] = []
 

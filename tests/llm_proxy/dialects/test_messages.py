@@ -10,10 +10,9 @@ import anthropic
 import pytest
 from pydantic import BaseModel
 
-from agentlightning.types import AttemptedRollout
-from tests.llm_proxy.agents import HI, Agent, MessagesAgent
-from tests.llm_proxy.harness import GatewayHarness
-from tests.stubs.model_server import Fault, encode, logprobs_of
+from tests.llm_proxy.agents import Agent, MessagesAgent
+from tests.llm_proxy.harness import HI, GatewayHarness
+from tests.stubs.model_server import Fault, encode
 
 Json = dict[str, Any]
 SAMPLING = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # of API version 2023-06-01, which the library left behind
@@ -34,22 +33,6 @@ AGENT = MessagesAgent
 # --- replies ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_reply_is_read_by_the_library_and_recorded_with_the_engines_tokens(agent: Agent) -> None:
-    message = await agent.ask(messages=[{"role": "user", "content": "hi there"}])
-    assert [block.text for block in message.content] == ["you said hi there"]
-    assert (message.stop_reason, message.role, message.model) == ("end_turn", "assistant", "policy")
-    assert (message.usage.input_tokens, message.usage.output_tokens) == (4, 4)
-    attributes, call = await agent.recorded()
-    assert attributes["gen_ai.response.id"] == message.id
-    assert attributes["gen_ai.prompt.0.content"] == "hi there"
-    assert attributes["gen_ai.completion.0.content"] == "you said hi there"
-    assert attributes["llm.request.type"] == "chat"
-    assert (call["state"], call["dialect"]) == ("ok", "messages")
-    assert call["prompt_token_ids"] == encode("user hi there assistant")
-    assert call["completion_token_ids"] == encode("you said hi there")
-    assert call["completion_logprobs"] == logprobs_of(encode("you said hi there"))
-
-
 @pytest.mark.parametrize(("streamed", "streams"), [(False, True), (True, True), (True, False)])
 async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order_to_the_very_text(
     agent: Agent, streamed: bool, streams: bool
@@ -59,6 +42,10 @@ async def test_thoughts_words_and_tool_calls_are_blocks_in_this_order_to_the_ver
     message = await agent.whole(streamed, tools=[TOOL])
     thought, text, tool = message.content
     assert (thought.thinking, text.text, message.stop_reason) == ("let me\n\nsee", TEXT, "tool_use")
+    engine = agent.harness.model.calls[0].reply
+    counts = (engine["usage"]["prompt_tokens"], engine["usage"]["completion_tokens"])
+    assert (message.role, message.model) == ("assistant", "policy")
+    assert (message.usage.input_tokens, message.usage.output_tokens) == counts
     assert (tool.id, tool.name, tool.input) == ("call-1", "add", {"a": 1, "b": "ü"})
     attributes, call = await agent.recorded()
     assert (attributes["gen_ai.response.id"], attributes["gen_ai.completion.0.content"]) == (message.id, TEXT)
@@ -190,6 +177,8 @@ async def test_what_may_be_left_undone_is_let_pass_and_said_once(
     for name, value in (("mcp_servers", [{"type": "url"}]), ("container", {"skills": [{"type": "anthropic"}]})):
         with pytest.raises(anthropic.BadRequestError, match="cannot be served"):
             await agent.ask(extra_body={name: value})
+    with pytest.raises(anthropic.BadRequestError, match="send the whole conversation again"):
+        await agent.ask(extra_body={"thread": {"id": "t"}})
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -334,29 +323,12 @@ async def test_an_engine_that_does_not_count_is_an_error_that_says_so_and_is_ask
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-async def test_refusals_of_address_attempt_and_key_are_the_librarys_own_errors(
-    harness: GatewayHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def answer(gateway: GatewayHarness, attempt: AttemptedRollout, **options: Any) -> str:
-        agent = MessagesAgent(gateway, attempt, **options)
-        async with agent.client:
-            return (await agent.ask()).content[0].text
-
-    attempt = await harness.attempt()
-    for url in (harness.url("", of=attempt).replace(attempt.rollout_id, "ro-none"), harness.url("/v2", of=attempt)):
+async def test_an_unknown_address_or_rollout_is_the_librarys_own_error(agent: Agent) -> None:
+    right = agent.harness.url("")
+    for url in (right.replace(agent.attempt.rollout_id, "ro-none"), agent.harness.url("/v2")):
         with pytest.raises(anthropic.NotFoundError) as caught:
-            await answer(harness, attempt, base_url=url)
+            await agent.client.with_options(base_url=url).messages.create(model="policy", **agent.defaults)
         assert caught.value.type == "not_found_error"
-    monkeypatch.setenv("AGL_TOKEN", "s3cret")
-    async with GatewayHarness() as guarded:
-        attempt_here = await guarded.attempt()
-        key = guarded.proxy.as_resource(attempt_here.rollout_id, attempt_here.attempt.attempt_id, "policy").api_key
-        with pytest.raises(anthropic.AuthenticationError, match="attempt key"):
-            await answer(guarded, attempt_here)
-        assert await answer(guarded, attempt_here, api_key=key) == "you said hi"
-        assert await answer(guarded, attempt_here, api_key=None, auth_token=key) == "you said hi"
-        with pytest.raises(anthropic.PermissionDeniedError, match="another attempt"):
-            await answer(guarded, await guarded.attempt(), api_key=key)
 
 
 @pytest.mark.parametrize(
@@ -394,21 +366,10 @@ async def test_what_cannot_be_translated_is_a_400_that_names_the_field(agent: Ag
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-async def _events(agent: Agent, **fields: Any) -> list[tuple[str, Json]]:
-    """Return the events of a stream as they come over the wire."""
-    body = {"model": "policy", "max_tokens": 50, "messages": HI, "stream": True, **fields}
-    async with agent.harness.session.post(agent.harness.url("/v1/messages"), json=body) as reply:
-        assert (reply.status, reply.content_type) == (200, "text/event-stream")
-        frames = [frame.split("\n") for frame in (await reply.text()).split("\n\n") if frame]
-    events = [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in frames]
-    assert all(name == data["type"] for name, data in events)
-    return events
-
-
 async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: Agent) -> None:
     answer = {"reasoning_content": "hm so", "content": "a  b", "tool_calls": [CALL, {**CALL, "id": "call-2"}]}
     agent.harness.model.answer = lambda request: answer
-    events = await _events(agent)
+    events = await agent.wire_events()
     empty = {"input_tokens": 0, "output_tokens": 0, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
     arguments = CALL["function"]["arguments"]
     halves = arguments[: len(arguments) // 2], arguments[len(arguments) // 2 :]
@@ -424,7 +385,7 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
         pieces = [{"type": "input_json_delta", "partial_json": text} for text in texts]
         return block(index, {"type": "tool_use", "id": name, "name": "add", "input": {}}, *pieces)
 
-    assert events[0][1]["message"] == {
+    assert events[0]["message"] == {
         "id": agent.harness.model.calls[0].reply["id"],
         "type": "message",
         "role": "assistant",
@@ -434,13 +395,13 @@ async def test_the_events_of_a_stream_in_their_order_with_their_indices(agent: A
         "stop_sequence": None,
         "usage": empty,
     }
-    signed = events[4][1]["delta"]
+    signed = events[4]["delta"]
     assert len(signed.pop("signature")) > 40
     thoughts = [{"type": "thinking_delta", "thinking": word} for word in ("hm", " so")] + [{"type": "signature_delta"}]
     texts = [{"type": "text_delta", "text": word} for word in ("a", "  b")]
     used = agent.harness.model.calls[0].reply["usage"]
     counts = {**empty, "input_tokens": used["prompt_tokens"], "output_tokens": used["completion_tokens"]}
-    assert [data for _, data in events[1:]] == [
+    assert events[1:] == [
         *block(0, {"type": "thinking", "thinking": "", "signature": ""}, *thoughts),
         *block(1, {"type": "text", "text": ""}, *texts),
         *tool(2, "call-1", *halves),

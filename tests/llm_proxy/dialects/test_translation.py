@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.harness import REQUESTS, GatewayHarness
 from tests.stubs.model_server import ModelServer
 
 Json = dict[str, Any]
-HI: Json = {"messages": [{"role": "user", "content": "hi"}]}
 SCHEMA: Json = {"type": "object", "properties": {}}
 ADD: dict[str, Json] = {
     "chat/completions": {"type": "function", "function": {"name": "add", "parameters": SCHEMA}},
@@ -18,7 +17,6 @@ ADD: dict[str, Json] = {
     "responses": {"type": "function", "name": "add", "parameters": SCHEMA},
 }
 """A function of the agent for each route."""
-REQUEST: dict[str, Json] = {"chat/completions": HI, "messages": {"max_tokens": 50, **HI}, "responses": {"input": "hi"}}
 TYPES = {
     "chat/completions": ("web_search", "web_search_preview", "code_interpreter", "mcp"),
     "messages": (
@@ -34,12 +32,9 @@ CASES = [(route, kind) for route, kinds in TYPES.items() for kind in kinds]
 
 
 async def ask(harness: GatewayHarness, route: str, tools: list[Json], **fields: Any) -> tuple[int, Json, Json]:
-    """Make one call; return status, reply and the typed attributes of its record."""
-    attempt = await harness.attempt()
-    body = {"model": "policy", **REQUEST[route], "tools": tools, **fields}
-    status, reply = await harness.post(harness.url(f"/v1/{route}", of=attempt), body)
-    (call,) = await harness.raw(attempt)
-    return status, reply, call
+    """Make a call; return status, reply and the typed attributes of its record."""
+    status, reply = await harness.post(f"/v1/{route}", {**REQUESTS[route], "tools": tools, **fields})
+    return status, reply, (await harness.raw())[-1]
 
 
 @pytest.mark.parametrize(("route", "kind"), CASES)

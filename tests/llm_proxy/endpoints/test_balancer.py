@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
 
 import pytest
 
 from agentlightning.llm_proxy import HealthChecks
 from agentlightning.llm_proxy.endpoints.balancer import Balancer
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
-from tests.llm_proxy.harness import GatewayHarness, arrived, until
+from tests.llm_proxy.harness import GatewayHarness, until
 from tests.stubs.model_server import Fault, ModelServer
 
 FAILURES = HealthChecks().failures
@@ -116,28 +115,6 @@ def test_when_all_are_broken_they_are_tried_all_the_same(clock: _Clock) -> None:
         for _ in range(FAILURES):
             balancer.failed(endpoint)
     assert sorted(balancer.order("r", "m", [ONE, TWO, THREE]), key=str) == [ONE, TWO, THREE]
-
-
-@pytest.fixture
-async def two() -> AsyncGenerator[tuple[GatewayHarness, ModelServer], None]:
-    with ModelServer() as second:
-        async with GatewayHarness() as harness:
-            harness.proxy.update_model_list([harness.model.entry("policy"), second.entry("policy")])
-            yield harness, second
-
-
-async def test_new_rollouts_go_where_there_is_least_to_do(two: tuple[GatewayHarness, ModelServer]) -> None:
-    harness, second = two
-    attempts = [await harness.attempt() for _ in range(8)]
-    for server in (harness.model, second):
-        server.hold()
-    asking = [asyncio.create_task(harness.ask(of=attempt)) for attempt in attempts]
-    await harness.model.until(arrived(4))
-    await asyncio.to_thread(second.wait_until, arrived(4))
-    for server in (harness.model, second):
-        server.release()
-    assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 8
-    assert (len(harness.model.calls), len(second.calls)) == (4, 4)
 
 
 async def test_a_server_that_says_503_is_left_for_the_other_at_once(two: tuple[GatewayHarness, ModelServer]) -> None:

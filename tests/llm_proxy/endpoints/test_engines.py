@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,21 +16,19 @@ from agentlightning.llm_proxy.endpoints import engines
 from agentlightning.llm_proxy.endpoints.table import ModelTable
 from tests.llm_proxy.agents import Agent, ChatAgent, TextAgent
 from tests.llm_proxy.harness import GatewayHarness
-from tests.llm_proxy.stub_engines import ANSWER, PROMPT, StubEngine
+from tests.llm_proxy.stub_engines import ANSWER, StubEngine
 from tests.stubs.model_server import ModelServer, encode, logprobs_of
 
-COMPLETION = encode(ANSWER)
+COMPLETION, PROMPT = encode(ANSWER), encode("user hi assistant")
 OURS = ("prompt_token_ids", "token_ids", "meta_info")
 HI: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 
 
-@asynccontextmanager
-async def desk_with(speech: str, *, lists_models: bool = True, **parameters: Any) -> AsyncGenerator[Any, None]:
-    async with (
-        StubEngine(speech, lists_models=lists_models).serving() as stub,
-        GatewayHarness(model_list=[stub.entry(**parameters)]) as harness,
-    ):
-        yield harness, stub
+def desk_with(speech: str, *, lists_models: bool = True, policies: Any = None, **parameters: Any) -> GatewayHarness:
+    """Return a gateway before an engine."""
+    with StubEngine(speech, lists_models=lists_models) as engine:  # for its port, which it takes again
+        entry = engine.entry("policy", **{"model": "m", **parameters})
+    return GatewayHarness(engine, model_list=[entry], policies=policies)
 
 
 SYSTEMS = {"vllm": "hosted_vllm", "sglang": "sglang", "agentlightning": "agentlightning", "unknown": "hosted_vllm"}
@@ -44,7 +40,7 @@ SYSTEMS = {"vllm": "hosted_vllm", "sglang": "sglang", "agentlightning": "agentli
 async def test_a_call_is_recorded_with_its_tokens_and_shown_without_them(
     engine: str, streamed: bool, kind: type[Agent]
 ) -> None:
-    async with desk_with(engine) as (harness, stub):
+    async with desk_with(engine) as harness:
         agent = kind(harness)
         async with agent.client:
             reply = await agent.ask(stream=streamed)
@@ -55,18 +51,19 @@ async def test_a_call_is_recorded_with_its_tokens_and_shown_without_them(
         assert not [name for name in OURS if re.search(rf'"{name}": [^n]', shown)]
         attributes, call = await agent.recorded()
         assert (call["state"], call["streamed"], call["upstream_tries"]) == ("ok", streamed, 1)
-        assert (call["prompt_token_ids"], call["completion_token_ids"]) == (PROMPT, COMPLETION)
+        prompt = PROMPT if kind is ChatAgent else encode("once upon")
+        assert (call["prompt_token_ids"], call["completion_token_ids"]) == (prompt, COMPLETION)
         assert call["completion_logprobs"] == logprobs_of(COMPLETION)
         assert attributes["gen_ai.system"] == SYSTEMS[engine]
         refuses_ids_in_streams = engine == "sglang" and kind is ChatAgent
-        assert bool(stub.asked[0].get("stream")) is (streamed and not refuses_ids_in_streams)
+        assert bool(harness.model.calls[0].request.get("stream")) is (streamed and not refuses_ids_in_streams)
         (record,) = [span.attributes for span in await harness.spans(agent.attempt) if span.parent_id]
-        assert record["llm.hosted_vllm.prompt_token_ids"] == repr(PROMPT)  # what readers of the older system look for
+        assert record["llm.hosted_vllm.prompt_token_ids"] == repr(prompt)  # what readers of the older system look for
         assert f"'token_ids': {COMPLETION!r}" in str(record["llm.hosted_vllm.choices"])
 
 
 async def test_what_the_agent_asks_for_itself_stays_in_its_reply() -> None:
-    async with desk_with("sglang") as (harness, _):
+    async with desk_with("sglang") as harness:
         wishes = {"return_prompt_token_ids": True, "return_meta_info": True, "logprobs": True}
         (choice,) = (await harness.post("/chat/completions", {**HI, **wishes}))[1]["choices"]
         assert choice["prompt_token_ids"] == PROMPT
@@ -77,7 +74,7 @@ async def test_what_the_agent_asks_for_itself_stays_in_its_reply() -> None:
 async def test_llama_cpp_gives_the_tokens_of_a_chats_answer_but_not_of_its_prompt(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with desk_with("llama.cpp") as (harness, _):
+    async with desk_with("llama.cpp") as harness:
         agent = ChatAgent(harness)
         async with agent.client:
             assert not (await agent.ask()).choices[0].logprobs
@@ -94,7 +91,7 @@ async def test_llama_cpp_gives_the_tokens_of_a_chats_answer_but_not_of_its_promp
 
 
 async def test_llama_cpp_is_trainable_where_the_prompt_is_sent_as_token_ids() -> None:
-    async with desk_with("llama.cpp") as (harness, _):
+    async with desk_with("llama.cpp") as harness:
         status, _ = await harness.post("/completions", {"model": "policy", "prompt": PROMPT})
         assert status == 200
         (call,) = await harness.raw()
@@ -102,9 +99,9 @@ async def test_llama_cpp_is_trainable_where_the_prompt_is_sent_as_token_ids() ->
 
 
 async def test_a_provider_is_not_asked_for_what_it_does_not_know(caplog: pytest.LogCaptureFixture) -> None:
-    async with desk_with("openai", model="openai/gpt") as (harness, stub):
+    async with desk_with("openai", model="openai/gpt") as harness:
         assert (await harness.post("/chat/completions", HI))[0] == 200
-        assert set(stub.asked[0]) == {"model", "messages"}
+        assert set(harness.model.calls[0].request) == {"model", "messages"}
         assert await harness.states() == ["no_tokens"]
         assert (await harness.spans())[0].attributes["gen_ai.system"] == "openai"
     assert ["its API has none" in record.getMessage() for record in caplog.records] == [True]
@@ -114,26 +111,24 @@ async def test_a_provider_is_not_asked_for_what_it_does_not_know(caplog: pytest.
 async def test_an_engine_that_lists_no_models_is_asked_as_its_entry_says_or_as_vllm_is(
     engine: str, settings: dict[str, Any]
 ) -> None:
-    async with desk_with(engine, lists_models=False, **settings) as (harness, stub):
+    async with desk_with(engine, lists_models=False, **settings) as harness:
         await harness.post("/chat/completions", HI)
         assert await harness.states() == ["ok"]
-        assert ("return_prompt_token_ids" in stub.asked[0]) == (engine == "sglang")
+        assert ("return_prompt_token_ids" in harness.model.calls[0].request) == (engine == "sglang")
 
 
 async def test_sglang_streams_at_once_for_a_policy_that_is_not_trained() -> None:
-    async with StubEngine("sglang").serving() as stub:
-        policies: Any = {"reference": {"kind": "frozen"}}
-        async with GatewayHarness(model_list=[stub.entry()], policies=policies) as harness:
-            agent = ChatAgent(harness)
-            async with agent.client:
-                assert "".join([piece async for piece in agent.pieces()]) == ANSWER
-            (request,) = stub.asked
-            assert request["stream"] is True
+    async with desk_with("sglang", policies={"reference": {"kind": "frozen"}}) as harness:
+        agent = ChatAgent(harness)
+        async with agent.client:
+            assert "".join([piece async for piece in agent.pieces()]) == ANSWER
+        (call,) = harness.model.calls
+        assert call.request["stream"] is True
 
 
 def test_an_unknown_engine_is_named_at_construction() -> None:
     with pytest.raises(ValueError, match=r"litellm_params\.engine must be one of .*; did you mean 'sglang'\?"):
-        LLMProxy(model_list=[StubEngine("sglang").entry(api_base="http://127.0.0.1:1/v1", engine="sglng")])
+        LLMProxy(model_list=[StubEngine("sglang").entry("policy", api_base="http://127.0.0.1:1/v1", engine="sglng")])
 
 
 # --- entries that name a provider and no address, as LiteLLM's lists do -----------------------------------------------

@@ -7,16 +7,15 @@ import importlib.util
 import json
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import openai
 import pytest
 
 from agentlightning.llm_proxy import HealthChecks, LLMProxy
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.types import AttemptedRollout
+from tests.llm_proxy.agents import ChatAgent
 from tests.llm_proxy.harness import GatewayHarness, until
 from tests.stubs.model_server import Fault, ModelServer, encode
 
@@ -24,13 +23,6 @@ HI: Any = {"model": "policy", "messages": [{"role": "user", "content": "hi"}]}
 SHORT = 0.2
 """Seconds before a server that does not answer is given up."""
 TENANT = "tenant-planted-0123456789"
-
-
-@pytest.fixture
-async def two() -> AsyncGenerator[tuple[GatewayHarness, ModelServer], None]:
-    with ModelServer() as second:
-        async with GatewayHarness() as harness:
-            yield harness, second
 
 
 async def attempt_at(harness: GatewayHarness, server: ModelServer) -> AttemptedRollout:
@@ -54,14 +46,9 @@ async def test_a_server_that_is_too_slow_is_left_for_the_next(
     harness.proxy.update_model_list([slow, second.entry("policy")])
     attempt = await attempt_at(harness, harness.model)
     harness.model.hold()
-    async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
-        if streamed:
-            stream = await client.chat.completions.create(**HI, stream=True)
-            words = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-        else:
-            create: Any = client.chat.completions.create
-            words = (await create(**HI)).choices[0].message.content
-    assert words == "you said hi"
+    agent = ChatAgent(harness, attempt)
+    async with agent.client:
+        assert agent.text(await agent.whole(streamed)) == "you said hi"
     await harness.model.until(lambda calls: calls[0].client_left)  # what came too late is not generated on
     (call,) = await harness.raw(attempt)
     assert (call["state"], call["upstream_tries"]) == ("ok", 2)
@@ -94,13 +81,13 @@ async def test_a_stream_has_the_time_until_its_first_bytes_and_then_all_that_it_
     attempt = await attempt_at(harness, harness.model)
     harness.model.hold_frames(0)  # the head of the stream comes, and no frame
     second.hold_frames(1)
-    async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
-        stream = aiter(await client.chat.completions.create(**HI, stream=True))
-        first = await anext(stream)
+    agent = ChatAgent(harness, attempt)
+    async with agent.client:
+        events = agent.events()
+        first = await anext(events)
         await asyncio.sleep(3 * SHORT)
         second.release()
-        texts = [chunk.choices[0].delta.content or "" for chunk in [first, *[c async for c in stream]] if chunk.choices]
-    assert "".join(texts) == "you said hi"
+        assert "".join(map(agent.text_of, [first, *[event async for event in events]])) == "you said hi"
     assert await harness.states(attempt) == ["ok"]
 
 
@@ -120,18 +107,23 @@ async def test_counting_tokens_has_the_timeout_too(harness: GatewayHarness) -> N
 # --- weight ----------------------------------------------------------------------------------------------------------
 
 
-async def test_calls_at_the_same_time_are_shared_by_weight(two: tuple[GatewayHarness, ModelServer]) -> None:
+@pytest.mark.parametrize(("weights", "shares"), [((1, 1), (4, 4)), ((3, 1), (6, 2))])
+async def test_calls_at_the_same_time_are_shared_by_weight_where_there_is_least_to_do(
+    two: tuple[GatewayHarness, ModelServer], weights: tuple[int, int], shares: tuple[int, int]
+) -> None:
     harness, second = two
-    harness.proxy.update_model_list([harness.model.entry("policy", weight=3), second.entry("policy", weight=1)])
+    servers = harness.model, second
+    entries = [server.entry("policy", weight=weight) for server, weight in zip(servers, weights, strict=True)]
+    harness.proxy.update_model_list(entries)
     attempts = [await harness.attempt() for _ in range(8)]
-    for server in (harness.model, second):
+    for server in servers:
         server.hold()
     asking = [asyncio.create_task(harness.ask(of=attempt)) for attempt in attempts]
     await until(lambda: len(harness.model.calls) + len(second.calls) == 8)
-    for server in (harness.model, second):
+    for server in servers:
         server.release()
     assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 8
-    assert (len(harness.model.calls), len(second.calls)) == (6, 2)
+    assert (len(harness.model.calls), len(second.calls)) == shares
 
 
 def weighted(*weights: float) -> ModelTable:

@@ -16,7 +16,7 @@ from agentlightning.adapter import LlmProxyTraceToTriplet
 from agentlightning.llm_proxy import HealthChecks, LLMProxy
 from agentlightning.llm_proxy.endpoints.table import ModelTable
 from agentlightning.store.memory import InMemoryLightningStore
-from agentlightning.types import AttemptedRollout
+from tests.llm_proxy.agents import ChatAgent
 from tests.llm_proxy.harness import GatewayHarness, Json, arrived, until
 from tests.stubs.model_server import Fault, ModelServer
 
@@ -38,16 +38,16 @@ def gateway(backup: ModelServer, *more: Any, **options: Any) -> GatewayHarness:
     return GatewayHarness(model, **arguments)
 
 
-async def asked_and_answered(harness: GatewayHarness, attempt: AttemptedRollout) -> Json:
+async def asked_and_answered(harness: GatewayHarness) -> Json:
     """Return the models in the record of the last call."""
-    request, call = (await harness.spans(attempt))[-2].attributes, (await harness.raw(attempt))[-1]
+    request, call = (await harness.spans())[-2].attributes, (await harness.raw())[-1]
     names = ("model", "policy", "policy_kind", "state")
     return {"asked": request["gen_ai.request.model"], **{name: call.get(name) for name in names}}
 
 
-async def trained(harness: GatewayHarness, attempt: AttemptedRollout, policy: str | None = None) -> int:
+async def trained(harness: GatewayHarness, policy: str | None = None) -> int:
     """Return the number of the attempt's calls that can be trained."""
-    return len(LlmProxyTraceToTriplet(policy=policy).adapt(await harness.spans(attempt)))
+    return len(LlmProxyTraceToTriplet(policy=policy).adapt(await harness.spans()))
 
 
 # --- fallbacks -------------------------------------------------------------------------------------------------------
@@ -62,23 +62,17 @@ async def test_a_fallback_answers_where_the_servers_of_a_model_fail(
 ) -> None:
     async with gateway(backup, health=HealthChecks(failures=99)) as harness:
         harness.model.faults = [fault] * 9
-        attempt = await harness.attempt()
-        async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
-            if streamed:
-                stream = await client.chat.completions.create(**HI, stream=True)
-                words = "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-            else:
-                create: Any = client.chat.completions.create
-                words = (await create(**HI)).choices[0].message.content
-        assert words == "the backup says so"
+        agent = ChatAgent(harness)
+        async with agent.client:
+            assert agent.text(await agent.whole(streamed)) == "the backup says so"
         assert backup.calls[0].request["model"] == "backup"
-        record = await asked_and_answered(harness, attempt)
+        record = await asked_and_answered(harness)
         assert (record["asked"], record["model"], record["state"]) == ("policy", "backup", "ok")
-        assert await trained(harness, attempt) == 0
+        assert await trained(harness) == 0
         harness.model.faults.clear()
-        assert (await harness.ask(of=attempt))[0] == 200
-        assert (await asked_and_answered(harness, attempt))["model"] is None
-        assert await trained(harness, attempt) == 1
+        assert (await harness.ask())[0] == 200
+        assert (await asked_and_answered(harness))["model"] is None
+        assert await trained(harness) == 1
 
 
 async def test_a_fallback_answers_where_nothing_listens_or_an_entry_is_out_of_time(backup: ModelServer) -> None:
@@ -87,9 +81,8 @@ async def test_a_fallback_answers_where_nothing_listens_or_an_entry_is_out_of_ti
         entries = [unreachable, slow.entry("slow", timeout=0.2), backup.entry("backup")]
         async with GatewayHarness(model_list=entries, fallbacks={"gone": ["slow"], "slow": ["backup"]}) as harness:
             slow.hold()
-            attempt = await harness.attempt()
-            assert (await harness.ask(of=attempt, model="gone"))[0] == 200
-            assert await asked_and_answered(harness, attempt) == {
+            assert (await harness.ask(model="gone"))[0] == 200
+            assert await asked_and_answered(harness) == {
                 **{"asked": "gone", "model": "backup", "state": "ok"},
                 **{"policy": "backup", "policy_kind": "frozen"},
             }
@@ -120,14 +113,13 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
 ) -> None:
     async with gateway(backup) as harness:
         harness.model.faults, backup.faults = [Fault(500)], [Fault(401)]
-        attempt = await harness.attempt()
         with caplog.at_level(logging.WARNING):
-            status, body = await harness.ask(of=attempt)
+            status, body = await harness.ask()
         assert (status, body["error"]["message"]) == (500, "told to answer 500")
-        error = (await harness.spans(attempt))[0].attributes["error.message"]
+        error = (await harness.spans())[0].attributes["error.message"]
         assert str(error).startswith("The model server of 'policy' answered 500")
         assert str(error).endswith("; the fallback 'backup' failed, too (401)")
-        record = await asked_and_answered(harness, attempt)
+        record = await asked_and_answered(harness)
         assert (record["asked"], record["model"], record["state"]) == ("policy", None, "upstream_error")
         assert "the model servers of 'policy' failed; asking backup instead" in caplog.text
 
@@ -154,9 +146,8 @@ async def test_a_fallback_that_cannot_be_asked_in_any_form_is_passed_over(backup
     texts = backup.entry("texts", dialects=["completions"])
     async with gateway(backup, texts, fallbacks={"policy": ["texts", "backup"]}) as harness:
         harness.model.faults = [Fault(500)]
-        attempt = await harness.attempt()
-        assert (await harness.ask(of=attempt))[0] == 200
-        assert (await asked_and_answered(harness, attempt))["model"] == "backup"
+        assert (await harness.ask())[0] == 200
+        assert (await asked_and_answered(harness))["model"] == "backup"
 
 
 @pytest.mark.parametrize(("route", "text"), [("/v1/completions", {"prompt": "hi"}), ("/v1/embeddings", {"input": "h"})])
@@ -171,7 +162,7 @@ async def test_a_file_of_calls_holds_no_tokens_of_a_fallback(backup: ModelServer
     file = tmp_path / "calls.jsonl"
     async with gateway(backup, record=file) as harness:
         harness.model.faults = [Fault(500)]
-        assert (await harness.ask(of=await harness.attempt()))[0] == 200
+        assert (await harness.ask())[0] == 200
     async with gateway(backup, replay=file) as harness:
         status, body = await harness.ask()
         assert (status, body["choices"][0]["message"]["content"]) == (200, "the backup says so")
@@ -187,12 +178,11 @@ async def test_a_batch_has_fallbacks_too(backup: ModelServer) -> None:
 
 async def test_the_replicas_of_a_model_are_asked_before_its_fallback(backup: ModelServer) -> None:
     async with ModelServer() as second, gateway(backup, second.entry("policy")) as harness:
-        attempt = await harness.attempt()
         for failing, answered in (([harness.model], None), ([harness.model, second], "backup")):
             for server in failing:
                 server.faults = [Fault(500)]
-            assert (await harness.ask(of=attempt))[0] == 200
-            assert (await asked_and_answered(harness, attempt))["model"] == answered
+            assert (await harness.ask())[0] == 200
+            assert (await asked_and_answered(harness))["model"] == answered
             for server in failing:
                 server.faults = []
 
@@ -210,23 +200,22 @@ async def test_a_model_that_goes_on_failing_is_left_alone_until_it_is_well(backu
         name = f"policy at 127.0.0.1:{harness.model.port}"
         harness.model.get_status = 500
         harness.model.faults = [Fault(500)] * 99
-        attempt = await harness.attempt()
         for _ in range(checks.failures + 5):
-            assert (await harness.ask(of=attempt))[0] == 200
+            assert (await harness.ask())[0] == 200
         assert (len(harness.model.calls), len(backup.calls)) == (checks.failures, checks.failures + 5)
         backup.faults = [Fault(401)]
         harness.model.faults = []
-        assert (await harness.ask(of=attempt))[0] == 200, "where all fallbacks fail, trying is better than refusing"
-        assert (await asked_and_answered(harness, attempt))["model"] is None
+        assert (await harness.ask())[0] == 200, "where all fallbacks fail, trying is better than refusing"
+        assert (await asked_and_answered(harness))["model"] is None
         assert harness.proxy.stats()["endpoints"][name] == "serving"
 
         harness.model.faults = [Fault(500)] * checks.failures
         for _ in range(checks.failures):
-            assert (await harness.ask(of=attempt))[0] == 200
+            assert (await harness.ask())[0] == 200
         harness.model.get_status = 200
         await until(lambda: harness.proxy.stats()["endpoints"][name] == "failing")
-        assert (await harness.ask(of=attempt))[0] == 200
-        assert (await asked_and_answered(harness, attempt))["model"] is None
+        assert (await harness.ask())[0] == 200
+        assert (await asked_and_answered(harness))["model"] is None
 
 
 # --- who learns ------------------------------------------------------------------------------------------------------
@@ -235,38 +224,35 @@ async def test_a_model_that_goes_on_failing_is_left_alone_until_it_is_well(backu
 async def test_what_a_fallback_answered_for_the_policy_is_trained_by_nobody(backup: ModelServer) -> None:
     async with gateway(backup, policies={**TRAINED, "rest": {"kind": "frozen"}}) as harness:
         harness.model.faults = [Fault(500)] * 2
-        attempt = await harness.attempt()
-        assert (await harness.ask(of=attempt))[0] == 200
-        url = harness.proxy.as_resource(*_ids(attempt), role="solver").endpoint + "/chat/completions"
+        assert (await harness.ask())[0] == 200
+        url = harness.proxy.as_resource(*harness.ids, role="solver").endpoint + "/chat/completions"
         assert (await harness.post(url, HI))[0] == 200
-        assert (await asked_and_answered(harness, attempt))["policy_kind"] == "frozen"
-        assert [await trained(harness, attempt, policy) for policy in (None, "learner")] == [0, 0]
+        assert (await asked_and_answered(harness))["policy_kind"] == "frozen"
+        assert [await trained(harness, policy) for policy in (None, "learner")] == [0, 0]
 
 
 async def test_what_the_policy_answered_as_the_fallback_of_another_model_is_the_policys(backup: ModelServer) -> None:
     policies: Any = {**TRAINED, "judge": {"kind": "frozen", "models": ["backup"], "roles": ["critic"]}}
     async with gateway(backup, policies=policies, fallbacks={"backup": ["policy"]}) as harness:
         backup.faults = [Fault(500)] * 2
-        attempt = await harness.attempt()
-        assert (await harness.ask(of=attempt, model="backup"))[0] == 200
-        record = await asked_and_answered(harness, attempt)
+        assert (await harness.ask(model="backup"))[0] == 200
+        record = await asked_and_answered(harness)
         assert (record["asked"], record["model"], record["policy"]) == ("backup", "policy", "learner")
-        assert await trained(harness, attempt, "learner") == 1
-        url = harness.proxy.as_resource(*_ids(attempt), role="critic").endpoint + "/chat/completions"
+        assert await trained(harness, "learner") == 1
+        url = harness.proxy.as_resource(*harness.ids, role="critic").endpoint + "/chat/completions"
         assert (await harness.post(url, {**HI, "model": "backup"}))[0] == 200
-        assert (await asked_and_answered(harness, attempt))["policy"] == "judge", "a role acts by its own policy"
-        assert await trained(harness, attempt, "learner") == 1
+        assert (await asked_and_answered(harness))["policy"] == "judge", "a role acts by its own policy"
+        assert await trained(harness, "learner") == 1
 
 
 async def test_a_fallback_that_is_of_the_same_policy_is_trained(backup: ModelServer) -> None:
     policies: Any = {"learner": {"kind": "trained", "models": ["policy", "backup"], "roles": ["solver"]}}
     async with gateway(backup, policies=policies) as harness:
         harness.model.faults = [Fault(500)] * 2
-        attempt = await harness.attempt()
-        url = harness.proxy.as_resource(*_ids(attempt), "policy", role="solver").endpoint + "/chat/completions"
-        for each in (url, harness.url(of=attempt)):
+        url = harness.proxy.as_resource(*harness.ids, "policy", role="solver").endpoint + "/chat/completions"
+        for each in (url, harness.url()):
             assert (await harness.post(each, HI))[0] == 200
-        assert len(backup.calls) == await trained(harness, attempt, "learner") == 2
+        assert len(backup.calls) == await trained(harness, "learner") == 2
 
 
 async def test_calls_at_the_same_time_have_each_their_own_model_on_record(backup: ModelServer) -> None:
@@ -290,29 +276,24 @@ async def test_calls_at_the_same_time_have_each_their_own_model_on_record(backup
                 )
 
 
-def _ids(attempt: AttemptedRollout) -> tuple[str, str]:
-    return attempt.rollout_id, attempt.attempt.attempt_id
-
-
 # --- aliases ---------------------------------------------------------------------------------------------------------
 
 
 async def test_an_alias_is_the_model_by_another_name(backup: ModelServer) -> None:
     async with gateway(backup, aliases={"gpt-4o": "policy"}, policies=TRAINED) as harness:
-        attempt = await harness.attempt()
-        assert (await harness.ask(of=attempt, model="gpt-4o"))[0] == 200
+        assert (await harness.ask(model="gpt-4o"))[0] == 200
         assert harness.model.calls[0].request["model"] == "policy"
-        assert await asked_and_answered(harness, attempt) == {
+        assert await asked_and_answered(harness) == {
             **{"asked": "gpt-4o", "model": "policy", "state": "ok"},
             **{"policy": "learner", "policy_kind": "trained"},
         }
-        assert await trained(harness, attempt, "learner") == 1
-        role = harness.proxy.as_resource(*_ids(attempt), "gpt-4o", role="solver")
+        assert await trained(harness, "learner") == 1
+        role = harness.proxy.as_resource(*harness.ids, "gpt-4o", role="solver")
         assert role.model == "policy"
         assert (await harness.post(f"{role.endpoint}/chat/completions", {**HI, "model": "gpt-4o"}))[0] == 200
-        counting = harness.url("/v1/messages/count_tokens", of=attempt)
+        counting = harness.url("/v1/messages/count_tokens")
         assert (await harness.post(counting, {**HI, "model": "gpt-4o"}))[0] == 200
-        async with openai.AsyncOpenAI(base_url=harness.url("/v1", of=attempt), api_key="any", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=harness.url("/v1"), api_key="any", max_retries=0) as client:
             assert [model.id async for model in client.models.list()] == ["policy", "backup", "gpt-4o"]
             assert (await client.models.retrieve("gpt-4o")).id == "gpt-4o"
             with pytest.raises(openai.NotFoundError, match="Did you mean 'gpt-4o'"):
@@ -323,10 +304,9 @@ async def test_an_alias_has_the_fallbacks_of_its_model_and_may_be_one(backup: Mo
     aliases = {"gpt-4o": "policy", "cheap": "backup"}
     async with gateway(backup, aliases=aliases, fallbacks={"gpt-4o": ["cheap"]}) as harness:
         harness.model.faults = [Fault(500)] * 2
-        attempt = await harness.attempt()
         for name in ("gpt-4o", "policy"):
-            assert (await harness.ask(of=attempt, model=name))[0] == 200
-            record = await asked_and_answered(harness, attempt)
+            assert (await harness.ask(model=name))[0] == 200
+            record = await asked_and_answered(harness)
             assert (record["asked"], record["model"]) == (name, "backup")
 
 
@@ -342,9 +322,8 @@ async def test_a_configuration_of_litellm_is_read(backup: ModelServer) -> None:
         }
         async with GatewayHarness(model_list=None, litellm_config=config) as harness:
             model.faults = [Fault(500), Fault(500)]
-            attempt = await harness.attempt()
-            assert (await harness.ask(of=attempt, model="gpt-4o"))[0] == 200
-            assert (await asked_and_answered(harness, attempt))["model"] == "backup"
+            assert (await harness.ask(model="gpt-4o"))[0] == 200
+            assert (await asked_and_answered(harness))["model"] == "backup"
             assert len(model.calls) == 2, "one retry"
 
 

@@ -9,26 +9,13 @@ import pytest
 
 from agentlightning.llm_proxy import LLMProxy
 from tests.llm_proxy.harness import GatewayHarness
-from tests.stubs.model_server import ModelServer, encode
+from tests.stubs.model_server import ModelServer
 
 
 async def _record(path: Path, *contents: str) -> None:
     async with GatewayHarness(record=path) as harness:
-        attempt = await harness.attempt()
         for content in contents:
-            assert (await harness.ask(content, of=attempt))[0] == 200
-
-
-async def test_what_was_recorded_is_replayed_without_a_model_server_and_with_its_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "calls.jsonl"
-    await _record(path, "first", "second")
-    async with GatewayHarness(replay=path, model_list=[]) as harness:
-        status, reply = await harness.ask("second")
-        assert (status, reply["choices"][0]["message"]["content"]) == (200, "you said second")
-        assert "prompt_token_ids" not in reply
-        (call,) = await harness.raw()
-        assert call["completion_token_ids"] == encode("you said second")
-        assert harness.model.calls == []
+            assert (await harness.ask(content))[0] == 200
 
 
 async def test_a_stream_is_replayed_from_a_call_that_was_none_and_back(tmp_path: Path) -> None:
@@ -38,9 +25,7 @@ async def test_a_stream_is_replayed_from_a_call_that_was_none_and_back(tmp_path:
         async with harness.session.post(harness.url(), json=body) as streamed:
             await streamed.read()
     async with GatewayHarness(replay=path) as harness:
-        assert (await harness.ask("hi", of=await harness.attempt()))[1]["choices"][0]["message"][
-            "content"
-        ] == "you said hi"
+        assert (await harness.ask("hi"))[1]["choices"][0]["message"]["content"] == "you said hi"
 
 
 async def test_the_same_request_is_replayed_in_the_order_of_its_recording(tmp_path: Path) -> None:
@@ -48,7 +33,7 @@ async def test_the_same_request_is_replayed_in_the_order_of_its_recording(tmp_pa
     path = tmp_path / "calls.jsonl"
     async with GatewayHarness(ModelServer(answer=lambda request: next(answers)), record=path) as harness:
         for _ in range(3):
-            await harness.ask(of=await harness.attempt())
+            await harness.ask()
     async with GatewayHarness(replay=path) as harness:
         replies = [(await harness.ask())[1]["choices"][0]["message"]["content"] for _ in range(4)]
     assert replies == ["one", "two", "three", "three"]
@@ -70,10 +55,10 @@ async def test_a_call_that_is_not_on_file_is_refused_and_shows_the_one_most_like
 async def test_every_text_comes_back_from_the_file(tmp_path: Path, reply_text: str) -> None:
     path = tmp_path / "calls.jsonl"
     async with GatewayHarness(ModelServer(answer=lambda request: reply_text), record=path) as harness:
-        status, made = await harness.ask(reply_text, of=await harness.attempt())
+        status, made = await harness.ask(reply_text)
         assert status == 200
     async with GatewayHarness(replay=path, model_list=[]) as harness:
-        status, reply = await harness.ask(reply_text, of=await harness.attempt())
+        status, reply = await harness.ask(reply_text)
         assert (status, reply["choices"][0]["message"]) == (200, made["choices"][0]["message"])
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.upstream.provider_keys import HIDDEN, KeyWatch, Secrets
-from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.harness import REQUESTS, GatewayHarness
 from tests.stubs.faulty_engine import CHUNKED, FaultyEngine, Request, chunked, whole
 from tests.stubs.model_replies import chat_frames, chat_reply, message_frames, response_frames, text_frames
 
@@ -205,17 +205,12 @@ def test_a_text_that_waits_is_not_let_go_with_another_in_its_frame() -> None:
 
 # --- through the gateway ------------------------------------------------------------------------------------------
 
+TOKENS: Json = {"logprobs": True, "return_token_ids": True}
 ROUTES: dict[str, tuple[str, Json]] = {
-    "chat": ("/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-    "chat, with tokens shown": (
-        "/chat/completions",
-        {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "return_token_ids": True},
-    ),
-    "completions": ("/completions", {"prompt": "hi"}),
-    "responses": ("/responses", {"input": "hi"}),
-    "messages": ("/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
-    "native responses": ("/responses", {"input": "hi"}),
-    "native messages": ("/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}),
+    **{route: (route, REQUESTS[route]) for route in ("chat/completions", "completions", "responses", "messages")},
+    "chat, with tokens shown": ("chat/completions", REQUESTS["chat/completions"] | TOKENS),
+    "native responses": ("responses", REQUESTS["responses"]),
+    "native messages": ("messages", REQUESTS["messages"]),
 }
 
 
@@ -250,8 +245,8 @@ async def test_no_agent_span_or_file_has_the_key(case: str, streamed: bool, tmp_
         ) as harness:
 
             async def ask(size: int) -> str:
-                request_body = {"model": f"m{size}", **body, "stream": streamed}
-                async with harness.session.post(harness.url(route), json=request_body) as answer:
+                request_body = {**body, "model": f"m{size}", "stream": streamed}
+                async with harness.session.post(harness.url(f"/{route}"), json=request_body) as answer:
                     assert answer.status == 200
                     return await answer.text()
 
@@ -268,13 +263,7 @@ async def test_no_agent_span_or_file_has_the_key(case: str, streamed: bool, tmp_
 
 
 def test_streams_without_the_key_pass_byte_for_byte() -> None:
-    body = {
-        "model": "m",
-        "messages": [{"role": "user", "content": "hi"}],
-        "n": 2,
-        "return_token_ids": True,
-        "logprobs": True,
-    }
+    body = REQUESTS["chat/completions"] | TOKENS | {"n": 2}
     words = "Yes, sk is skin; sk-prove it. Thus: " * 5
     frames = chat_frames(chat_reply(body, words + "s", "r-s", True), body)
     assert watched(frames) == frames

@@ -1,5 +1,5 @@
 """Every algorithm learns to please an agent from a model that knows nothing; VERL takes too long for it, and for two
-policies there is `test_two_roles.py`."""
+policies there is `test_proofs.py`."""
 
 from __future__ import annotations
 

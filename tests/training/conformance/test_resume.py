@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -202,29 +199,6 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     assert (last.status, last.outcome) == ("succeeded", "scored")
     spans = stored(tmp_path, lambda store: store.query_spans(rollout))
     assert [span.attempt_id for span in spans if agl.get_reward_value(span) is not None] == [last.attempt_id]
-
-
-@pytest.mark.heavy
-def test_a_run_whose_stored_rewards_are_too_large_goes_on_without_them(untrained_model: Path, tmp_path: Path) -> None:
-    """An older version has stored such rewards."""
-    assert play(GRPO, untrained_model, tmp_path, "before ledger 1") == -signal.SIGKILL
-    with closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
-        query = (
-            "SELECT rollout_id FROM summaries WHERE mode = 'train' AND reward BETWEEN 0 AND 50 ORDER BY number LIMIT 2"
-        )
-        ids = [row[0] for row in db.execute(query)]
-        for rollout_id, value in zip(ids, (1e308, -1e308), strict=True):
-            db.execute("UPDATE summaries SET reward = ? WHERE rollout_id = ?", (value, rollout_id))
-            for table in ("rollouts", "spans"):
-                query = f"SELECT number, body FROM {table} WHERE rollout_id = ?"
-                for number, body in db.execute(query, (rollout_id,)).fetchall():
-                    worse = re.sub(rb'("reward":|"primary":|\.value":)[\d.]+', rb"\g<1>%b" % repr(value).encode(), body)
-                    db.execute(f"UPDATE {table} SET body = ? WHERE number = ?", (worse, number))
-    assert play(GRPO, untrained_model, tmp_path) == 0
-    books = read(tmp_path)
-    assert_complete(books, STEPS, starts=2)
-    first = [call for call in books.endings() if call["step"] == 1]
-    assert {call["rollout"] for call in first if call["reason"] == "no_reward"} > set(ids)
 
 
 @pytest.mark.heavy
