@@ -32,7 +32,7 @@ from agentlightning.base.field_help import explain_fields
 from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.training.alarms import AlarmSettings, make_rules
-from agentlightning.training.losses.loss_types import LOSSES, Aggregation, Loss, LossType, RatioLimits
+from agentlightning.training.loss_types import LOSSES, Aggregation, Loss, LossType, RatioLimits
 from agentlightning.training.progress import Style
 from agentlightning.training.rollouts import LatePolicy
 from agentlightning.types import Rollout

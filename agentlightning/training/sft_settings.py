@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.training.losses.loss_types import CROSS_ENTROPY, Loss
+from agentlightning.training.loss_types import CROSS_ENTROPY, Loss
 from agentlightning.training.settings import (
     Aggregation,
     Count,

@@ -213,12 +213,16 @@ class EngineStore(RunEngine, ReadingEngine):
             return []
         return [self._hand_out(each) for each in (await self._claim(limit, worker_id, timeout, run_id)).claims]
 
-    async def _claim(self, limit: int, worker_id: str | None, timeout: float, run_id: str | None) -> Claimed:
+    def _claim(self, limit: int, worker_id: str | None, timeout: float, run_id: str | None) -> Awaitable[Claimed]:
         token, looks, now = call_token("dequeue_many_rollouts"), 0, 0.0
         ids, work = call_ids(8, token), ("work", run_id)
-        if token is None and timeout <= 0:
+
+        async def at_once() -> Claimed:
             now = await self._runtime.settle()
-            return await self._runtime.write(lambda tx: claim(tx, now, ids, token, run_id, worker_id, limit))
+            return await self._runtime.write(lambda tx: claim(tx, now, ids, None, run_id, worker_id, limit))
+
+        if token is None and timeout <= 0:
+            return at_once()
 
         def script_of(_: Claimed | None) -> Callable[[Tx], Claimed]:
             nonlocal looks, now
@@ -252,7 +256,7 @@ class EngineStore(RunEngine, ReadingEngine):
                     await self._runtime.write(lambda tx: tx.get("claim", token) or tx.put("claim", token, row))
                 return result
 
-        return await (until() if token is None else in_turn(token))
+        return until() if token is None else in_turn(token)
 
     @override
     async def start_attempt(self, rollout_id, worker_id=None) -> AttemptedRollout:

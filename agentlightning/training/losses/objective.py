@@ -8,8 +8,8 @@ Every log-probability is a natural logarithm at the temperature of sampling. The
 
     w * (c * policy + beta * kl) - entropy_coef * entropy / tokens
 
-- `w` is the weight of the token (`weights.py`), `policy` the formula of the `loss_type` (`loss_types.py`), a function
-  of the ratio `r` of the token and the advantage of its rollout.
+- `w` is the weight of the token (`weights.py`), `policy` the formula of the `loss_type`
+  (`agentlightning/training/loss_types.py`), a function of the ratio `r` of the token and the advantage of its rollout.
 - `r` is the probability of the token under the weights that learn, divided by that under the weights that sampled it,
   which the engine recorded; `c` is 1.
 - With `importance_sampling_correction` the divisor is the probability under the learner before the first optimizer

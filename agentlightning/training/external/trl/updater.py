@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -42,6 +43,8 @@ async def run_trl(
     tasks, held_out = items_of(train_dataset), items_of(val_dataset)
     grpo, facts = settings.as_grpo(len(tasks)), settings.facts()
     check_tasks("TRL", grpo, tasks, held_out)
+    if len(tasks) < grpo.batch_size:  # TRL's batch has one size: it has several groups of each task then
+        tasks = tasks * math.ceil(grpo.batch_size / len(tasks))
     check_model(grpo.model)
 
     async def make_updater(opened: OpenRun, stack: AsyncExitStack) -> TRLUpdater:
