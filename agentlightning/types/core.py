@@ -316,7 +316,7 @@ class RetentionPolicy(Value):
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of the neighbouring files, for programs that import it from here."""
-    if not name.startswith("_"):
+    """Return a name of `agentlightning.types`, which programs also import from here."""
+    if name == "__all__" or not name.startswith("_"):
         return getattr(importlib.import_module("agentlightning.types"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
