@@ -50,7 +50,7 @@ def run_page(
 def notes(page: str | Path) -> Iterator[str]:
     """Yield what stands beside each `print` of a page: its output, `...` for any words."""
     for block in blocks(page):
-        yield from re.findall(r"^print\(.*\)  # (.+)$", block, re.MULTILINE)
+        yield from re.findall(r"^ *print\(.*\)  # (.+)$", block, re.MULTILINE)
 
 
 def assert_prints_its_notes(page: str | Path, printed: str) -> None:

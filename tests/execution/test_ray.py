@@ -287,11 +287,12 @@ Started = tuple[Process, list[psutil.Process]]
 
 
 @pytest.fixture
-def started(request: pytest.FixtureRequest, nodes: str, terminal: Terminal) -> Started:
+def started(request: pytest.FixtureRequest, nodes: str, terminal: Terminal, token: None) -> Started:
     """`program.py`, whose runner is at work on the nodes or in a cluster of its own, and its processes."""
     address, runner = request.param
     layout = f"ray {nodes if address == 'nodes' else address}"
-    program = terminal(["python", "-m", "tests.execution.program", layout, "waits", runner], folder=ROOT)
+    command = ["python", "-m", "tests.execution.program", layout, "waits", runner]
+    program = terminal(command, folder=ROOT, AGL_TOKEN=os.environ["AGL_TOKEN"])
     [runner_pid] = re.findall(r"ready \S+ (\d+)\n", program.until(r"ready \S+ \d+\n"))
     own = [process for process in program.family() if not process.name().endswith("Agent")]  # Ray's, see the test below
     return program, [psutil.Process(int(runner_pid)), *own]
