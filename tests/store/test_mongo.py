@@ -32,7 +32,7 @@ from agentlightning.store.rules.enqueue import enqueue
 from agentlightning.store.rules.query import sortable_fields
 from agentlightning.store.rules.resources import publish
 from agentlightning.store.rules.spans import add_spans
-from agentlightning.store.rules.tx import Tx
+from agentlightning.store.rules.tx import ClaimRow, Tx
 from agentlightning.store.rules.updates import update_attempt
 from agentlightning.store.spec import store_from_spec
 from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, PromptTemplate, Rollout, Span
@@ -172,6 +172,24 @@ async def test_a_heartbeat_and_a_claim_at_once_lose_nothing_of_the_workers_row(
         assert row is not None
         assert (row.status, row.current_rollout_id, row.heartbeat_stats) == ("busy", claim.rollout_id, {"beat": i})
         assert row.last_heartbeat_time == worker.last_heartbeat_time
+
+
+async def test_a_token_that_is_renewed_while_old_ones_are_removed_stays(
+    store: MongoLightningStore, second_store: MongoLightningStore
+) -> None:
+    await asyncio.gather(store.statistics(), second_store.statistics())  # the first operation of each connects
+    old, renewed = ClaimRow([], 1.0), ClaimRow([], 2.0, renewed=True)
+    store._backend.execute(lambda tx: [tx.put("claim", token, old) for token in ("renewed", "old")])
+
+    def remove_old_ones(tx: Tx) -> None:
+        assert {token for token, _ in tx.scan("claim", 10)} == {"renewed", "old"}
+        second_store._backend.execute(lambda other: other.put("claim", "renewed", renewed))
+        tx.drop("claim", "renewed")
+        tx.drop("claim", "old")
+
+    store._backend.execute(remove_old_ones)
+    rows, _ = second_store._backend.execute(lambda tx: [tx.get("claim", token) for token in ("renewed", "old")])
+    assert rows == [renewed, None]
 
 
 # --- death in the middle --------------------------------------------------------------------------------------------
