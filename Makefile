@@ -69,6 +69,7 @@ $(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
 lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/prose.py
 	@$(BIN)/python -m tests.packaging.shape
 
 # Lines and files of each package against its budget, shape.toml

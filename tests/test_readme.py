@@ -47,8 +47,8 @@ def test_every_make_target_and_variable_that_a_document_names_is_in_the_makefile
     assert variables <= set(re.findall(r"\$\(([A-Z_]+)\)", makefile))
 
 
-def test_the_readme_names_every_extra_and_no_other() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_page_on_installation_names_every_extra_and_no_other() -> None:
+    text = (ROOT / "docs/how-to/install.md").read_text()
     table = text[text.index("| extra |") :].split("\n\n")[0]
     named = {name for line in table.splitlines()[2:] for name in re.findall(r"`([\w-]+)`", line.split("|")[1])}
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -25,6 +25,7 @@ _ALL = {
     *(path for folder in ("contrib", "examples") for path in (ROOT / folder).rglob("README.md")),
 }
 PAGES = {page for page in _ALL if "node_modules" not in page.parts}
+_BADGES = re.compile(r"^<!-- badges.*?^<!-- end of the badges -->\n+", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 
@@ -37,14 +38,14 @@ def place_of(page: Path) -> Path:
 
 
 def with_links_of_the_site(page: Path) -> str:
-    """Return the text of a page, whose links to pages that move name the new place."""
+    """Return the text of a page with links to the places in the site, and without badges, which are images elsewhere."""
 
     def rewrite(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(page.parent / link[1]))
         inside = target.is_relative_to(ROOT / "docs") or target in PAGES
         return os.path.relpath(place_of(target), place_of(page).parent) if inside else link[1]
 
-    return _LINK.sub(rewrite, page.read_text())
+    return _LINK.sub(rewrite, _BADGES.sub("", page.read_text()))
 
 
 API = Path("reference/api")
@@ -56,7 +57,9 @@ def pages_of_names() -> dict[Path, str]:
     importable = public_definitions()
     lists: list[str] = []
     pages: dict[Path, str] = {}
-    for package, places in pages_of_packages().items():
+    definitions = pages_of_packages()
+    for package in sorted(definitions, key=ORDER.index):
+        places = definitions[package]
         docstring = ast.get_docstring(tree_of(f"{PACKAGE}.{package}")[1]) or _docstring_beside_the_stub(package)
         head = f"# {package}\n\n{docstring}\n"
         blocks = [f"::: {place}\n\nTo import: {_paths(importable[place])}\n" for place in places]
@@ -68,6 +71,12 @@ def pages_of_names() -> dict[Path, str]:
     return pages
 
 
+ORDER = (
+    *("litagent", "trainer", "types", "emitter", "algorithm", "training", "prompt_search", "evaluation"),
+    *("store", "runner", "execution", "tracer", "adapter", "llm_proxy", "chat", "trackers", "integrations"),
+    *("errors", "exit_codes", "logging", "config", "env_var", "semconv", "utils", "legacy"),
+)
+"""The packages in the order in which a program needs them."""
 INDEX = """# Every public name
 
 Public is what `agl.` and the packages give. Each page is made of the docstrings of its package. Arguments that have the
@@ -86,6 +95,11 @@ def _docstring_beside_the_stub(package: str) -> str:
     return (ast.get_docstring(ast.parse(init.read_text())) or "") if init.is_file() else ""
 
 
+ENTRY = "| [Commands](reference/cli.md)"
+API_ENTRY = "| [Python API](reference/api/index.md) | each public name, from the docstrings |"
+"""A row of the front page that is in the site alone, and the row that follows it."""
+
+
 def lay_out(folder: Path) -> None:
     """Put every page into `folder`, which is made anew."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -96,8 +110,8 @@ def lay_out(folder: Path) -> None:
     for place, text in pages_of_names().items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text)
-    with (folder / "index.md").open("a") as index:
-        index.write("\n[Every public name](reference/api/index.md), a page for each package, from the docstrings.\n")
+    index = folder / "index.md"
+    index.write_text(index.read_text().replace(ENTRY, f"{API_ENTRY}\n{ENTRY}", 1))
 
 
 if __name__ == "__main__":

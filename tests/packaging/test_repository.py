@@ -12,6 +12,8 @@ import pytest
 import yaml
 
 from agentlightning.utils.version import VERSION
+from scripts import prose
+from scripts.address import FILES, PLACEHOLDER, addresses, replace
 from tests.stubs.processes import run_program
 
 ROOT = Path(__file__).parents[2]
@@ -129,3 +131,47 @@ def test_a_report_of_a_hole_is_private_everywhere_it_is_spoken_of() -> None:
     assert "Report a vulnerability" in (ROOT / "SECURITY.md").read_text()
     assert "SECURITY.md" in (ROOT / ".github/ISSUE_TEMPLATE/fault.yml").read_text()
     assert "SECURITY.md" in (ROOT / "docs/how-to/security.md").read_text()
+
+
+def test_the_address_of_the_project_is_set_in_one_place_and_replaced_in_every_file(tmp_path: Path) -> None:
+    address, (repository, site) = "https://github.com/Someone/agents", addresses()
+    tracked = run_program("git", "grep", "-lF", repository, folder=ROOT).stdout.split()
+    assert {*tracked} - {"scripts/address.py"} == {*FILES}, "each file with the address is in FILES"
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    assert replace(address, tmp_path) == list(FILES)
+    assert addresses(tmp_path) == (address, "https://someone.github.io/agents")
+    assert [name for name in FILES if repository in (tmp_path / name).read_text()] == []
+    assert replace(repository, tmp_path) == list(FILES)
+    if repository == PLACEHOLDER:
+        assert {name: (tmp_path / name).read_text() for name in FILES} == {
+            name: (ROOT / name).read_text() for name in FILES
+        }
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["repository-code"], citation["url"]) == (repository, site)
+
+
+def test_a_release_is_refused_while_the_address_is_the_placeholder() -> None:
+    release = "\n".join(str(step.get("run", "")) for step in steps(ROOT / ".github/workflows/release.yml"))
+    assert "scripts/address.py --published" in release
+    refused = run_program(sys.executable, "scripts/address.py", "--published", folder=ROOT, code=None)
+    assert (refused.returncode == 1) is (addresses()[0] == PLACEHOLDER)
+    wrong = run_program(sys.executable, "scripts/address.py", "github.com/me/", folder=ROOT, code=1)
+    assert "without a final slash; got github.com/me/" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("page.md", "It is told\nhere, `told` there.\n```\ntold\n```\n[page](told.md)\n", ["page.md:1"]),
+        ("module.py", '"""Return what\n\nthe agent told."""\ntold = "told"\n', ["module.py:3"]),
+        ("view.tsx", "// as we are told\n<p>It was told</p>\n", ["view.tsx:2"]),
+    ],
+)
+def test_words_that_are_not_plain_english_are_found_outside_of_code(
+    tmp_path: Path, name: str, text: str, found: list[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    messages = prose.matches(tmp_path / name, prose.word_list(), tmp_path)
+    assert [message.split(": ")[0] for message in messages] == found

@@ -7,6 +7,7 @@ import subprocess
 import tomllib
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,35 @@ def test_the_site_asks_for_no_font_and_reads_from_a_folder() -> None:
     assert project["theme"]["font"] is False
     assert project["use_directory_urls"] is False
     assert {one["scheme"] for one in project["theme"]["palette"]} == {"default", "slate"}
+
+
+def pages_in(menu: list[Any]) -> list[str]:
+    """Return the pages of a menu of the site, at all levels, in order."""
+    entries = [entry for item in menu for entry in (item.values() if isinstance(item, dict) else (item,))]
+    return [page for entry in entries for page in ([entry] if isinstance(entry, str) else pages_in(entry))]
+
+
+def test_the_menu_has_each_page_once_and_the_concepts_last() -> None:
+    menu = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"]
+    laid_out = [*(pages.place_of(page) for page in pages.PAGES), *pages.pages_of_names()]
+    assert sorted(pages_in(menu)) == sorted(path.as_posix() for path in laid_out)
+    top = ["Home", "Tutorials", "How-to", "Examples", "Algorithms", "Reference", "Concepts"]
+    assert [next(iter(entry)) for entry in menu] == top
+
+
+def test_the_python_api_is_in_the_order_of_use_in_the_menu_and_on_its_first_page() -> None:
+    menu = pages_in(tomllib.loads((ROOT / "zensical.toml").read_text())["project"]["nav"])
+    in_menu = [page for page in menu if page.startswith("reference/api/") and page != "reference/api/index.md"]
+    assert in_menu == [f"reference/api/{package}.md" for package in pages.ORDER]
+    rows = re.findall(r"^\| \[(\w+)\]", pages.pages_of_names()[pages.API / "index.md"], re.MULTILINE)
+    assert rows == list(pages.ORDER)
+
+
+def test_the_site_has_no_badges_and_links_the_python_api_from_its_front_page(tmp_path: Path) -> None:
+    pages.lay_out(tmp_path / "docs")
+    assert "img.shields.io" in (ROOT / "README.md").read_text()
+    assert "img.shields.io" not in (tmp_path / "docs/project/README.md").read_text()
+    assert (tmp_path / "docs/index.md").read_text().count("](reference/api/index.md)") == 1
 
 
 @pytest.mark.heavy  # asks the package index
