@@ -38,7 +38,7 @@ def place_of(page: Path) -> Path:
 
 
 def with_links_of_the_site(page: Path) -> str:
-    """Return the text of a page with links to the places in the site, and without badges, which are images elsewhere."""
+    """Return the text of a page with links to the places in the site and without badges, which are remote images."""
 
     def rewrite(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(page.parent / link[1]))
