@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, overload
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar, overload
 
 from typing_extensions import override
 
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.litagent.decorator import PickledByName
 from agentlightning.types import Dataset
 
+R = TypeVar("R")
 INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer", "run")
 """Names of the parameters that a function may have."""
 
 
-class FunctionalAlgorithm(PickledByName, Algorithm):
+class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
     """An algorithm that calls a function with the parts that its parameters name.
 
     With `auto_start_proxy` the gateway runs while the function does.
@@ -98,12 +99,20 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
             return await self._function(**arguments)
 
 
-@overload
-def algo(function: Callable[..., Any], *, auto_start_proxy: bool = False) -> FunctionalAlgorithm: ...
+class _Decorator(Protocol):
+    """The interface of `algo(auto_start_proxy=True)`, which decorates a coroutine function."""
+
+    def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> FunctionalAlgorithm[R]: ...
+
+
 @overload
 def algo(
-    function: None = None, *, auto_start_proxy: bool = False
-) -> Callable[[Callable[..., Any]], FunctionalAlgorithm]: ...
+    function: Callable[..., Coroutine[Any, Any, R]], *, auto_start_proxy: bool = False
+) -> FunctionalAlgorithm[R]: ...
+@overload
+def algo(function: Callable[..., R], *, auto_start_proxy: bool = False) -> FunctionalAlgorithm[R]: ...
+@overload
+def algo(function: None = None, *, auto_start_proxy: bool = False) -> _Decorator: ...
 def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool = False) -> Any:
     """Make an algorithm from a sync or async function.
 

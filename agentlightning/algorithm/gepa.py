@@ -11,9 +11,9 @@ import importlib.util
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from agentlightning.algorithm.prompt_algorithm import PromptSearch
 from agentlightning.base.field_help import explain_fields
@@ -24,7 +24,7 @@ from agentlightning.prompt_search.results import RolloutResult
 from agentlightning.prompt_search.search import SearchState
 from agentlightning.types import Dataset, PromptTemplate
 
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
 _OF_THE_PACKAGE = (
     *("max_metric_calls", "max_reflection_cost", "reflection_minibatch_size", "candidate_selection_strategy"),
     *("skip_perfect_score", "perfect_score", "module_selector", "use_merge", "max_merge_invocations"),

@@ -7,6 +7,7 @@ gradient of its `importance_sampling` loss and makes the optimizer's step, throu
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from typing_extensions import override
@@ -16,7 +17,7 @@ from agentlightning.base.process_secrets import secret
 from agentlightning.errors import BadRequestError
 from agentlightning.training.external import installed_version
 from agentlightning.training.result import GRPOResult
-from agentlightning.training.settings import GRPOSettings, signature_of
+from agentlightning.training.settings import GRPOSettings, accepts, signature_of
 from agentlightning.types import Dataset
 from agentlightning.utils.setting_checks import Bounds, check_names, check_number
 
@@ -32,6 +33,17 @@ SETTINGS: Final = (
 )
 """Settings shared with `agl.GRPO`, with the same meaning."""
 KEY: Final = "TINKER_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinkerArguments(GRPOSettings):
+    """The settings of `Tinker`, each with its default. Of those of `GRPO` it takes the ones in `SETTINGS`."""
+
+    model: str = field(kw_only=False)
+    rank: int = 32
+    tokenizer: str | None = None
+    base_url: str | None = None
+    connect_seconds: float = 60.0
 
 
 class Tinker(GRPO):
@@ -57,6 +69,7 @@ class Tinker(GRPO):
         BadRequestError: there is no key, or a value is out of range.
     """
 
+    @accepts(TinkerArguments)
     def __init__(
         self,
         model: str,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["TRL"]
 
 
-class TRL(Algorithm):
+class TRL(Algorithm["GRPOResult"]):
     """Train the weights of a transformers model with TRL's `GRPOTrainer` on the rewards of an agent's rollouts.
 
     `TRL(model="path", max_steps=20, num_generations=8, per_device_train_batch_size=128, learning_rate=1e-5)`: every

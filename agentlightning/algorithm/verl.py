@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["VERL"]
 
 
-class VERL(Algorithm):
+class VERL(Algorithm["GRPOResult"]):
     """Train the weights of a transformers model with VERL on the rewards of an agent's rollouts.
 
     `VERL({"actor_rollout_ref": {"model": {"path": "..."}, "rollout": {"n": 8, "name": "vllm"}}, "data":

@@ -12,9 +12,9 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from agentlightning.algorithm.prompt_algorithm import PromptSearch
 from agentlightning.base.field_help import explain_fields
@@ -35,7 +35,7 @@ from agentlightning.prompt_search.search import SearchState
 from agentlightning.types import PromptTemplate, RolloutMode
 
 logger = logging.getLogger("agentlightning.algorithm.apo")
-T = TypeVar("T")
+T = TypeVar("T", default=Any)
 
 
 class _Default(str):

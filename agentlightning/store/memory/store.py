@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from agentlightning.errors import BadRequestError, BusyError
 from agentlightning.store.base import LightningStoreStatistics
-from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.engine import EngineStore
 from agentlightning.store.memory.data import Data, Entry, StoredSpan, span_key
 from agentlightning.store.memory.eviction import SpanBudget, span_budget
 from agentlightning.store.memory.index import suits

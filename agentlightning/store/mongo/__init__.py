@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from agentlightning.errors import BadRequestError, MissingExtraError
-from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.engine import EngineStore
 from agentlightning.types import RetentionPolicy
 
 if importlib.util.find_spec("pymongo") is None:

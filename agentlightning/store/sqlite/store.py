@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from agentlightning.base.private_files import make_private, tighten
 from agentlightning.errors import AgentLightningError, BadRequestError, StoreWriteError
-from agentlightning.store.engine.store import EngineStore
+from agentlightning.store.engine import EngineStore
 from agentlightning.store.rules.tx import Notes, Tx
 from agentlightning.store.sql.backend import Job, Jobs, Process, Session, SqlBackend, Worker, run_scripts
 from agentlightning.store.sql.writes import Seen

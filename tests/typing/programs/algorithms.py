@@ -17,10 +17,11 @@ async def search(*, store: agl.LightningStore, train_dataset: agl.Dataset[str]) 
     return agl.TraceToMessages().adapt(list(spans))[0].__class__.__name__
 
 
-class Own(agl.Algorithm):
-    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
+class Own(agl.Algorithm[int]):
+    async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> int:
         store = self.get_store()
         reveal_type(store)  # R: LightningStore
+        return 1
 
 
 trainer = agl.Trainer(algorithm=search)
@@ -32,6 +33,42 @@ agl.Trainer(algorithm=agl.Baseline(), initial_resources={"prompt": agl.PromptTem
 agl.GRPO(model="model", max_stepps=20)  # E
 agl.GRPO(model="model", loss_type="grpoo")  # E
 agl.GRPO(model="model", max_steps="many")  # E
+agl.GRPO(model="model", scale_rewards="groups")  # E
+agl.PPO(model="model", gae_lambda="1")  # E
+agl.SFT(model="model", min_rewards=1.0)  # E
+agl.Tinker(model="Qwen/Qwen3-8B", max_steps=20, learning_rate=1e-4, rank=16)
+agl.Tinker(model="Qwen/Qwen3-8B", learning_rate="1e-4")  # E
+agl.APO(beam_rounds=2)
+agl.GEPA(max_metric_calls=20)
+agl.APO(beam_round=2)  # E
 agl.Trainer(n_runner=2)  # E
-reveal_type(trainer.result)  # R: Any
+reveal_type(trainer.result)  # R: str
+reveal_type(agl.Trainer(algorithm=agl.GRPO(model="model")).result)  # R: GRPOResult
+reveal_type(agl.Trainer(algorithm=agl.GRPO(model="model")).result.model_path)  # R: 
+reveal_type(agl.Trainer(algorithm=agl.SFT(model="model", min_reward=1.0)).result)  # R: GRPOResult
+reveal_type(agl.Trainer(algorithm=agl.VERL({})).result)  # R: GRPOResult
+reveal_type(agl.Trainer(algorithm=agl.TRL("model")).result)  # R: GRPOResult
+reveal_type(agl.Trainer(algorithm=agl.APO()).result)  # R: PromptResult
+reveal_type(agl.Trainer(algorithm=agl.Baseline()).result)  # R: BaselineResult
+reveal_type(agl.Trainer(algorithm=Own()).result)  # R: int
+reveal_type(agl.Trainer().result)  # R: Any
+
+
+@agl.algo(auto_start_proxy=True)
+async def measure(*, llm_proxy: agl.LLMProxy) -> int:
+    return 1
+
+
+@agl.algo
+def at_once(*, train_dataset: agl.Dataset[str]) -> float:
+    return float(len(train_dataset))
+
+
+def score(task: str) -> float:
+    return 1.0
+
+
+reveal_type(agl.Trainer(algorithm=measure).result)  # R: int
+reveal_type(agl.Trainer(algorithm=at_once).result)  # R: float
+reveal_type(agl.Trainer().evaluate(score, ["a"]))  # R: EvaluationResult
 reveal_type(agl.GRPO(model="model").settings.learning_rate)  # R: float

@@ -14,7 +14,14 @@ async def main() -> None:
     reveal_type(claimed)  # R: AttemptedRollout | None
     print(claimed.rollout_id)  # E
     await store.update_attempt(rollout.rollout_id, rollout.attempt.attempt_id, status="succeeded")
-    await store.update_attempt(rollout.rollout_id, "latest", status="done")  # E pyright
+    await store.update_attempt(rollout.rollout_id, "latest", status="done")  # E
+    await store.query_spans(rollout.rollout_id, limit="10")  # E
+    await store.enqueue_rollout({"question": "1+1"}, mode="training")  # E
+    sqlite = agl.SQLiteLightningStore("run.db")
+    reveal_type(await sqlite.query_resources())  # R: PaginatedResult[ResourcesUpdate]
+    await sqlite.enqueue_rollout({"question": "1+1"}, priority="high")  # E
+    await agl.PostgresLightningStore("postgresql://localhost/runs").add_span(rollout)  # E
+    await agl.MongoLightningStore("mongodb://localhost", database=1)  # E
     page = await store.query_rollouts(status_in=["succeeded"], limit=10)
     reveal_type(page)  # R: PaginatedResult[AttemptedRollout | Rollout]
     for each in page:
