@@ -79,6 +79,6 @@ def test_the_page_names_every_variable_that_a_program_finds_and_no_other() -> No
     from agentlightning.litagent.command import attempt_folder as program_env
 
     text = (DOCS / PAGE).read_text()
-    table = text[text.index("## The environment of the program") : text.index("Of several models")]
+    table = text[text.index("## Environment variables") : text.index("If there are several models")]
     matches = set(re.findall(r"`([A-Z][A-Z_]+)`", table))
     assert matches == {*program_env.PASSED, *program_env.RESERVED}
