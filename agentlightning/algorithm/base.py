@@ -80,7 +80,7 @@ class Algorithm(Generic[ResultT]):
         """Return a copy that runs this many iterations, as the algorithm counts them; None if it counts none."""
         return None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> ResultT | Awaitable[ResultT]:
         """Call `run`."""
         return self.run(*args, **kwargs)
 

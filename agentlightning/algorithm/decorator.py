@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar, overload
 
 from typing_extensions import override
@@ -51,7 +51,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
         functools.update_wrapper(self, function)
 
     @override
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> ResultT | Awaitable[ResultT]:
         """Call the function with these arguments."""
         return self._function(*args, **kwargs)
 

@@ -118,7 +118,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     def __init__(
         self,
         *,
-        algorithm: Algorithm[ResultT] | type[Algorithm[ResultT]] | ComponentSpec[Algorithm] = None,
+        algorithm: ComponentSpec[Algorithm[ResultT]] = None,
         n_runners: int | None = None,
         max_rollouts: int | None = None,
         initial_resources: NamedResources | None = None,

@@ -127,9 +127,9 @@ def test_each_tool_of_the_hooks_before_a_commit_is_in_the_development_environmen
     assert [tool for tool in tools if not (BIN / tool.removeprefix(".venv/bin/")).is_file()] == []
 
 
-def test_a_report_of_a_hole_is_private_everywhere_it_is_spoken_of() -> None:
+def test_every_page_on_vulnerabilities_refers_to_private_reports() -> None:
     assert "Report a vulnerability" in (ROOT / "SECURITY.md").read_text()
-    assert "SECURITY.md" in (ROOT / ".github/ISSUE_TEMPLATE/fault.yml").read_text()
+    assert "SECURITY.md" in (ROOT / ".github/ISSUE_TEMPLATE/bug.yml").read_text()
     assert "SECURITY.md" in (ROOT / "docs/how-to/security.md").read_text()
 
 
