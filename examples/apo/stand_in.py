@@ -101,7 +101,7 @@ def model_server() -> Generator[None]:
     if {"OPENAI_BASE_URL", "OPENAI_API_KEY"} & os.environ.keys():
         if "OPENAI_MODEL" not in os.environ:
             raise SystemExit(
-                "OPENAI_BASE_URL or OPENAI_API_KEY is set: set OPENAI_MODEL to the name of a model there, too"
+                "OPENAI_BASE_URL or OPENAI_API_KEY is set. Set OPENAI_MODEL to the name of a model on that server, too."
             )
         yield
         return

@@ -94,11 +94,11 @@ def arguments() -> argparse.ArgumentParser:
 
     ours = subparsers.add_parser("grpo", help="Train with GRPO on this machine; a small model is made first.")
     ours.add_argument("--model", default=None, **shared)
-    ours.add_argument("--imitation-steps", type=int, default=STEPS, help="How long the small model is prepared.")
+    ours.add_argument("--imitation-steps", type=int, default=STEPS, help="Imitation steps of the small model.")
 
     theirs = subparsers.add_parser("verl", help="Launch the full training algorithm with VERL.")
     theirs.add_argument("--model", default="qwen3", **shared)
-    theirs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine.")
+    theirs.add_argument("--gpus", type=int, default=1, help="Number of GPUs on this machine.")
 
     service = subparsers.add_parser("tinker", help="Train with the Tinker service; its key is TINKER_API_KEY.")
     service.add_argument("--model", default="qwen3", **shared)
@@ -108,8 +108,8 @@ def arguments() -> argparse.ArgumentParser:
         each.add_argument("--search", action="store_true", help="Enable search tool.")
         each.add_argument("--steps", type=int, default=20, help="Updates.")
         each.add_argument("--games", type=int, default=5, help="Games for each held-out thing in an evaluation.")
-        each.add_argument("--out", type=Path, help="An empty folder to keep the run in.")
-        each.add_argument("--external-store-address", metavar="URL", help="Of a store server (agl store) to train on.")
+        each.add_argument("--out", type=Path, help="Empty folder for the run.")
+        each.add_argument("--external-store-address", metavar="URL", help="Store server (agl store) for the run.")
     return parser
 
 

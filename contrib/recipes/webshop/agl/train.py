@@ -43,7 +43,7 @@ def train(options: argparse.Namespace, model: Path, shop: str, folder: Path) -> 
     wishes = tasks("held_out")[: options.held_out]
     trainer.fit(customer(shop), train_dataset=tasks("train"), val_dataset=wishes)
     if trainer.result is None:
-        sys.exit("the run was told to stop before its end")
+        sys.exit("the run was stopped before its end")
     print(f"updates  met in full, of {len(wishes)} held-out wishes, sampled           mean reward")
     for evaluation in trainer.result.evaluations:
         if evaluation.sampling == "sampled":
@@ -59,12 +59,14 @@ def role() -> str:
 def main() -> None:
     parser = parser_of_role()
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--held-out", type=int, default=96, help="wishes to measure with")
-    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
-    parser.add_argument("--model", type=Path, help="folder of a model of your own")
-    parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
-    parser.add_argument("--gateway-host", default="127.0.0.1", help="0.0.0.0 for runners on other machines")
-    parser.add_argument("--gateway-port", type=int, help="a free one by default")
+    parser.add_argument("--held-out", type=int, default=96, help="number of held-out wishes")
+    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="imitation steps of the small model")
+    parser.add_argument("--model", type=Path, help="folder of your own model")
+    parser.add_argument("--out", type=Path, help="empty folder for the trained model")
+    parser.add_argument(
+        "--gateway-host", default="127.0.0.1", help="gateway host; 0.0.0.0 for runners on other machines"
+    )
+    parser.add_argument("--gateway-port", type=int, help="gateway port; a free port by default")
     options = parser.parse_args()
     if role() == "runner":
         parser.error("AGL_CURRENT_ROLE is runner: the runners' program is run_rollouts.py")
