@@ -1,6 +1,6 @@
-"""A server that replaces three models and answers by rules: no download, no account, the same answer each time.
+"""A server that replaces three models and replies by rules: no download, no account, the same reply each time.
 
-`selector` obeys the requirements that its instructions name, and no others. `critic` reads the failures in its request,
+`selector` checks only the requirements that its instructions name. `critic` reads the failures in its request,
 and proposes a rule for the most frequent need that the prompt does not name. It knows neither rooms nor tasks.
 `assistant` calculates, and adds only the words that its instructions ask for.
 """

@@ -1,7 +1,7 @@
 """One program for every cluster: the agent for the runners, and the algorithm that trains its model.
 
-A runner is `agl runner train.py:agent`, the algorithm is this program with `AGL_CURRENT_ROLE=algorithm`. Without that
-variable it runs both on this machine, and with `--ray` the runners are actors of a Ray cluster. With the same
+Start a runner with `agl runner train.py:agent`, and the algorithm with this program and `AGL_CURRENT_ROLE=algorithm`.
+Without that variable it runs both on this machine. With `--ray`, the runners are actors of a Ray cluster. With the same
 `AGL_RUN_ID`, store and `--out` as an earlier start, it resumes from the last checkpoint.
 """
 
@@ -49,7 +49,7 @@ def agent(task: Task, llm: agl.LLM) -> float:
 
 
 def first_model(folder: Path) -> Path:
-    """Return the small model that training starts from. It is made once; an interrupted attempt leaves no model."""
+    """Return the small model that training starts from. It is created once; an interrupted attempt leaves no model."""
     from agentlightning.demo.imitation import make_policy
 
     made, begun = folder / "first-model", folder / "first-model.begun"

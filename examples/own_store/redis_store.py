@@ -9,7 +9,7 @@ lost between the queue and its attempt.
     latest-resources    an id                      spans:ID      hash: "attempt span" -> JSON
     resources:ID        their JSON                 numbers:ID    counter of spans
 
-Operations have the arguments that a training run needs; the framework supplies the others, see README.md.
+Operations accept only the arguments that a training run needs. The framework supplies the others, see README.md.
 """
 
 # pyright: reportIncompatibleMethodOverride=false

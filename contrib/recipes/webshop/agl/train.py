@@ -1,4 +1,4 @@
-"""Train an agent in TypeScript, run as a program, by what its purchases are worth to the customer."""
+"""Train an agent in TypeScript, run as a program, on the value of its purchases to the customer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import agentlightning as agl
 
 
 def train(options: argparse.Namespace, model: Path, shop: str, folder: Path) -> None:
-    """Train, and print what purchases for held-out wishes were worth after how many updates."""
+    """Train, and print the value of purchases for held-out wishes by the number of updates."""
     steps: int = options.steps
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=model,
             max_steps=steps,
-            batch_size=16,  # wishes of a step
-            num_generations=8,  # rollouts of each
-            num_iterations=2,  # passes over them
+            batch_size=16,  # wishes per step
+            num_generations=8,  # rollouts per wish
+            num_iterations=2,  # passes over the rollouts
             minibatch_rollouts=32,
             learning_rate=3e-4,
             lr_scheduler_type="linear",
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--gateway-port", type=int, help="gateway port; a free port by default")
     options = parser.parse_args()
     if role() == "runner":
-        parser.error("AGL_CURRENT_ROLE is runner: the runners' program is run_rollouts.py")
+        parser.error("AGL_CURRENT_ROLE is runner: use run_rollouts.py to start runners")
     check_program(parser)
     shop = os.environ.get("SHOP_URL")
     with tempfile.TemporaryDirectory() as folder, nullcontext(shop) if shop else serve() as address:
