@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-OF_THE_DOCUMENTS = "# as the documents have it\n"
+OF_THE_DOCUMENTS = "# from earlier documentation\n"
 """First line of a program that ends with the error that stands below it."""
 
 

@@ -1,7 +1,7 @@
-"""One program for every recipe of this folder: the agent that the runners run, and the algorithm.
+"""One program for every recipe in this folder: the agent that the runners run, and the algorithm.
 
-A runner is `agl runner train.py:agent`, the algorithm is `python train.py` with the role `algorithm`. Put your own
-agent, tasks and algorithm in their place; the recipes name nothing else of this file.
+Start a runner with `agl runner train.py:agent`, and the algorithm with `python train.py` and the role `algorithm`.
+Replace agent, tasks and algorithm with your own. The recipes use no other names of this file.
 """
 
 from __future__ import annotations

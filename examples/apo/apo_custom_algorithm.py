@@ -57,7 +57,7 @@ async def mean_reward(prompt: str, store: agl.LightningStore) -> float:
     rewards = [(await evidence(store, rollout)).reward for rollout in rollouts]
     if None in rewards:
         raise RuntimeError(
-            f"{rewards.count(None)} of {len(TASKS)} rollouts have no reward: is there a runner? Its terminal says more"
+            f"{rewards.count(None)} of {len(TASKS)} rollouts have no reward. Check the output of the runner."
         )
     return fmean(reward for reward in rewards if reward is not None)
 
@@ -87,7 +87,7 @@ async def apo_runner(*, store: agl.LightningStore) -> None:
     """Run rollouts of the store until Ctrl+C."""
     runner = agl.LitAgentRunner[Question](tracer=agl.OtelTracer())
     with model_server(), runner.run_context(agent=apo_rollout, store=store):
-        print("[Runner] Waiting for rollouts; Ctrl+C ends it", flush=True)
+        print("[Runner] Waiting for rollouts. Press Ctrl+C to stop.", flush=True)
         await runner.iter()
 
 

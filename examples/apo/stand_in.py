@@ -1,6 +1,6 @@
-"""A server that replaces three models and answers by rules: no download, no account, the same answer each time.
+"""A server that replaces three models and replies by rules: no download, no account, the same reply each time.
 
-`selector` obeys the requirements that its instructions name, and no others. `critic` reads the failures in its request,
+`selector` checks only the requirements that its instructions name. `critic` reads the failures in its request,
 and proposes a rule for the most frequent need that the prompt does not name. It knows neither rooms nor tasks.
 `assistant` calculates, and adds only the words that its instructions ask for.
 """
@@ -101,7 +101,7 @@ def model_server() -> Generator[None]:
     if {"OPENAI_BASE_URL", "OPENAI_API_KEY"} & os.environ.keys():
         if "OPENAI_MODEL" not in os.environ:
             raise SystemExit(
-                "OPENAI_BASE_URL or OPENAI_API_KEY is set: set OPENAI_MODEL to the name of a model there, too"
+                "OPENAI_BASE_URL or OPENAI_API_KEY is set. Set OPENAI_MODEL to the name of a model on that server, too."
             )
         yield
         return

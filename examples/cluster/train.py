@@ -1,7 +1,7 @@
 """One program for every cluster: the agent for the runners, and the algorithm that trains its model.
 
-A runner is `agl runner train.py:agent`, the algorithm is this program with `AGL_CURRENT_ROLE=algorithm`. Without that
-variable it runs both on this machine, and with `--ray` the runners are actors of a Ray cluster. With the same
+Start a runner with `agl runner train.py:agent`, and the algorithm with this program and `AGL_CURRENT_ROLE=algorithm`.
+Without that variable it runs both on this machine. With `--ray`, the runners are actors of a Ray cluster. With the same
 `AGL_RUN_ID`, store and `--out` as an earlier start, it resumes from the last checkpoint.
 """
 
@@ -49,7 +49,7 @@ def agent(task: Task, llm: agl.LLM) -> float:
 
 
 def first_model(folder: Path) -> Path:
-    """Return the small model that training starts from. It is made once; an interrupted attempt leaves no model."""
+    """Return the small model that training starts from. It is created once; an interrupted attempt leaves no model."""
     from agentlightning.demo.imitation import make_policy
 
     made, begun = folder / "first-model", folder / "first-model.begun"
@@ -88,30 +88,32 @@ def train(options: argparse.Namespace) -> None:
     )
     trainer.fit(agent, train_dataset=tasks, val_dataset=held_out)
     if trainer.result is None:
-        sys.exit("the run was told to stop before its end")
+        sys.exit("the run was stopped before its end")
     print(f"updates  solved, of {len(held_out)} held-out tasks, sampled")
     for evaluation in trainer.result.evaluations:
         if evaluation.sampling == "sampled":
             solved = evaluation.accuracy or 0.0
             print(f"{evaluation.step:7}  {solved:4.0%}  {'#' * round(40 * solved)}")
-    print(f"the trained model lies in {out / 'run/model'}")
+    print(f"the trained model is in {out / 'run/model'}")
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/cluster"), help="folder of the run, on a disk that stays"
+        "--out", type=Path, default=Path("runs/cluster"), help="folder of the run, on a persistent disk"
     )
-    parser.add_argument("--model", type=Path, help="folder of a model of your own")
-    parser.add_argument("--device", default="cpu", help="cuda where the algorithm has a GPU")
+    parser.add_argument("--model", type=Path, help="folder of your own model")
+    parser.add_argument("--device", default="cpu", help="device of the algorithm: cpu or cuda")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--max-completion-length", type=int, default=24, help="tokens of one reply")
-    parser.add_argument("--held-out", type=int, default=128, help="tasks to measure on")
-    parser.add_argument("--runners", type=int, default=2, help="runner processes that this program starts itself")
-    parser.add_argument("--ray", metavar="ADDRESS", help="start them in this Ray cluster: auto, local, HOST:PORT")
-    parser.add_argument("--gateway-host", default="127.0.0.1", help="0.0.0.0 for runners on other machines")
-    parser.add_argument("--gateway-port", type=int, help="a free one by default")
+    parser.add_argument("--max-completion-length", type=int, default=24, help="maximum number of tokens of one reply")
+    parser.add_argument("--held-out", type=int, default=128, help="number of held-out tasks")
+    parser.add_argument("--runners", type=int, default=2, help="number of runner processes that this program starts")
+    parser.add_argument("--ray", metavar="ADDRESS", help="Ray cluster of the runners: auto, local, HOST:PORT")
+    parser.add_argument(
+        "--gateway-host", default="127.0.0.1", help="gateway host; 0.0.0.0 for runners on other machines"
+    )
+    parser.add_argument("--gateway-port", type=int, help="gateway port; a free port by default")
     return parser
 
 

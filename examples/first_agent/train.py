@@ -45,19 +45,19 @@ def train(model: Path, folder: Path, steps: int, store: str | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--model", type=Path, help="folder of a model of your own")
-    parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
-    parser.add_argument("--external-store-address", metavar="URL", help="of a store server (agl store) to train on")
+    parser.add_argument("--model", type=Path, help="folder of your own model")
+    parser.add_argument("--out", type=Path, help="empty folder for the trained model")
+    parser.add_argument("--external-store-address", metavar="URL", help="store server (agl store) for the run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = options.model
         if model is None:
             model = Path(folder) / "model"
             started = make_policy(model)
-            print(f"a new model, right in {started.accuracy:.0%} of tasks of its own", flush=True)
+            print(f"new model: {started.accuracy:.0%} correct on its own tasks", flush=True)
         train(model, options.out or Path(folder) / "run", options.steps, options.external_store_address)
     if options.out is not None:
-        print(f"the run lies in {options.out}, the trained model in {options.out / 'model'}")
+        print(f"the run is in {options.out}, the trained model is in {options.out / 'model'}")
 
 
 if __name__ == "__main__":

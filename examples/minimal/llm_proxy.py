@@ -3,7 +3,7 @@
     python examples/minimal/llm_proxy.py
 
 Each attempt calls the gateway at its own address, `/rollout/<id>/attempt/<id>`. The model is the untrained one of the
-demo, which needs no download and no key: its replies are noise with real tokens.
+demo, which needs no download and no key. Its replies are random tokens.
 """
 
 from __future__ import annotations

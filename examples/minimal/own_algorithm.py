@@ -13,7 +13,7 @@ TASKS = [{"distance": distance} for distance in (8.0, 9.0, 10.0, 11.0, 12.0)]
 
 @agl.rollout
 def thrower(task: dict[str, float], force: agl.CustomResource) -> float:
-    """Throw a ball; the nearer it comes to the goal, the higher the reward, 1 at most."""
+    """Throw a ball. The reward is higher the closer it lands to the goal, at most 1."""
     return 1.0 / (1.0 + abs(task["distance"] - force["newton"] / 2.0))
 
 

@@ -20,9 +20,11 @@ from agentlightning.engine.vllm_server import VLLMProcess
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Start a vLLM server, ask it once, and end it.", allow_abbrev=False)
-    parser.add_argument("model", help="a name on the Hugging Face Hub, or a folder")
-    parser.add_argument("--command", default="", help="agl vllm by default")
+    parser = argparse.ArgumentParser(
+        description="Start a vLLM server, send one request, and end it.", allow_abbrev=False
+    )
+    parser.add_argument("model", help="model name on the Hugging Face Hub, or a folder")
+    parser.add_argument("--command", default="", help="command that starts the server; agl vllm by default")
     parser.add_argument("--seconds", type=float, default=600.0)
     args, others = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -39,8 +39,8 @@ def flips_coins(task: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run twenty tasks and print what was counted.")
-    parser.add_argument("--console", action="store_true", help="log each metric, too")
+    parser = argparse.ArgumentParser(description="Run twenty tasks and print their metrics.")
+    parser.add_argument("--console", action="store_true", help="also log each metric")
     tracker: MetricsBackend = metrics
     if parser.parse_args().console:
         logging.basicConfig(level=logging.INFO)

@@ -26,7 +26,7 @@ async def shopper(task: dict[str, int]) -> None:
     with agl.operation(name="add up", fruits=len(task)) as step:
         total = sum(look_up(fruit) * count for fruit, count in task.items())
         step.set_output(total)
-    agl.emit_message(f"that comes to {total}")
+    agl.emit_message(f"the total is {total}")
     agl.emit_object({"basket": task, "total": total})
     agl.emit_reward({"reward": 1.0, "speed": 0.5}, primary_key="reward")  # or return the reward
 

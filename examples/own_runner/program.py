@@ -32,7 +32,7 @@ class Report(agl.Hook):
     """Prints a line at the end of each rollout; each callback names the arguments that it needs."""
 
     def on_rollout_error(self, *, error: BaseException) -> None:
-        print(f"it failed: {error}")
+        print(f"failed: {error}")
 
     def on_rollout_end(self, *, rollout: agl.AttemptedRollout, spans: list[agl.Span]) -> None:
         folder = workspace.get()
@@ -42,7 +42,7 @@ class Report(agl.Hook):
 @agl.rollout
 async def writes_a_file(task: str) -> float:
     if task == "nothing":
-        raise ValueError("there is nothing to write")
+        raise ValueError("nothing to write")
     notes = workspace.get() / "notes.txt"
     assert not notes.exists(), "a folder of another rollout"
     notes.write_text(task)

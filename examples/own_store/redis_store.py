@@ -9,7 +9,7 @@ lost between the queue and its attempt.
     latest-resources    an id                      spans:ID      hash: "attempt span" -> JSON
     resources:ID        their JSON                 numbers:ID    counter of spans
 
-Operations have the arguments that a training run needs; the framework supplies the others, see README.md.
+Operations accept only the arguments that a training run needs. The framework supplies the others, see README.md.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -76,11 +76,11 @@ class RedisLightningStore(agl.LightningStore):
 
     async def _do(self, command: str, key: str, *arguments: Any) -> Any:
         """Send one command, from a thread, so that the loop is not blocked."""
-        with told_as_outage(self._url):
+        with reported_as_outage(self._url):
             return await asyncio.to_thread(self._redis.execute_command, command, self._prefix + key, *arguments)
 
     async def _change(self, decide: Callable[[Change], T]) -> T:
-        with told_as_outage(self._url):
+        with reported_as_outage(self._url):
             return await asyncio.to_thread(change, self._redis, self._prefix, decide)
 
     # --- rollouts
@@ -259,12 +259,12 @@ class RedisLightningStore(agl.LightningStore):
 
 
 @contextmanager
-def told_as_outage(url: str) -> Generator[None]:
+def reported_as_outage(url: str) -> Generator[None]:
     """Report an unreachable Redis to the framework, which then retries."""
     try:
         yield
     except (ConnectionError, TimeoutError) as error:
-        raise agl.StoreUnreachableError(f"Redis at {url} does not answer: {error}") from error
+        raise agl.StoreUnreachableError(f"Redis at {url} does not respond: {error}") from error
 
 
 def page(items: list[T], limit: int = -1, offset: int = 0) -> PaginatedResult[T]:

@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, default=Path("build/prompts"), help="folder of the unpacked wheel")
     parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--held-out", type=int, default=120, help="prompts to measure on, at most 120")
+    parser.add_argument("--held-out", type=int, default=120, help="number of held-out prompts, at most 120")
     options = parser.parse_args()
     agl.setup_logging("ERROR")
     model = unpacked(options.data, options.data / "model")

@@ -1,6 +1,6 @@
 """The agent, a graph of LangGraph: write a query, run it, check it, and rewrite it until the checker accepts it.
 
-The code has nothing about training, except the reward and the agent name of each call.
+The code contains nothing about training, except the reward and the agent name of each call.
 """
 
 from __future__ import annotations

@@ -46,11 +46,11 @@ def train(model: Path, database: Path, folder: Path, steps: int, held_out: int, 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--held-out", type=int, default=128, help="questions to measure with")
-    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
-    parser.add_argument("--model", type=Path, help="folder of a model of your own")
-    parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
-    parser.add_argument("--external-store-address", metavar="URL", help="of a store server (agl store) to train on")
+    parser.add_argument("--held-out", type=int, default=128, help="number of held-out questions")
+    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="imitation steps of the small model")
+    parser.add_argument("--model", type=Path, help="folder of your own model")
+    parser.add_argument("--out", type=Path, help="empty folder for the trained model")
+    parser.add_argument("--external-store-address", metavar="URL", help="store server (agl store) for the run")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder) / "airports.db"

@@ -1,6 +1,6 @@
-"""A small model that knows all things and guesses too early: the habits from which training selects.
+"""A small model that knows all things but guesses too early; training has to break this habit.
 
-It is a model of the demo's size; a question, an answer and the name of a thing are one token each. It first imitates
+It has the size of the demo's model. A question, an answer and the name of a thing are one token each. It first imitates
 games with questions in any order and a right guess. At each turn it learns to predict the thing, so that it knows the
 properties of each. Then, while the learning rate falls, most games guess after one or two questions.
 """

@@ -92,24 +92,24 @@ def arguments() -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(dest="algorithm", required=True)
     shared: dict[str, Any] = {"choices": ("qwen25", "qwen3"), "help": "Model variant to train."}
 
-    ours = subparsers.add_parser("grpo", help="Train with GRPO on this machine; a small model is made first.")
+    ours = subparsers.add_parser("grpo", help="Train with GRPO on this machine; a small model is created first.")
     ours.add_argument("--model", default=None, **shared)
-    ours.add_argument("--imitation-steps", type=int, default=STEPS, help="How long the small model is prepared.")
+    ours.add_argument("--imitation-steps", type=int, default=STEPS, help="Imitation steps of the small model.")
 
-    theirs = subparsers.add_parser("verl", help="Launch the full training algorithm with VERL.")
+    theirs = subparsers.add_parser("verl", help="Train with VERL on the GPUs of this machine.")
     theirs.add_argument("--model", default="qwen3", **shared)
-    theirs.add_argument("--gpus", type=int, default=1, help="GPUs of this machine.")
+    theirs.add_argument("--gpus", type=int, default=1, help="Number of GPUs on this machine.")
 
-    service = subparsers.add_parser("tinker", help="Train with the Tinker service; its key is TINKER_API_KEY.")
+    service = subparsers.add_parser("tinker", help="Train with the Tinker service; needs TINKER_API_KEY.")
     service.add_argument("--model", default="qwen3", **shared)
 
     for each in (ours, theirs, service):
-        each.add_argument("--port", type=int, default=4747, help="Port for the AgentLightning store.")
-        each.add_argument("--search", action="store_true", help="Enable search tool.")
-        each.add_argument("--steps", type=int, default=20, help="Updates.")
+        each.add_argument("--port", type=int, default=4747, help="Port of the store of the run.")
+        each.add_argument("--search", action="store_true", help="Give the player the search tool.")
+        each.add_argument("--steps", type=int, default=20, help="Number of updates.")
         each.add_argument("--games", type=int, default=5, help="Games for each held-out thing in an evaluation.")
-        each.add_argument("--out", type=Path, help="An empty folder to keep the run in.")
-        each.add_argument("--external-store-address", metavar="URL", help="Of a store server (agl store) to train on.")
+        each.add_argument("--out", type=Path, help="Empty folder for the run.")
+        each.add_argument("--external-store-address", metavar="URL", help="Store server (agl store) for the run.")
     return parser
 
 

@@ -116,7 +116,7 @@ def test_a_key_an_address_and_a_name_choose_a_real_model(terminal: Terminal) -> 
 def test_a_key_without_the_name_of_a_model_is_refused(terminal: Terminal) -> None:
     process = terminal(f"{DEBUG} hook", OPENAI_API_KEY="the-key")
     assert process.ended() == 1
-    assert "set OPENAI_MODEL" in process.said
+    assert "Set OPENAI_MODEL" in process.said
     assert "Traceback" not in process.said
 
 

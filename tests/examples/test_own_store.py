@@ -149,7 +149,7 @@ async def test_a_copy_in_another_process_has_its_own_connections(store: Any) -> 
 
 async def test_a_server_that_is_away_is_an_outage_and_not_an_empty_store(make: Any, tmp_path: Path) -> None:
     away = type(make())(f"unix://{tmp_path}/nobody.sock")
-    with pytest.raises(agl.StoreUnreachableError, match="does not answer"):
+    with pytest.raises(agl.StoreUnreachableError, match="does not respond"):
         await away.get_rollout_by_id("ro-1")
     with pytest.raises(agl.StoreUnreachableError):
         await away.dequeue_rollout("w")

@@ -1,5 +1,5 @@
-// A customer's agent: searches the shop, looks at a product, buys it. It knows nothing of training; it is told its
-// model by the variables that clients read anyway, and prints what it bought.
+// A customer's agent: it searches the shop, looks at a product, buys it, and prints the purchase. It has no code for
+// training. It reads the model from the variables that clients usually read.
 import {readFileSync} from 'node:fs';
 import {createOpenAICompatible} from '@ai-sdk/openai-compatible';
 import {generateText, hasToolCall, stepCountIs, tool} from 'ai';
@@ -7,7 +7,7 @@ import {z} from 'zod';
 
 const {SHOP_URL, OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL, AGL_RESOURCES_FILE} = process.env;
 if (!SHOP_URL || !OPENAI_BASE_URL || !OPENAI_MODEL || !AGL_RESOURCES_FILE) {
-  throw new Error('SHOP_URL, OPENAI_BASE_URL, OPENAI_MODEL and AGL_RESOURCES_FILE must be set: run it as train.py does');
+  throw new Error('SHOP_URL, OPENAI_BASE_URL, OPENAI_MODEL and AGL_RESOURCES_FILE must be set: run it with train.py');
 }
 
 const Task = z.object({wish: z.string()});
@@ -24,7 +24,7 @@ const ask = async (path: string, order?: object): Promise<{ok: boolean; text: st
   return {ok: reply.ok, text: await reply.text()};
 };
 
-let open: string | undefined; // the product whose page was opened last
+let open: string | undefined; // the product page that was opened last
 let bought: {id: string; size: string} | undefined;
 
 const tools = {
@@ -51,7 +51,7 @@ const tools = {
     execute: async ({size}) => {
       if (open === undefined) return 'look at a product first';
       const {ok, text} = await ask('orders', {id: open, size});
-      if (ok) bought ??= {id: open, size}; // what is ordered first counts
+      if (ok) bought ??= {id: open, size}; // only the first order counts
       return text;
     },
   }),

@@ -1,8 +1,7 @@
-"""A small model that can use the shop's tools, and does so carelessly: the habits that training chooses from.
+"""A small model with careful and careless habits in the shop, from which training selects.
 
-It is a model of the demo's size with the words of this example. It first imitates purchases that meet the whole wish.
-Then, while the learning rate falls, most purchases that it sees leave something out: a word of the search, the price,
-or the size.
+It is the demo's model with the vocabulary of this example. It first imitates purchases that meet the complete wish.
+Then, while the learning rate falls, most purchases ignore something: a word of the search, the price, or the size.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 1000
 SETTLING: Final = 250  # the last steps, in which the learning rate falls to nothing
-CARELESS: Final = 150  # the last steps, in which most purchases leave something out
-SHARE_HEEDED: Final = 0.35  # of colour, material, price and size, each by itself, in those last steps
+CARELESS: Final = 150  # the last steps, in which most purchases ignore part of the wish
+SHARE_HEEDED: Final = 0.35  # probability for each of colour, material, price and size in those last steps
 RATE: Final = 2.5e-3
 BATCH: Final = 32
 
@@ -105,7 +104,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _purchase(rng: random.Random, task: Task, products: dict[str, Product], heeded: float) -> list[dict[str, Any]]:
-    """Return a conversation in which the shop answers what it really answers."""
+    """Return a conversation with the shop's real responses."""
     colour, material, price, size = (rng.random() < heeded for _ in range(4))
     words = [task["colour"]] * colour + [task["material"]] * material + [task["kind"]]
     query: dict[str, Any] = {"query": " ".join(words)} | ({"at_most": task["budget"]} if price else {})
@@ -126,7 +125,7 @@ def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _batch(tokenizer: Any, drawn: Iterable[list[dict[str, Any]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return conversations, padded on the right, and a mask of what the assistant says: (B, T) each."""
+    """Return conversations, padded on the right, and a mask of the assistant's tokens: (B, T) each."""
     texts = tokenizer.apply_chat_template(list(drawn), tools=TOOLS, tokenize=False)
     rows: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     assistant, eos = tokenizer.convert_tokens_to_ids(_ASSISTANT), tokenizer.eos_token_id

@@ -1,6 +1,6 @@
-"""Run the agent on this machine for a run of `train.py`: the roles as processes of their own.
+"""Run the agent on this machine for a run of `train.py`, with the roles in separate processes.
 
-The agent is the Node program beside this folder. What its purchase is worth is computed here, in Python.
+The agent is the Node program in the parent folder. The value of its purchase is computed here, in Python.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROGRAM = Path(__file__).parents[1] / "dist/agent.cjs"
 
 
 def worth(output: agl.ProgramOutput, task: Task) -> float:
-    """Return the share of the wish that the purchase meets; the program's last line says what was bought."""
+    """Return the share of the wish that the purchase meets; the program's last line is the purchase."""
     if output.exit_code != 0:
         raise RuntimeError(f"the agent ended with exit code {output.exit_code}: {output.stderr[-500:]}")
     bought = json.loads(output.stdout.splitlines()[-1])
@@ -40,7 +40,7 @@ def parser_of_role() -> argparse.ArgumentParser:
     parser.add_argument(
         "--external-store-address",
         metavar="URL",
-        help="of a store server (agl store); with AGL_MANAGED_STORE=0, AGENT_LIGHTNING_STORE_URL says the same",
+        help="store server (agl store) of the run; or set AGL_MANAGED_STORE=0 and AGENT_LIGHTNING_STORE_URL",
     )
     return parser
 
@@ -48,13 +48,13 @@ def parser_of_role() -> argparse.ArgumentParser:
 def check_program(parser: argparse.ArgumentParser) -> None:
     """End with a message if the agent cannot be run on this machine."""
     if shutil.which("node") is None:
-        parser.error("the agent is a Node program, and there is no node (20 or newer) on the PATH")
+        parser.error("the agent is a Node program, but node (20 or newer) is not on the PATH: install it")
     if not PROGRAM.exists():
         parser.error(f"{PROGRAM} is not built: run `npm ci && npm run build` in {PROGRAM.parents[1]}")
 
 
 def run(main: Callable[[], None]) -> None:
-    """Run a program; end it with the exit codes of `agl runner`: 69 and 77 of a store, 130 of Ctrl+C."""
+    """Run a program; exit with the codes of `agl runner`: 69 and 77 for store errors, 130 for Ctrl+C."""
     try:
         main()
     except (Exception, KeyboardInterrupt) as error:
@@ -66,7 +66,7 @@ def run(main: Callable[[], None]) -> None:
 
 def main() -> None:
     parser = parser_of_role()
-    parser.add_argument("--runners", type=int, default=1, help="runner processes")
+    parser.add_argument("--runners", type=int, default=1, help="number of runner processes")
     options = parser.parse_args()
     check_program(parser)
     shop = os.environ.get("SHOP_URL")

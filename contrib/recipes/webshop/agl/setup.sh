@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install what the recipe needs into the environment that is active: this package with its extras demo and verl, which
-# trains on GPUs, and the agent with its packages of Node.
+# Install the requirements of the recipe into the active environment: this package with the extras demo and verl, which
+# trains on GPUs, and the agent with its Node packages.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"
 

@@ -1,8 +1,7 @@
-"""A shop: its catalogue, made here, the server that sells it, customers' wishes, and what a purchase is worth to them.
+"""A shop: its catalogue, the server that sells it, customers' wishes, and the value of a purchase.
 
-A product is a combination of kind, colour and material at a price; each combination is sold at two prices. Which of the
-three parts a combination belongs to is fixed, so that no combination that is trained on is held out, or shown to the
-first model.
+A product is a combination of kind, colour and material at a price. Each combination is sold at two prices and belongs
+to exactly one of three parts: training, held out, or shown to the first model.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Product(NamedTuple):
 
 
 class Task(TypedDict):
-    """A customer's wish in words, and what it says."""
+    """A customer's wish in words, and its parts."""
 
     wish: str
     kind: str
@@ -63,7 +62,7 @@ class Task(TypedDict):
 
 
 def catalogue() -> dict[str, Product]:
-    """Return the products by id: a cheap and a dear one of each combination."""
+    """Return the products by id: a cheap and an expensive one of each combination."""
     rng = random.Random("catalogue")
     made = list(product(COLOURS, MATERIALS, KINDS))
     ids = iter(rng.sample(range(100, 1000), 2 * len(made)))
@@ -77,7 +76,7 @@ def catalogue() -> dict[str, Product]:
 
 
 def search(products: dict[str, Product], query: str, at_most: float | None = None) -> list[Product]:
-    """Return the three products that have most of the words, the dearest first, none above the price."""
+    """Return the three products that match most words, the most expensive first, none above the price."""
     words = set(query.lower().split())
     counted = [(len(words & set(one.title.split())), one.price, one.id) for one in products.values()]
     fitting = [(count, price, id) for count, price, id in counted if count and (at_most is None or price <= at_most)]
@@ -93,7 +92,7 @@ def page(one: Product) -> str:
 
 
 def value(task: Task, bought: Product | None, size: str) -> float:
-    """Return the share of the wish that a purchase meets, 0 to 1: nothing if it is not even the kind."""
+    """Return the share of the wish that a purchase meets, 0 to 1: 0 if the kind is wrong."""
     if bought is None or bought.kind != task["kind"]:
         return 0.0
     met = (
@@ -106,7 +105,7 @@ def value(task: Task, bought: Product | None, size: str) -> float:
 
 
 def tasks(part: Part) -> list[Task]:
-    """Return the tasks of one part, mixed. Each can be met in full: the budget is enough for the cheap product."""
+    """Return the tasks of one part, shuffled. Each can be met in full: the budget is enough for the cheap product."""
     rng = random.Random(part)
     cheap: dict[tuple[str, str, str], int] = {}
     for one in catalogue().values():
@@ -128,11 +127,11 @@ def tasks(part: Part) -> list[Task]:
 
 @contextmanager
 def serve(host: str = "127.0.0.1", port: int = 0) -> Generator[str]:
-    """Serve the shop until the context ends, by default on a free port of this machine; gives its address.
+    """Serve the shop until the context ends, by default on a free port of this machine; yield its address.
 
-    `GET /search?query=red+shirt&at_most=30` and `GET /products/412` answer with text, `POST /orders` with
-    `{"id": "412", "size": "small"}` takes an order; 400 and 404 say what was wrong.
-    `GET /health` answers when the shop is open.
+    `GET /search?query=red+shirt&at_most=30` and `GET /products/412` return text. `POST /orders` with
+    `{"id": "412", "size": "small"}` places an order. Errors (400, 404) state what was wrong.
+    `GET /health` responds when the shop is open.
     """
     server = ThreadingHTTPServer((host, port), _Shop)
     thread = threading.Thread(target=server.serve_forever, name="shop", daemon=True)
@@ -156,7 +155,7 @@ class _Shop(BaseHTTPRequestHandler):
             try:
                 limit = float(at_most) if at_most else None
             except ValueError:
-                return self._answer(400, f"at_most is a number of dollars, not {at_most!r}")
+                return self._answer(400, f"at_most must be a number of dollars; got {at_most!r}")
             return self._answer(200, shown(search(self.products, given.get("query", [""])[0], limit)))
         if address.path == "/health":
             return self._answer(200, "open")
@@ -168,7 +167,7 @@ class _Shop(BaseHTTPRequestHandler):
             order = json.loads(self.rfile.read(min(int(self.headers["Content-Length"] or 0), 10_000)))
             id, size = str(order["id"]), order["size"]
         except (ValueError, TypeError, KeyError):
-            return self._answer(400, 'an order is {"id": ..., "size": ...}')
+            return self._answer(400, 'an order must be {"id": ..., "size": ...}')
         if self.path != "/orders" or id not in self.products:
             return self._answer(404, "no such product")
         if size not in SIZES:
@@ -185,16 +184,16 @@ class _Shop(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a line for each request would hide those of training."""
+        """Print nothing: a line per request would hide the output of the training."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for agents on other machines")
+    parser.add_argument("--host", default="127.0.0.1", help="host; 0.0.0.0 for agents on other machines")
     parser.add_argument("--port", type=int, default=8080)
     options = parser.parse_args()
     ends = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # else they end the process where it stands
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # otherwise they end the process immediately
     with serve(options.host, options.port) as address:
         print(f"The shop listens on {address}", flush=True)
         signal.sigwait(ends)

@@ -1,4 +1,4 @@
-"""Train an agent in TypeScript, run as a program, by what its purchases are worth to the customer."""
+"""Train an agent in TypeScript, run as a program, on the value of its purchases to the customer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import agentlightning as agl
 
 
 def train(options: argparse.Namespace, model: Path, shop: str, folder: Path) -> None:
-    """Train, and print what purchases for held-out wishes were worth after how many updates."""
+    """Train, and print the value of purchases for held-out wishes by the number of updates."""
     steps: int = options.steps
     trainer = agl.Trainer(
         algorithm=agl.GRPO(
             model=model,
             max_steps=steps,
-            batch_size=16,  # wishes of a step
-            num_generations=8,  # rollouts of each
-            num_iterations=2,  # passes over them
+            batch_size=16,  # wishes per step
+            num_generations=8,  # rollouts per wish
+            num_iterations=2,  # passes over the rollouts
             minibatch_rollouts=32,
             learning_rate=3e-4,
             lr_scheduler_type="linear",
@@ -43,7 +43,7 @@ def train(options: argparse.Namespace, model: Path, shop: str, folder: Path) -> 
     wishes = tasks("held_out")[: options.held_out]
     trainer.fit(customer(shop), train_dataset=tasks("train"), val_dataset=wishes)
     if trainer.result is None:
-        sys.exit("the run was told to stop before its end")
+        sys.exit("the run was stopped before its end")
     print(f"updates  met in full, of {len(wishes)} held-out wishes, sampled           mean reward")
     for evaluation in trainer.result.evaluations:
         if evaluation.sampling == "sampled":
@@ -59,15 +59,17 @@ def role() -> str:
 def main() -> None:
     parser = parser_of_role()
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--held-out", type=int, default=96, help="wishes to measure with")
-    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="how long the small model is prepared")
-    parser.add_argument("--model", type=Path, help="folder of a model of your own")
-    parser.add_argument("--out", type=Path, help="an empty folder to keep the trained model in")
-    parser.add_argument("--gateway-host", default="127.0.0.1", help="0.0.0.0 for runners on other machines")
-    parser.add_argument("--gateway-port", type=int, help="a free one by default")
+    parser.add_argument("--held-out", type=int, default=96, help="number of held-out wishes")
+    parser.add_argument("--imitation-steps", type=int, default=STEPS, help="imitation steps of the small model")
+    parser.add_argument("--model", type=Path, help="folder of your own model")
+    parser.add_argument("--out", type=Path, help="empty folder for the trained model")
+    parser.add_argument(
+        "--gateway-host", default="127.0.0.1", help="gateway host; 0.0.0.0 for runners on other machines"
+    )
+    parser.add_argument("--gateway-port", type=int, help="gateway port; a free port by default")
     options = parser.parse_args()
     if role() == "runner":
-        parser.error("AGL_CURRENT_ROLE is runner: the runners' program is run_rollouts.py")
+        parser.error("AGL_CURRENT_ROLE is runner: use run_rollouts.py to start runners")
     check_program(parser)
     shop = os.environ.get("SHOP_URL")
     with tempfile.TemporaryDirectory() as folder, nullcontext(shop) if shop else serve() as address:

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Run the recipe on this machine, each part as a process of its own: store, shop, algorithm (training) and runners.
+# Run the recipe on this machine, each part in its own process: store, shop, algorithm (training) and runners.
 #   scripts/run_stack.sh [options of agl/train.py, for example --steps 9 --out trained]
 # Settings are environment variables:
-#   RUNNERS=2                            runner processes, with eight rollouts at once in each
-#   STACK_FOLDER=runs/webshop            a log of each part, and the file of the store
-#   STACK_STORE=mongodb://host/database  where the store keeps its data instead, as `agl store --db` takes it
-#   AGL_SERVER_HOST, AGL_SERVER_PORT     where the store listens: 127.0.0.1, 4747
-#   GATEWAY_PORT=8000, SHOP_PORT=8080    where the model and the shop are, on the same host
-#   AGL_TOKEN                            beyond 127.0.0.1; without one it is made and written to STACK_FOLDER/token
-#   AGENT_LIGHTNING_OTLP_ENDPOINT, AGL_EMITTER_DEBUG  as everywhere
-# Everything ends with the training, at Ctrl+C (once more: at once), or when a part ends too early. Exit codes: 0 trained,
-# 2 something is missing, 3 the store ended, 4 the shop, 5 the algorithm, 6 a runner, 130 Ctrl+C, 143 SIGTERM, 137 the
-# second of these.
+#   RUNNERS=2                            number of runner processes, each with eight concurrent rollouts
+#   STACK_FOLDER=runs/webshop            folder for a log of each part and the file of the store
+#   STACK_STORE=mongodb://host/database  another place for the store's data, in the form of `agl store --db`
+#   AGL_SERVER_HOST, AGL_SERVER_PORT     host and port of the store, by default 127.0.0.1 and 4747
+#   GATEWAY_PORT=8000, SHOP_PORT=8080    ports of the model and the shop, on the same host
+#   AGL_TOKEN                            token beyond 127.0.0.1; if unset, one is written to STACK_FOLDER/token
+#   AGENT_LIGHTNING_OTLP_ENDPOINT, AGL_EMITTER_DEBUG  the same as for other programs
+# All parts end when the training ends, at Ctrl+C (immediately at the second one), or when a part ends too early.
+# Exit codes: 0 trained, 2 something is missing, 3 the store ended, 4 the shop ended, 5 the algorithm ended, 6 a runner
+# ended, 130 Ctrl+C, 143 SIGTERM, 137 a second Ctrl+C or SIGTERM.
 set -euo pipefail
-set -m # each part in a process group of its own: Ctrl+C reaches this script alone, which ends the parts in order
+set -m # each part has its own process group: Ctrl+C reaches only this script, which ends the parts in order
 umask 077
 
 refuse() {
@@ -43,11 +43,11 @@ for name in "${!ports[@]}"; do
   port=${ports[$name]}
   [[ $port =~ ^[1-9][0-9]{0,4}$ ]] || refuse "$name must be a port, 1 to 65535; it is '$port'"
   if (exec 4<>"/dev/tcp/$here/$port") 2>/dev/null; then
-    refuse "port $port of $here is in use: set $name to a free one"
+    refuse "port $port of $here is in use: set $name to a free port"
   fi
 done
 if [[ ! -e $recipe/dist/agent.cjs ]]; then
-  needs npm "install npm 9 or newer; the agent is to be built, once"
+  needs npm "install npm 9 or newer; it is needed to build the agent"
   (cd "$recipe" && npm ci --ignore-scripts && npm run build)
 fi
 
@@ -69,26 +69,26 @@ export PYTHONUNBUFFERED=1
 
 # --- parts -----------------------------------------------------------------------------------------------------------
 
-declare -A groups=() # process group of each part that has not ended
+declare -A groups=() # process groups of the running parts
 declare -A ready=()
-logs=() # what writes the logs
+logs=() # processes that write the logs
 mkfifo "$scratch/events"
-exec 3<>"$scratch/events" # "ready NAME" and "ended NAME CODE", one a line
+exec 3<>"$scratch/events" # "ready NAME" and "ended NAME CODE", one per line
 
 start() { # start NAME COMMAND...
   mkfifo "$scratch/$1"
   follow "$1" <"$scratch/$1" &
   logs+=("$!")
   (
-    trap : INT TERM # are for the command, which is in the same group
+    trap : INT TERM # the command in the same group handles them
     code=0
     "${@:2}" >"$scratch/$1" 2>&1 </dev/null 3>&- || code=$?
     echo "ended $1 $code" >&3
-  ) 2>/dev/null & # bash says there when a signal ends the command; so does this script, below
+  ) 2>/dev/null & # hides a message of bash; this script reports the end of a command below
   groups[$1]=$!
 }
 
-follow() { # follow NAME: write what a part says to its log; a runner says that it is ready, and training is shown
+follow() { # follow NAME: write the output of a part to its log; detect ready runners, and show the training
   local line
   while IFS= read -r line || [[ -n $line ]]; do
     printf '%s\n' "$line"
@@ -97,13 +97,13 @@ follow() { # follow NAME: write what a part says to its log; a runner says that 
   done 4>&1 >"$folder/$1.log"
 }
 
-healthy() ( # healthy PORT: true if its /health answers
+healthy() ( # healthy PORT: true if /health responds with 200
   exec 5<>"/dev/tcp/$here/$1" || exit 1
   printf 'GET /health HTTP/1.0\r\nHost: %s:%s\r\n\r\n' "$here" "$1" >&5
   read -r -t 5 line <&5 && [[ $line == *" 200 "* ]]
 ) 2>/dev/null
 
-await() { # await NAME [PORT]: wait until the part answers there, or says that it is ready
+await() { # await NAME [PORT]: wait until the part responds on the port, or reports that it is ready
   until [[ -n ${ready[$1]:-} ]]; do
     if [[ -n ${2:-} ]] && healthy "$2"; then
       ready[$1]=1
@@ -114,7 +114,7 @@ await() { # await NAME [PORT]: wait until the part answers there, or says that i
   echo "$1 is ready"
 }
 
-event() { # event [SECONDS]: wait for one, at most so long; the early end of a part is the end of all
+event() { # event [SECONDS]: wait for an event, at most this long; if a part ends early, end all
   local what name code
   read -r ${1:+-t "$1"} what name code <&3 || return 0
   if [[ $what == ready ]]; then
@@ -122,11 +122,11 @@ event() { # event [SECONDS]: wait for one, at most so long; the early end of a p
     return
   fi
   wait "${groups[$name]}" || true
-  kill -KILL -- "-${groups[$name]}" 2>/dev/null || true # what it has left behind
+  kill -KILL -- "-${groups[$name]}" 2>/dev/null || true # its remaining processes
   unset "groups[$name]"
   [[ -z $ending ]] || return 0
   case $name:$code in
-    algorithm:0 | runner-*:0) ;; # of a run that has ended, too
+    algorithm:0 | runner-*:0) ;; # expected at the end of a run
     *) fail "$name" "$code" ;;
   esac
 }
