@@ -48,7 +48,8 @@ def attach_stub(
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *_names(package)[0]})
+        special = (name for name in vars(sys.modules[package]) if name.startswith("_"))
+        return sorted({*special, *_names(package)[0]})  # without the modules and helpers that happen to be loaded
 
     return __getattr__, __dir__
 

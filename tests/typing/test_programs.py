@@ -10,10 +10,14 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+import agentlightning as agl
+from tests.typing.editor import Editor
 
 PROGRAMS = Path(__file__).parent / "programs"
 ROOT = Path(__file__).parents[2]
@@ -89,3 +93,36 @@ def test_a_program_of_a_user_has_the_errors_that_it_should_have_and_no_other(
     }
     for place, text in marks(r"# R: (.+)$").items():
         assert text in verdict.revealed[place], place
+
+
+@pytest.fixture(scope="module")
+def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
+    folder = tmp_path_factory.mktemp("editor")
+    (folder / "pyrightconfig.json").write_text(json.dumps({**PYRIGHT, "include": ["."]}))
+    (folder / "program.py").write_text((PROGRAMS / "editor.py").read_text())
+    with Editor(folder / "program.py") as open_file:
+        yield open_file
+
+
+@pytest.mark.slow
+def test_an_editor_completes_public_names_alone(editor: Editor) -> None:
+    of_modules = {name for name in vars(types.ModuleType("module"))} | {"__path__", "__file__", "__cached__"}
+    offered = set(editor.completions("print(agl.")) - of_modules - {"__dict__", "__builtins__", "__annotations__"}
+    assert offered - {"__version__"} == {name for name in dir(agl) if not name.startswith("_")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("agl.GRPO", ("learning_rate: Positive = 0.00001", "Train the weights of a transformers model")),
+        ("settings.learning_rate", ("Positive", "Learning rate of AdamW")),
+        ("settings.step_timeout_seconds", ("Positive", "Seconds")),
+        ("settings.max_completion_length", ("Count", "tokens")),
+        (".fit", ("train_dataset", "Run the algorithm")),
+        ("enqueue_rollout", ("TaskInput", "seconds", "Raises")),
+    ],
+)
+def test_an_editor_shows_the_default_and_the_meaning(editor: Editor, text: str, shown: tuple[str, ...]) -> None:
+    answer = editor.hover(text)
+    assert [word for word in shown if word not in answer] == [], answer

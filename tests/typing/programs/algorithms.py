@@ -44,7 +44,7 @@ agl.APO(beam_round=2)  # E
 agl.Trainer(n_runner=2)  # E
 reveal_type(trainer.result)  # R: str
 reveal_type(agl.Trainer(algorithm=agl.GRPO(model="model")).result)  # R: GRPOResult
-reveal_type(agl.Trainer(algorithm=agl.GRPO(model="model")).result.model_path)  # R: 
+reveal_type(agl.Trainer(algorithm=agl.GRPO(model="model")).result.model_path)  # R:
 reveal_type(agl.Trainer(algorithm=agl.SFT(model="model", min_reward=1.0)).result)  # R: GRPOResult
 reveal_type(agl.Trainer(algorithm=agl.VERL({})).result)  # R: GRPOResult
 reveal_type(agl.Trainer(algorithm=agl.TRL("model")).result)  # R: GRPOResult
