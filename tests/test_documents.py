@@ -40,6 +40,12 @@ OF_OTHERS = {"convert_hf_to_gguf.py", "protocol.py", "train.py", "my_agent.py", 
 """Files of other programs and of users that docstrings name."""
 
 
+def code_lines(document: Path) -> Iterator[tuple[str, str]]:
+    """Yield the language and the text of each line of code of a document."""
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE):
+        yield from ((language, line) for line in block.splitlines())
+
+
 def kept() -> frozenset[Path]:
     """Return the files of the repository, those not yet added too, and the folders that they lie in."""
     if not (ROOT / ".git").exists():
@@ -276,3 +282,10 @@ def test_the_program_of_one_rollout_shows_the_whole_path_of_a_run(tmp_path: Path
     assert done.stdout.count('"name": "raw_gen_ai_request"') == 2
     assert done.stdout.count("Trained(row=1, ") == 2
     assert "LedgerSummary(step=2, captured=16, trained=16," in done.stdout
+
+
+@each_of_ours
+def test_code_that_a_reader_copies_is_at_most_88_columns_wide(document: Path) -> None:
+    """Output of programs, in blocks marked `text`, `json` or not at all, is as it is printed."""
+    output = ("", "text", "json")
+    assert [line for language, line in code_lines(document) if language not in output and len(line) > 88] == []
