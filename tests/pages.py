@@ -29,13 +29,18 @@ def run_page(
 ) -> tuple[types.ModuleType, str]:
     """Run the Python of a page from top to bottom in one module; return the module and what was printed.
 
-    A program that is shown with its error must end with it. `replaced` are words of the page and what stands for them.
+    A program that begins with the name of a file is written to it; one that is shown with its error must end with it.
+    `replaced` are words of the page and what stands for them.
     """
     module, printed, errors = types.ModuleType("page"), io.StringIO(), iter(blocks(page, "text"))
     patch.setitem(sys.modules, "page", module)
     for number, block in enumerate(blocks(page)):
         for word, other in (replaced or {}).items():
             block = block.replace(word, other)
+        if file := re.match(r"# (\S+\.py)\n", block):
+            Path(file[1]).parent.mkdir(parents=True, exist_ok=True)
+            Path(file[1]).write_text(block, encoding="utf-8")
+            continue
         code = compile(block, f"{page}, program {number}", "exec")
         with contextlib.redirect_stdout(printed):
             if not block.startswith(OF_THE_DOCUMENTS):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -52,3 +54,14 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
 def test_every_guide_is_listed() -> None:
     index = (GUIDES / "index.md").read_text()
     assert [guide for guide in NAMES if f"]({guide}.md)" not in index] == []
+
+
+def test_the_page_on_coding_agents_has_the_tested_versions() -> None:
+    here = Path(__file__).parent
+    versions: dict[str, str] = json.loads((here / "coding/package.json").read_text())["dependencies"]
+    for file in ("commands-aider.in", "constraints.txt"):
+        pins = (here / "coding_python" / file).read_text()
+        versions.update(re.findall(r"^(aider-chat|mini-swe-agent)==([^;\s]+)", pins, re.MULTILINE))
+    del versions["@google/gemini-cli"]
+    page = (GUIDES.parent / "use-a-coding-agent.md").read_text()
+    assert sorted(re.findall(r"\| (\d+\.[\d.]+) \|", page)) == sorted(versions.values())
