@@ -53,7 +53,7 @@ API = Path("reference/api")
 
 
 def pages_of_names() -> dict[Path, str]:
-    """Return the text of each page of `reference/api/` by its place in the folder of the site."""
+    """Return the text of each page that is made for the site, by its place in the folder of the site."""
     importable = public_definitions()
     lists: list[str] = []
     pages: dict[Path, str] = {}
@@ -68,6 +68,7 @@ def pages_of_names() -> dict[Path, str]:
         lists.append(f"| [{package}]({package}.md) | {names} |")
     table = "\n".join(["| package | names |", "| --- | --- |", *lists])
     pages[API / "index.md"] = f"{INDEX}\n{table}\n"
+    pages[ERRORS] = page_of_errors()
     return pages
 
 
@@ -77,6 +78,42 @@ ORDER = (
     *("errors", "exit_codes", "logging", "config", "env_var", "semconv", "utils", "legacy"),
 )
 """The packages in the order in which a program needs them."""
+ERRORS = API.parent / "errors.md"
+"""Page of the error messages, so that the search of the site finds them."""
+ERRORS_HEAD = """# Error messages
+
+The messages of the package's errors, so that you can search for one. `...` is a value. Each message says what was
+wrong and what to do. [errors](api/errors.md) describes the classes.
+"""
+
+
+def message_of(node: ast.expr) -> str:
+    """Return the text of an expression, with `...` for each value that is filled in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(message_of(part) for part in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return message_of(left) + message_of(right)
+        case _:
+            return "..."
+
+
+def page_of_errors() -> str:
+    """Return the page of the error messages that the package raises, by package."""
+    by_package: dict[str, set[str]] = {}
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
+                message = " ".join(message_of(node.exc.args[0]).replace("`", "'").split())
+                if len(message.replace("...", "").split()) >= 3:
+                    package = path.relative_to(ROOT / PACKAGE).parts[0].removesuffix(".py")
+                    by_package.setdefault(package, set()).add(f"- `{message}` ({ast.unparse(node.exc.func)})")
+    sections = (f"## {package}\n\n" + "\n".join(sorted(lines)) for package, lines in sorted(by_package.items()))
+    return "\n\n".join([ERRORS_HEAD, *sections]) + "\n"
+
+
 INDEX = """# Every public name
 
 Public is what `agl.` and the packages give. Each page is made of the docstrings of its package. Arguments that have the
@@ -96,8 +133,9 @@ def _docstring_beside_the_stub(package: str) -> str:
 
 
 ENTRY = "| [Commands](reference/cli.md)"
-API_ENTRY = "| [Python API](reference/api/index.md) | each public name, from the docstrings |"
-"""A row of the front page that is in the site alone, and the row that follows it."""
+API_ENTRY = """| [Python API](reference/api/index.md) | each public name, from the docstrings |
+| [Error messages](reference/errors.md) | to find one with the search |"""
+"""Rows of the front page that are in the site alone, and the row that follows them."""
 
 
 def lay_out(folder: Path) -> None:

@@ -72,6 +72,12 @@ def test_the_site_has_no_badges_and_links_the_python_api_from_its_front_page(tmp
     assert (tmp_path / "docs/index.md").read_text().count("](reference/api/index.md)") == 1
 
 
+def test_the_site_has_the_error_messages_with_three_dots_for_values() -> None:
+    page = pages.page_of_errors()
+    assert "- `No best prompt found: call Trainer.fit first" in page
+    assert "`Trainer has no setting ...: ...` (TypeError)" in page
+
+
 @pytest.mark.heavy  # asks the package index
 @pytest.mark.timeout(300)
 def test_the_strict_build_makes_every_page_and_refuses_a_link_to_none(tmp_path: Path) -> None:
