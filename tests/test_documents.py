@@ -36,7 +36,7 @@ SNIPPETS = ROOT / "docs/reference/documents.md"
 """Made by tests/seeds; it quotes names of others, and says that they are not there."""
 
 
-OF_OTHERS = {"convert_hf_to_gguf.py", "protocol.py", "train.py", "my_agent.py", "folder/file.py"}
+OF_OTHERS = {"convert_hf_to_gguf.py", "protocol.py", "train.py", "my_agent.py", "attempt.py", "folder/file.py"}
 """Files of other programs and of users that docstrings name."""
 
 

@@ -98,9 +98,23 @@ def public_definitions() -> dict[str, set[str]]:
     return definitions
 
 
+FIRST = (
+    *("rollout", "LitAgent", "Trainer", "Rollout", "emit_reward", "Algorithm", "GRPO", "GRPOSettings"),
+    *("EvaluationResult", "LightningStore", "LitAgentRunner", "Tracer", "TraceAdapter", "LLMProxy", "Chat"),
+)
+"""The main names of a page, which come first on it. Then come the other names of `agl`, then those of packages alone."""
+
+
 def pages_of_packages() -> dict[str, list[str]]:
     """Return the definitions for each page, which is a top-level package or module, in order."""
     pages: dict[str, list[str]] = {}
-    for place in sorted(public_definitions(), key=lambda place: (place.split(".")[1], place.rsplit(".", 1)[1].lower())):
+    definitions = public_definitions()
+
+    def order(place: str) -> tuple[str, int, bool, str]:
+        _, package, *_, name = place.split(".")
+        rank = FIRST.index(name) if name in FIRST else len(FIRST)
+        return package, rank, f"{PACKAGE}.{name}" not in definitions[place], name.lower()
+
+    for place in sorted(definitions, key=order):
         pages.setdefault(place.split(".")[1], []).append(place)
     return pages

@@ -26,6 +26,7 @@ _ALL = {
 }
 PAGES = {page for page in _ALL if "node_modules" not in page.parts}
 _BADGES = re.compile(r"^<!-- badges.*?^<!-- end of the badges -->\n+", re.DOTALL | re.MULTILINE)
+_DIAGRAM = re.compile(r"^```mermaid\n.*?^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#:\s]+)(?=[)#])")
 
 
@@ -38,14 +39,19 @@ def place_of(page: Path) -> Path:
 
 
 def with_links_of_the_site(page: Path) -> str:
-    """Return the text of a page with links to the places in the site and without badges, which are remote images."""
+    """Return the text of a page with links to the places in the site, and without what is loaded from elsewhere.
+
+    Badges are removed. A diagram, for which the site would load Mermaid, becomes the image of its page in
+    `docs/images`, which `mmdc -i PAGE.md -o docs/images/PAGE.svg` of the npm package `@mermaid-js/mermaid-cli` draws.
+    """
 
     def rewrite(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(page.parent / link[1]))
         inside = target.is_relative_to(ROOT / "docs") or target in PAGES
         return os.path.relpath(place_of(target), place_of(page).parent) if inside else link[1]
 
-    return _LINK.sub(rewrite, _BADGES.sub("", page.read_text()))
+    text = _DIAGRAM.sub(f"![Diagram](../images/{page.stem}.svg)", _BADGES.sub("", page.read_text()))
+    return _LINK.sub(rewrite, text)
 
 
 API = Path("reference/api")

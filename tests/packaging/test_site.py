@@ -72,6 +72,20 @@ def test_the_site_has_no_badges_and_links_the_python_api_from_its_front_page(tmp
     assert (tmp_path / "docs/index.md").read_text().count("](reference/api/index.md)") == 1
 
 
+def test_each_diagram_is_on_the_site_as_an_image_with_the_same_words(tmp_path: Path) -> None:
+    pages.lay_out(tmp_path / "docs")
+    sources = [page for page in pages.PAGES if "```mermaid" in page.read_text()]
+    assert sources
+    for page in sources:
+        laid_out = (tmp_path / "docs" / pages.place_of(page)).read_text()
+        assert "```mermaid" not in laid_out
+        assert f"![Diagram](../images/{page.stem}.svg)" in laid_out
+        [diagram] = re.findall(r"^```mermaid\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        drawn = re.sub(r"<[^>]+>", " ", (ROOT / f"docs/images/{page.stem}.svg").read_text())
+        labels = re.findall(r": (.+)$", diagram, re.MULTILINE)
+        assert [word for label in labels for word in label.split() if word not in drawn.split()] == []
+
+
 def test_the_site_has_the_error_messages_with_three_dots_for_values() -> None:
     page = pages.page_of_errors()
     assert "- `No best prompt found: call Trainer.fit first" in page
