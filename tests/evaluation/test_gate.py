@@ -184,10 +184,10 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], message: str) -
             {"floors": {"saef": 1.0}},
             "no figure 'saef' .*; did you mean 'safe'",
         ),
-        (result([0.0] * 3), {"ceilings": {"tokens": 1.0}}, "has recorded no 'tokens' to hold against a ceiling"),
-        (EvaluationResult((EvaluatedTask("other", ()),)), {}, "of 3 and 1 tasks none is on both sides"),
-        (result([1.7e308] * 3), {}, r"rewards of at most 1e\+100 can be compared.*; got 1.7e\+308"),
-        (result([1.0] * 3, dimensions={"cost": -1e101}), {}, r"rewards of at most 1e\+100 .*; got -1e\+101"),
+        (result([0.0] * 3), {"ceilings": {"tokens": 1.0}}, "has no recorded 'tokens' for the ceiling"),
+        (EvaluationResult((EvaluatedTask("other", ()),)), {}, "of 3 and 1 tasks have no task in common"),
+        (result([1.7e308] * 3), {}, r"rewards must be at most 1e\+100.*; got 1.7e\+308"),
+        (result([1.0] * 3, dimensions={"cost": -1e101}), {}, r"rewards must be at most 1e\+100.*; got -1e\+101"),
     ],
 )
 def test_evaluations_that_cannot_be_judged_are_refused(
