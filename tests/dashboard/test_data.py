@@ -366,7 +366,7 @@ async def test_what_is_not_there_is_told_by_its_name(page: Page) -> None:
         ("/rollouts/ro-none/explanation", 404, "'ro-none'"),
         (f"/rollouts/{rollout.rollout_id}/explanation?attempt_id=at-none", 404, "'at-none'"),
         (f"/rollouts/{rollout.rollout_id}/attempts/at-none/tree", 404, rollout.attempt.attempt_id),
-        (f"/rollouts/{waiting.rollout_id}/attempts/latest/conversation", 400, "nobody has claimed it"),
+        (f"/rollouts/{waiting.rollout_id}/attempts/latest/conversation", 400, "it has not been claimed"),
     ):
         assert message in (await page.get(path, status))["detail"]
 
