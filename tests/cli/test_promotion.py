@@ -62,7 +62,7 @@ def test_a_worse_one_is_not_with_exit_code_1_and_the_reason_of_each_rule(
     assert report["promoted"] is False
     failed = {rule["rule"]: rule["reason"] for rule in report["rules"] if not rule["passed"]}
     assert set(failed) == {"better", "slices", "floor short"}
-    assert "worse in level=easy, level=odd" in failed["slices"]
+    assert "worse slices: level=easy, level=odd" in failed["slices"]
     assert [each["evaluation"] for each in report["evaluations"]] == ["evaluation", "evaluation"]
     assert report["comparison"]["lost"] == 24
 
@@ -188,6 +188,6 @@ def test_the_page_obeys_nobody_needs_nothing_and_draws_the_curve(
     assert "\u202e" not in text
     assert "\x00" not in text
     assert text.count("<polyline") == 2
-    assert {"Won (12)", "Lost (24)"} <= set(re.findall(r"<h2>(\w+ \(\d+\))</h2>", text))
+    assert {"Tasks gained (12)", "Tasks lost (24)"} <= set(re.findall(r"<h2>(\w+ \w+ \(\d+\))</h2>", text))
     assert "Not promoted:" in text
     assert SECRET not in text

@@ -164,7 +164,7 @@ LONG = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
         ([], ["is empty", '{"question"']),
         ([*[GOOD] * 16, "not json"], ["line 17: not JSON", '{"question": "What is 34 plus 5?", "answer": 39}']),
         (_sums(15), ["15 different questions. At least 16 are required"]),
-        ([*_sums(16), LONG], ["the question '1 2 3 1 2 3", "takes 301 tokens", "has room for 136"]),
+        ([*_sums(16), LONG], ["the question '1 2 3 1 2 3", "has 301 tokens", "accepts at most 136"]),
     ],
     ids=["no file", "empty", "no JSON", "too few", "too long a question"],
 )

@@ -101,7 +101,7 @@ def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
         ({"dataset": [1]}, ValueError, r"give evaluate\(\) resources="),
         ({"dataset": TASKS, "slices": "nmae"}, ValueError, "no task has this field; fields of the first task: name"),
         ({"dataset": TASKS, "slices": 3}, TypeError, "a field, a function or a list of them"),
-        ({"dataset": range(200), "slices": str}, ValueError, "makes 200 slices; 100 at most"),
+        ({"dataset": range(200), "slices": str}, ValueError, "has 200 values; the maximum is 100"),
         ({"dataset": TASKS, "stop_early": True}, TypeError, "must be a SequentialStop; got bool"),
         ({"dataset": TASKS, "stop_early": SequentialStop(EvaluationResult())}, ValueError, "0 tasks, here are 6"),
     ],
@@ -237,7 +237,7 @@ def test_the_comparison_is_paired() -> None:
 
 
 def test_only_the_same_tasks_compare() -> None:
-    with pytest.raises(ValueError, match="the same tasks: 1 here, 2 there"):
+    with pytest.raises(ValueError, match="the same tasks; got 1 and 2 tasks"):
         result(1.0).compare(result(1.0, 1.0))
     other = EvaluationResult((EvaluatedTask("other", ()),))
     with pytest.raises(ValueError, match="task 0 is 0 here and 'other' there"):
@@ -246,7 +246,7 @@ def test_only_the_same_tasks_compare() -> None:
 
 def test_figures_that_are_not_there_are_refused() -> None:
     evaluation = result(1.0, 0.0)
-    with pytest.raises(ValueError, match="give evaluate\\(\\) n_samples=5"):
+    with pytest.raises(ValueError, match="Use evaluate\\(n_samples=5\\)"):
         evaluation.pass_at(5)
     with pytest.raises(ValueError, match=r"no reward has a dimension 'right'; expected one of: \(none\)"):
         evaluation.dimension("right")
