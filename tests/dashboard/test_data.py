@@ -335,10 +335,10 @@ async def test_two_versions_of_a_prompt_are_compared_by_the_rollouts_that_used_t
     ("query", "status", "message"),
     [
         ("before=run", 400, "after="),
-        ("before=run:x&after=run", 400, "names no side"),
+        ("before=run:x&after=run", 400, "is not a side of a comparison"),
         ("before=resources:a&after=run", 400, "resources:ID@VERSION"),
         ("before=none&after=run", 404, "no run 'none'"),
-        ("before=run:3&after=run:0", 404, "at the steps 0, 4"),
+        ("before=run:3&after=run:0", 404, "Steps with evaluations: 0, 4"),
         ("before=resources:none@1&after=run", 404, "no version 1"),
         ("before=run:0&after=other:0", 400, "no task in common"),
         ("before=run:0&after=run:4&limit=-1", 400, "limit must be"),
