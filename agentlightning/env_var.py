@@ -83,7 +83,7 @@ FOREIGN_VARIABLES: Final[dict[str, str]] = {
     "OPENAI_API_BASE": "same address of a gateway entry, if `OPENAI_BASE_URL` is not set",
     "OPENAI_API_KEY": "API key of that model or gateway entry (for other providers `GROQ_API_KEY` etc.); removed from "
     "the environment of a process that holds a provider's key",
-    "OTEL_EXPORTER_OTLP_PROTOCOL": "protocol of the collector, `grpc` or `http/protobuf`; overrides the port's default",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "protocol of the collector, `grpc` or http/protobuf; overrides the port's default",
     "OTEL_EXPORTER_OTLP_HEADERS": "headers for the collector: `api-key=secret,tenant=a`",
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "overrides `OTEL_EXPORTER_OTLP_PROTOCOL`",
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "overrides `OTEL_EXPORTER_OTLP_HEADERS`",

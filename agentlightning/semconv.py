@@ -120,7 +120,7 @@ class LightningCallAttributes(Enum):
     LATENCY_SECONDS = "agentlightning.call.latency_seconds"
     """Seconds from the request to the end of the response."""
     DIALECT = "agentlightning.call.dialect"
-    """Route that the agent called: `chat/completions`, `messages`, ..."""
+    """Route that the agent called: chat/completions, messages, ..."""
     STREAMED = "agentlightning.call.streamed"
     """True if the agent requested a stream."""
     FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"

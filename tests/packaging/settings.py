@@ -75,7 +75,7 @@ def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, st
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(head), *([cell.replace("|", "\\|").removesuffix(".") for cell in row] for row in rows)]
+    lines = [list(head), *([re.sub(r"(?<!\.)\.$", "", cell.replace("|", "\\|")) for cell in row] for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
