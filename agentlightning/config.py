@@ -1,7 +1,7 @@
-"""`lightning_cli`: the constructors of classes as options of a command line, on jsonargparse.
+"""`lightning_cli`: command-line options from the constructors of classes, based on jsonargparse.
 
-Words that YAML does not know are read, too: `none` and `nil` for None, `yes` and `t` for true, a list as separate
-words, an enum by its value. Parts of a Trainer are names, import paths or dicts, as in Python.
+In addition to YAML it accepts `none` and `nil` for None, `yes` and `t` for true, lists as separate words, and enums by
+value. Components of a Trainer are names, import paths or dicts, as in Python.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ def nullable_str(value: str) -> str | None:
 
 
 def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any:
-    """Build one parser from the constructors of the classes, read `argv` (default: the process's), return the objects.
+    """Create objects of the classes from command-line options in `argv` (default: those of the process).
 
-    The options of a class are `--<class name in lower case>.<parameter>`, dashes and underscores alike; `--config FILE`
-    reads them from YAML or JSON. Returns `()` without classes, the object for one class, else a tuple in order. Options
-    that the docstring of a class calls deprecated are accepted, and not shown by `--help`.
+    The options of a class are `--<class name in lower case>.<parameter>`, with dashes or underscores. `--config FILE`
+    reads them from YAML or JSON. Returns `()` without classes, the object for one class, otherwise a tuple in the
+    order of the classes. Options marked as deprecated in the docstring of a class are accepted but hidden in `--help`.
     """
     if not classes:
         return ()
     from jsonargparse import ArgumentParser
 
     parser: Any = ArgumentParser(description=f"Options of {', '.join(cls.__name__ for cls in classes)}")
-    parser.add_argument("--config", action="config", help="A YAML or JSON file with any of the options.")
+    parser.add_argument("--config", action="config", help="YAML or JSON file with any of the options")
     options: dict[str, _Option] = {}
     for cls in classes:
         options |= _add_class(parser, cls)
@@ -59,7 +59,7 @@ def lightning_cli(*classes: type[Any], argv: Sequence[str] | None = None) -> Any
 
 @dataclass(frozen=True)
 class _Option:
-    """The kinds of values that a parameter takes, as far as they decide how its words are read."""
+    """The kinds of values of a parameter that determine how its words are read."""
 
     may_be_none: bool
     nullable: bool
@@ -67,9 +67,9 @@ class _Option:
     is_bool: bool
     is_list: bool
     of_numbers: bool
-    """A list whose words are numbers."""
+    """A list of numbers."""
     of_nullable: bool
-    """A list whose words may stand for None."""
+    """A list that may contain None."""
     is_spec: bool
     enum: type[Enum] | None
 
@@ -106,7 +106,7 @@ def _members(annotation: object) -> Iterator[object]:
 
 
 class _Known(dict[str, Any]):
-    """Names for annotations: one that only the type checker sees is `Any`."""
+    """Names for annotations. A name that only the type checker imports is `Any`."""
 
     def __init__(self, module: dict[str, Any]) -> None:
         self._module = module
@@ -147,7 +147,7 @@ def _add_class(parser: Any, cls: type[Any]) -> dict[str, _Option]:
 
 
 def _as_yaml(arguments: Sequence[str], options: dict[str, _Option]) -> Iterator[str]:
-    """Yield arguments with underscores in the names of options, and each value in YAML's form."""
+    """Yield arguments with underscores in option names and with each value as YAML."""
     rest = list(arguments)
     while rest:
         argument = rest.pop(0)

@@ -6,21 +6,21 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes; shells and service managers see nothing else of how a process ended."""
+    """Exit codes of commands and processes, for shells and service managers."""
 
     DONE = 0
-    """Done. A command that serves was ended by Ctrl+C or SIGTERM."""
+    """Success, or a server that was stopped by Ctrl+C or SIGTERM."""
     FAILED = 1
-    """Failed, or a negative verdict (`agl demo`, `agl store check`, `agl doctor`)."""
+    """Failure, or a negative result of `agl demo`, `agl store check` or `agl doctor`."""
     WRONG_INPUT = 2
-    """Wrong use or wrong input: the message says what was expected, and the closest valid word."""
+    """Wrong usage or wrong input. The message states what was expected, and the closest valid name."""
     STORE_UNREACHABLE = 69
-    """`agl run`, `agl runner`: the store did not answer for too long (EX_UNAVAILABLE); retry later."""
+    """`agl run`, `agl runner`: the store did not respond for too long (EX_UNAVAILABLE). Retry later."""
     UNFORESEEN = 70
-    """An unexpected error (EX_SOFTWARE): a bug in this package or in your code; `--debug` shows where."""
+    """An unexpected error (EX_SOFTWARE): a bug in this package or in your code. Use `--debug` to see the traceback."""
     UNAUTHORIZED = 77
     """`agl run`, `agl runner`: the store rejects the token (EX_NOPERM)."""
     INTERRUPTED = 130
-    """Ended by Ctrl+C."""
+    """Stopped by Ctrl+C."""
     TERMINATED = 143
-    """Ended by SIGTERM."""
+    """Stopped by SIGTERM."""

@@ -1,7 +1,7 @@
-"""Logging of this package: `setup` and `setup_module` choose handlers and formats. The root logger is never touched.
+"""Logging of this package: `setup` and `setup_module` set handlers and formats. The root logger is never changed.
 
-Every line that is logged within `log_context` ends with the ids of its run, rollout and attempt; JSON lines have
-them as fields.
+Every line logged within `log_context` ends with the ids of its run, rollout and attempt. JSON lines have them as
+fields.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from agentlightning.base.terminal import json_text, one_line, shortened, some_li
 DEFAULT_FORMAT = "%(asctime)s [%(levelname)s] (Process-%(process)d %(name)s)   %(message)s"
 """Format of plain lines."""
 DATE_FORMAT = "%H:%M:%S"
-"""Format of the time in plain lines."""
+"""Time format of plain lines."""
 BASE_LOGGER = "agentlightning"
-"""The logger above all loggers of the package."""
+"""Name of the parent of all loggers of the package."""
 _WIDTH_WITHOUT_TERMINAL = 200
 MOST_CHARACTERS = 64 * 1024
-"""Longest message, and longest traceback, in characters."""
+"""Maximum length of a message and of a traceback, in characters."""
 MOST_ON_CONSOLE = 16 * 1024
-"""Longest line on a console, in characters."""
+"""Maximum length of a line on a console, in characters."""
 _MOST_COLOURED = 500
-"""Longest coloured message: the highlighter takes at most 0.03 s for it, and 8 s for 16,000 characters."""
+"""Maximum length of a coloured message. The highlighter takes at most 0.03 s for it, but 8 s for 16,000 characters."""
 _LEVELS = {name: getattr(logging, name) for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _ids: ContextVar[Mapping[str, str]] = ContextVar("agentlightning_log_ids")
 
@@ -45,9 +45,9 @@ _ids: ContextVar[Mapping[str, str]] = ContextVar("agentlightning_log_ids")
 def log_context(
     *, run_id: str | None = None, rollout_id: str | None = None, attempt_id: str | None = None
 ) -> Generator[None]:
-    """Set the ids of the current work: lines that are logged within, also by called functions, carry these ids.
+    """Add ids to all lines that are logged within the context, also by called functions.
 
-    Contexts nest; an id that is None is inherited from the outer context.
+    Contexts nest. An id that is None is inherited from the outer context.
     """
     ids = {"run_id": run_id, "rollout_id": rollout_id, "attempt_id": attempt_id}
     token = _ids.set({**log_ids(), **{name: value for name, value in ids.items() if value is not None}})
@@ -58,7 +58,7 @@ def log_context(
 
 
 def log_ids() -> Mapping[str, str]:
-    """Return the ids of the open contexts: `run_id`, `rollout_id` and `attempt_id`, as far as they are set."""
+    """Return the ids of the open contexts: `run_id`, `rollout_id` and `attempt_id`, if set."""
     return _ids.get({})
 
 
@@ -77,25 +77,25 @@ def setup(
     files: str | Path | Mapping[str, str | Path] | None = None,
     json_lines: bool = False,
 ) -> None:
-    """Configure the logger `agentlightning`; its former handlers are replaced and closed.
+    """Configure the logger `agentlightning`. Existing handlers are replaced and closed.
 
     Args:
-        color: rich output on the console; a dict gives options of rich's handler.
-        propagate: also give lines to the root logger's handlers.
+        color: rich output on the console; a dict is passed to rich's handler.
+        propagate: also pass lines to the root logger's handlers.
         disable_existing_loggers: silence every other existing logger.
-        capture_warnings: log Python's warnings, too.
+        capture_warnings: also log Python's warnings.
         submodule_levels: level per logger name.
-        extra_handlers: receive every line beside console and files.
-        formatter: for handlers that have none.
-        apply_to: further loggers that get the same handlers and level.
-        files: one log file, or one per logger name; folders are created.
-        json_lines: each line on the console and in the files is one JSON object, in plain text and without colours.
+        extra_handlers: handlers in addition to console and files.
+        formatter: formatter for handlers without one.
+        apply_to: additional loggers that get the same handlers and level.
+        files: one log file, or one per logger name. Folders are created.
+        json_lines: write each line on the console and in the files as one JSON object, without colours.
 
     Raises:
-        ValueError: an unknown level; or `json_lines` together with settings of another format.
+        ValueError: The level is unknown, or `json_lines` is combined with settings of another format.
     """
     if json_lines and (formatter is not None or isinstance(color, dict)):
-        raise ValueError("json_lines=True chooses the form of a line: leave formatter and the options in color out")
+        raise ValueError("json_lines=True cannot be combined with formatter or with options in color")
     base = setup_module(
         level,
         console=console,
@@ -112,7 +112,7 @@ def setup(
     for name, submodule_level in (submodule_levels or {}).items():
         number = level_number(submodule_level)
         if number < base.level:
-            base.warning("the level of %s is below that of %s; its handlers decide what is shown", name, base.name)
+            base.warning("the level of %s is below that of %s, whose handlers may drop its lines", name, base.name)
         logging.getLogger(name).setLevel(number)
     paths = {BASE_LOGGER: files} if isinstance(files, (str, Path)) else dict(files or {})
     for name, path in paths.items():
@@ -147,11 +147,12 @@ def setup_module(
     propagate: bool = False,
     disable_existing_loggers: bool = False,
 ) -> logging.Logger:
-    """Configure one logger with a console handler (or none) and return it; `color`, `propagate` and
-    `disable_existing_loggers` as for `setup`.
+    """Configure one logger, with or without a console handler, and return it.
+
+    `color`, `propagate` and `disable_existing_loggers` have the same meaning as for `setup`.
 
     Raises:
-        ValueError: an unknown level.
+        ValueError: The level is unknown.
     """
     number = level_number(level)
     if disable_existing_loggers:
@@ -186,8 +187,8 @@ setup_module_logging = setup_module
 
 
 def configure_logger(level: int = logging.INFO, name: str = BASE_LOGGER) -> logging.Logger:
-    """Deprecated: use `setup_module`."""
-    warnings.warn("configure_logger is deprecated, use setup_logging", DeprecationWarning, stacklevel=2)
+    """Deprecated. Use `setup` or `setup_module`."""
+    warnings.warn("configure_logger is deprecated; use setup_logging", DeprecationWarning, stacklevel=2)
     return setup_module(level, name=name)
 
 
@@ -195,7 +196,7 @@ def level_number(level: int | str) -> int:
     """Return the number of a level.
 
     Raises:
-        ValueError: no such level.
+        ValueError: The level is unknown.
     """
     if isinstance(level, int):
         return level
@@ -207,7 +208,7 @@ def level_number(level: int | str) -> int:
 
 @functools.cache
 def _console_class() -> type[Any]:
-    """Return rich's handler with bounds: the time of its highlighter grows with the square of the text's length."""
+    """Return rich's handler with a length limit, because its highlighter takes quadratic time."""
     from rich.console import ConsoleRenderable
     from rich.logging import RichHandler
     from rich.text import Text
@@ -226,9 +227,9 @@ def _console_class() -> type[Any]:
 
 
 class PlainLines(logging.Formatter):
-    """A format of `logging` that appends the current ids to the message, unless the line names them itself.
+    """A formatter that appends the current ids to the message, unless the line already contains them.
 
-    Lines are bounded and hold no terminal control characters; values that are filled in stay on one line.
+    Lines have a maximum length and no terminal control characters. Values filled into a message stay on one line.
     """
 
     @override
@@ -249,11 +250,11 @@ class PlainLines(logging.Formatter):
 
 
 class _Message(PlainLines):
-    """The message that a console writes after its own columns; replaced by a formatter of the user's."""
+    """The message part of a console line. A formatter of the user replaces it."""
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time (UTC), level, logger, process, message, the ids of `log_context`, an exception."""
+    """One JSON object per line: time (UTC), level, logger, process, message, ids of `log_context`, exception."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
@@ -271,7 +272,7 @@ class JsonLines(logging.Formatter):
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return the message of a record with its values filled in, each as one line, bounded."""
+    """Return the message of a record with its values filled in, each on one line, up to the maximum length."""
     text, args = str(record.msg), record.args
     if args:
         shown = (
@@ -285,7 +286,7 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def bounded_exception(text: str) -> str:
-    """Return the `text` of a traceback without control characters; of a long one the end, which names the exception."""
+    """Return the `text` of a traceback without control characters, shortened to its end if it is too long."""
     if len(text) > MOST_CHARACTERS:
         text = f"({len(text)} characters) ...{text[-MOST_CHARACTERS:]}"
     return some_lines(text)

@@ -159,7 +159,7 @@ def test_each_line_may_be_one_json_object(tmp_path: Path, capsys: pytest.Capture
 
 @pytest.mark.parametrize("other", [{"formatter": logging.Formatter()}, {"color": {"show_path": False}}])
 def test_json_lines_go_with_no_other_form(other: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="json_lines=True chooses the form of a line"):
+    with pytest.raises(ValueError, match="json_lines=True cannot be combined"):
         agl.setup_logging(json_lines=True, **other)
 
 

@@ -1,4 +1,4 @@
-"""`python -m agentlightning.cli`: the command `agl`, where its script is not on the path."""
+"""`python -m agentlightning.cli`: the command `agl`, for when its script is not on the path."""
 
 import sys
 

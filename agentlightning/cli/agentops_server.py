@@ -1,6 +1,6 @@
-"""`agl agentops`: a local endpoint for programs that the AgentOps SDK traces. Their data goes to a store.
+"""`agl agentops`: a local endpoint for programs traced with the AgentOps SDK. Their data is written to a store.
 
-The SDK exchanges a key for a token, and sends OTLP, whose traces become rollouts.
+The SDK exchanges an API key for a token and sends OTLP. Each trace becomes a rollout.
 """
 
 from __future__ import annotations
@@ -42,26 +42,27 @@ logger = logging.getLogger(__name__)
 TOKEN_PATH = "/v3/auth/token"
 LOGS_UPLOAD_PATH = "/v4/logs/upload/"
 PLACEHOLDER_KEY = "00000000-0000-0000-0000-000000000000"
-"""Placeholder that the SDK accepts as a key if none is required."""
+"""Placeholder API key that the SDK accepts if the server requires none."""
 
 _TOKEN_BODY_BYTES = 64 * 1024
 _SPANS_PER_TURN = 128
 _MOST_OPEN = 10_000
-"""Largest number of traces without a root span; beyond it the oldest one is given up."""
+"""Maximum number of traces without a root span. Above it, the oldest one ends as failed."""
 _Ids = tuple[str, str]
 
 
 def agentops(
-    store: str = typer.Option("sqlite:///agl.db", help="Store of the spans: a file or a store spec."),
+    store: str = typer.Option("sqlite:///agl.db", help="Store for the spans: a file or a store spec"),
     host: str = HOST,
     port: int = PORT,
     log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> None:
-    """Receive the data of the AgentOps SDK, without its service and without an account. Ctrl+C ends it, exit code 0.
+    """Receive the data of the AgentOps SDK without the AgentOps service or an account.
 
-    Prints the variables to set for the program. Each of its traces becomes one rollout, which ends with the trace;
-    spans that name a rollout and an attempt of ours go there. With AGL_TOKEN set, that is the program's API key.
+    Prints the variables to set for the program. Each trace becomes one rollout, which ends with the trace. Spans
+    that name a rollout and an attempt are stored there. If AGL_TOKEN is set, the program uses it as its API key.
+    Press Ctrl+C to stop (exit code 0).
 
     Example: agl agentops --store run.db --port 4749
     """
@@ -70,7 +71,7 @@ def agentops(
 
 
 async def serve(spec: str, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM; traces whose root span has not arrived by then end as failed."""
+    """Serve until SIGINT or SIGTERM. Traces without a root span end as failed."""
     store = store_from_spec(spec)
     traces = Traces(store)
     try:
@@ -90,14 +91,14 @@ def _lines(endpoint: str) -> list[str]:
 
 
 class Traces:
-    """The rollouts of open traces; owned by the loop that serves."""
+    """The rollouts of open traces, owned by the event loop of the server."""
 
     def __init__(self, store: LightningStore) -> None:
         self._store = store
         self._open: dict[bytes, asyncio.Task[_Ids]] = {}
 
     async def claim(self, request: ExportTraceServiceRequest) -> list[bytes]:
-        """Set the ids of its trace's rollout on each span that names none; return the traces with a root span."""
+        """Set the trace's rollout ids on each span without ids, and return the traces with a root span."""
         trace_ids: list[bytes] = []
         for number, (is_named, span) in enumerate(_spans_of(request), 1):
             if number % _SPANS_PER_TURN == 0:
@@ -112,13 +113,13 @@ class Traces:
         return trace_ids
 
     async def end(self, trace_id: bytes) -> None:
-        """End the rollout of a trace as succeeded. Later spans of the trace begin another one."""
+        """End the rollout of a trace as succeeded. Later spans of the trace start another rollout."""
         task = self._open.pop(trace_id, None)
         if task is not None:
             await self._store.update_attempt(*await task, status="succeeded")
 
     async def close(self) -> None:
-        """End the remaining traces as failed: their root spans never arrived."""
+        """End the traces without a root span as failed."""
         for trace_id in list(self._open):
             await self._give_up(trace_id)
 
@@ -140,7 +141,7 @@ class Traces:
     async def _begin(self, trace_id: bytes, name: str) -> _Ids:
         task = {"program": "agl agentops", "trace_id": trace_id.hex()}
         rollout = await self._store.start_rollout(input=task)
-        logger.info("trace %s, first span %r, is rollout %s", trace_id.hex(), name, rollout.rollout_id)
+        logger.info("trace %s: rollout %s started (first span %r)", trace_id.hex(), rollout.rollout_id, name)
         return rollout.rollout_id, rollout.attempt.attempt_id
 
 
@@ -154,12 +155,12 @@ def agentops_routes(store: LightningStore, traces: Traces) -> list[Route]:
         try:
             content: object = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"The body is no JSON: {error}; expected an object with api_key") from error
+            raise BadRequestError(f"The body is not JSON: {error}. Expected an object with api_key") from error
         if not isinstance(content, dict):
-            raise BadRequestError(f"The body is a JSON {type(content).__name__}; expected an object with api_key")
+            raise BadRequestError(f"The body is a JSON {type(content).__name__}. Expected an object with api_key")
         key = cast("dict[str, object]", content).get("api_key")
         if expected is not None and not same_token(str(key), expected):
-            return JSONResponse({"error": "the API key is not the AGL_TOKEN of this server"}, status_code=401)
+            return JSONResponse({"error": "The API key does not match the AGL_TOKEN of this server"}, status_code=401)
         return JSONResponse(
             {"token": expected or PLACEHOLDER_KEY, "project_id": "local", "project_prem_status": "local"}
         )

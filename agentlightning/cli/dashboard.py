@@ -1,4 +1,4 @@
-"""`agl dashboard`: the page of an ended run, of a database, or of a running server."""
+"""`agl dashboard`: the dashboard of a run, a database or a running server."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from agentlightning.cli.output import log_to_stderr, say, spec_of_place
 from agentlightning.errors import BadRequestError
 
 _PLACE = typer.Argument(
-    "agl.db", metavar="PLACE", help="Folder of a run, a file, a database, or a server: http://127.0.0.1:4747."
+    "agl.db", metavar="PLACE", help="Folder of a run, a store file, a database, or a server (http://127.0.0.1:4747)"
 )
 _PATIENCE_SECONDS = 5.0
 
 
 def dashboard(
     place: str = _PLACE,
-    port: int = typer.Option(0, min=0, max=65535, help="Port of the page; 0 chooses a free one."),
-    browser: bool = typer.Option(True, "--browser/--no-browser", help="Open it in a browser if there is a screen."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port of the dashboard; 0 selects a free port"),
+    browser: bool = typer.Option(True, "--browser/--no-browser", help="Open a browser if a display is available"),
 ) -> None:
-    """Open the page of an ended run, or of a server.
+    """Open the dashboard of a run, a store file, a database or a server.
 
-    A folder, a file or a database is served on this machine until Ctrl+C; for a server, its own page is opened.
+    A folder, a file or a database is served on this machine until you press Ctrl+C. A server has its own dashboard,
+    which is opened.
 
     Example: agl dashboard runs/20260101-120000
     """
     log_to_stderr("WARNING", json_lines=False)
     if place.startswith(("http://", "https://")):
         if port:
-            raise BadRequestError(f"--port {port} has no effect: {place} has its page at its own address")
+            raise BadRequestError(f"--port {port} has no effect: {place} serves its own dashboard")
         url = asyncio.run(_page_of(place))
-        say(f"the page: {url}")
+        say(f"dashboard: {url}")
         _open(url, browser)
         return
     from agentlightning.cli.store import serve_store
@@ -43,35 +44,35 @@ def dashboard(
     spec = spec_of_place(place)
 
     def ready(url: str) -> None:
-        say(f"the page: {url}   (Ctrl+C ends it)")
+        say(f"dashboard: {url}   (press Ctrl+C to stop)")
         _open(url, browser)
 
     asyncio.run(serve_store(spec, {}, {"port": port}, ready))
 
 
 async def _page_of(place: str) -> str:
-    """Return the address of a server's page."""
+    """Return the address of a server's dashboard."""
     import aiohttp
 
     parts = urlsplit(place)
     if not parts.hostname:
-        raise BadRequestError(f"{place!r} is no address of a server; expected http://host:port")
+        raise BadRequestError(f"{place!r} is not the address of a server. Expected http://host:port")
     url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}/"
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_SECONDS)
     try:
         async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as reply:
             media, version = reply.content_type, reply.headers.get("x-agl-version")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-        reason = str(error) or "it did not answer in time"
-        raise BadRequestError(f"No server answers at {url}: {reason}. Start one with: agl store") from None
+        reason = str(error) or "no response in time"
+        raise BadRequestError(f"Cannot reach a server at {url}: {reason}. Start one with: agl store") from None
     if media != "text/html" or version is None:
-        problem = "is no store server" if version is None else f"is of version {version} and has no page"
-        raise BadRequestError(f"The server at {url} {problem}; open its data here: agl dashboard FILE or DATABASE")
+        problem = "is not a store server" if version is None else f"has version {version} and no dashboard"
+        raise BadRequestError(f"The server at {url} {problem}. Open its data instead: agl dashboard FILE_OR_DATABASE")
     return url
 
 
 def _open(url: str, enabled: bool) -> None:
-    """Open the address in a browser, if this is a terminal with a screen."""
+    """Open the address in a browser if this is a terminal with a display."""
     screen = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     if enabled and screen and sys.stdout.isatty():
         webbrowser.open(url)

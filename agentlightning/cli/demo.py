@@ -1,4 +1,4 @@
-"""`agl demo`: an agent learns on this machine."""
+"""`agl demo`: train an example agent on this machine."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import typer
 
 
 def demo(
-    tasks: Path | None = typer.Option(None, help='Your own tasks, one {"question": ..., "answer": ...} per line.'),
-    steps: int | None = typer.Option(None, help="Training steps."),
-    seed: int = typer.Option(0, help="Seed of tasks, model and training."),
-    out: Path | None = typer.Option(None, help="Folder of the run; runs/<time> by default."),
-    runners: int = typer.Option(2, help="Runner processes."),
-    plain: bool = typer.Option(False, "--plain", help="Print plain lines, even on a terminal."),
+    tasks: Path | None = typer.Option(None, help='File of tasks, one {"question": ..., "answer": ...} per line'),
+    steps: int | None = typer.Option(None, help="Number of training steps"),
+    seed: int = typer.Option(0, help="Seed for tasks, model and training"),
+    out: Path | None = typer.Option(None, help="Folder of the run; runs/<time> by default"),
+    runners: int = typer.Option(2, help="Number of runner processes"),
+    plain: bool = typer.Option(False, "--plain", help="Print plain lines, even on a terminal"),
 ) -> int:
-    """An ordinary agent learns to use its calculator, within three minutes.
+    """Train a small agent to use a calculator, on this machine and within three minutes.
 
-    Exit code 0 only if it improved on the held-out tasks. Example: agl demo --seed 3 --out runs/third
+    Exit code 0 only if the agent improves on the held-out tasks. Example: agl demo --seed 3 --out runs/third
     """
     from agentlightning.demo.run import DemoOptions, run_demo
 

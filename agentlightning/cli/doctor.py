@@ -1,4 +1,4 @@
-"""`agl doctor`: checks what is installed, what is missing, and what would not work, before a run fails.
+"""`agl doctor`: check this machine for missing packages and wrong settings before a run fails.
 
 Each check is a function that yields results and changes nothing.
 """
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 DISTRIBUTION = "agl-framework"
 PACKAGE = "agentlightning"
 _SHOWN = 3
-_REPAIR = f"uninstall both, then install {DISTRIBUTION} again"
+_REPAIR = f"uninstall both, then reinstall {DISTRIBUTION}"
 _MIB = 1024**2
 _SPARE_MIB = 500
-"""Free MiB below which a run is likely to end with a full disk."""
+"""Free disk space in MiB below which a run is likely to fill the disk."""
 EXTRAS = {
     "grpo": ("torch", "transformers", "peft"),
     "tinker": ("tinker",),
@@ -73,7 +73,7 @@ VARIABLES = frozenset(
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The result of one check. `absent` is something that a run can work without."""
+    """The result of one check. `absent` items are optional."""
 
     state: Literal["ok", "absent", "wrong"]
     what: str
@@ -82,14 +82,14 @@ class CheckResult:
 
 def doctor(
     store: str | None = typer.Option(
-        None, envvar="AGENT_LIGHTNING_STORE_URL", help="Also check this store: a file, or http://host:4747."
+        None, envvar="AGENT_LIGHTNING_STORE_URL", help="Also check this store: a file or http://host:4747"
     ),
-    port: int = typer.Option(4747, help="Port for a store server on this machine."),
+    port: int = typer.Option(4747, help="Port for a store server on this machine"),
     as_json: bool = JSON,
 ) -> int:
     """Check this machine: Python, packages and extras, ports, folder, token, variables, GPUs, and a store.
 
-    Exit code 1 if something is wrong; absent items are not errors. Nothing is changed.
+    The command changes nothing. Exit code 1 if an item is wrong. Absent items are not errors.
 
     Example: agl doctor --store http://10.0.0.5:4747
     """
@@ -100,12 +100,12 @@ def doctor(
         show_table(("", "what", "found"), [(each.state, each.what, each.found) for each in results])
     wrong = [result for result in results if result.state == "wrong"]
     if not as_json:
-        say(f"{len(wrong)} things are wrong" if wrong else "nothing is wrong")
+        say(f"problems found: {len(wrong)}" if wrong else "no problems found")
     return 1 if wrong else 0
 
 
 def run_checks(store: str | None, port: int) -> list[CheckResult]:
-    """Run every check, in the order in which their problems should be fixed."""
+    """Run every check, in the order in which problems should be fixed."""
     checks = (
         *(_python, _extras, _folder, partial(_port, port), _token, _variables, _proxies, _gpus),
         *(() if store is None else (partial(_store, store),)),
@@ -122,14 +122,14 @@ def _python() -> Iterator[CheckResult]:
     yield CheckResult("ok" if new_enough else "wrong", "python", f"{platform.python_version()}, {sys.executable}")
     yield CheckResult("ok", "machine", f"{platform.platform()}, {os.cpu_count()} cores")
     upsert = sqlite3.sqlite_version_info >= (3, 35)
-    yield CheckResult("ok" if upsert else "wrong", "sqlite", f"{sqlite3.sqlite_version}; at least 3.35 is needed")
+    yield CheckResult("ok" if upsert else "wrong", "sqlite", f"{sqlite3.sqlite_version}; 3.35 or newer is required")
 
 
 def _extras() -> Iterator[CheckResult]:
     for extra, packages in EXTRAS.items():
         missing = [package for package in packages if importlib.util.find_spec(package) is None]
         if missing:
-            text = f"{', '.join(missing)} not installed: pip install 'agl-framework[{extra}]'"
+            text = f"{', '.join(missing)} not installed; install with: pip install 'agl-framework[{extra}]'"
             yield CheckResult("absent", f"extra {extra}", text)
         else:
             homes = importlib.metadata.packages_distributions()
@@ -140,10 +140,10 @@ def _extras() -> Iterator[CheckResult]:
 def _folder() -> Iterator[CheckResult]:
     here = Path.cwd()
     writable = os.access(here, os.W_OK)
-    text = f"{here}; stores and runs are written here" if writable else f"{here} cannot be written to"
+    text = f"{here}; stores and runs are written here" if writable else f"{here} is not writable"
     yield CheckResult("ok" if writable else "wrong", "folder", text)
     spare = shutil.disk_usage(here).free // _MIB
-    yield CheckResult("ok" if spare > _SPARE_MIB else "wrong", "disk", f"{spare} MiB are free")
+    yield CheckResult("ok" if spare > _SPARE_MIB else "wrong", "disk", f"{spare} MiB free")
 
 
 def _port(port: int) -> Iterator[CheckResult]:
@@ -152,7 +152,7 @@ def _port(port: int) -> Iterator[CheckResult]:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            yield CheckResult("absent", f"port {port}", f"{error.strerror}; choose another with --port")
+            yield CheckResult("absent", f"port {port}", f"{error.strerror}; choose another port with --port")
         else:
             yield CheckResult("ok", f"port {port}", "free on 127.0.0.1")
 
@@ -163,7 +163,7 @@ def _token() -> Iterator[CheckResult]:
     if server_token():
         yield CheckResult("ok", "AGL_TOKEN", "set")
     else:
-        yield CheckResult("absent", "AGL_TOKEN", "not set; servers beyond 127.0.0.1 need it")
+        yield CheckResult("absent", "AGL_TOKEN", "not set; required for servers that listen beyond 127.0.0.1")
 
 
 def _variables() -> Iterator[CheckResult]:
@@ -176,13 +176,13 @@ def _variables() -> Iterator[CheckResult]:
         elif name not in VARIABLES and name.startswith(("AGL_", "AGENT_LIGHTNING_")) and "_TEST_" not in name:
             near = closest_name(name, VARIABLES)
             hint = f"; did you mean {near}?" if near else ""
-            yield CheckResult("wrong", name, f"nobody reads this variable{hint}")
+            yield CheckResult("wrong", name, f"unknown variable{hint}")
 
 
 def _proxies() -> Iterator[CheckResult]:
     names = [name for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY") if os.environ.get(name)]
     if names:
-        yield CheckResult("ok", "proxy", f"{', '.join(names)}; traffic within this machine does not use it")
+        yield CheckResult("ok", "proxy", f"{', '.join(names)}; not used for traffic within this machine")
 
 
 def _gpus() -> Iterator[CheckResult]:
@@ -192,7 +192,7 @@ def _gpus() -> Iterator[CheckResult]:
     for gpu in gpus:
         yield CheckResult("ok", "gpu", f"{gpu['gpu']}, {gpu['mem_total_mb']:.0f} MB")
     if not gpus:
-        yield CheckResult("absent", "gpu", "none; small models train without")
+        yield CheckResult("absent", "gpu", "none; small models can be trained without a GPU")
 
 
 def _store(location: str) -> Iterator[CheckResult]:
@@ -215,9 +215,9 @@ def _store(location: str) -> Iterator[CheckResult]:
 
 
 def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[str]:
-    """Yield each problem with the files in the package's folder that its distribution did not install.
+    """Yield a problem for each group of files in the package's folder that its distribution did not install.
 
-    `package` is the imported folder. A checkout, which no distribution lists, has no files to compare.
+    `package` is the imported folder. A checkout is not listed by a distribution, so it has no files to compare.
     """
     own: list[Distribution] = []
     for distribution in distributions:
@@ -230,7 +230,7 @@ def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[
             if file.parts[:1] == (PACKAGE,) and package in Path(str(distribution.locate_file(file))).parents
         ]:
             repair = f"{_REPAIR}: pip uninstall {name} {DISTRIBUTION}"
-            yield f"{name} {distribution.version} has {_some(files)} there; {repair}"
+            yield f"{name} {distribution.version} also installed {_some(files)} in this folder; {repair}"
     for distribution in own[:1]:
         yield from _foreign_files(package, distribution)
 
@@ -241,12 +241,12 @@ def _foreign_files(package: Path, distribution: Distribution) -> Iterator[str]:
     if not files:
         return
     if package / "__init__.py" not in files:
-        yield f"{package} is imported, and {DISTRIBUTION} {distribution.version} is installed elsewhere"
+        yield f"{package} is imported, but {DISTRIBUTION} {distribution.version} is installed elsewhere"
         return
     here = sorted(package.rglob("*.py"))
     strangers = [str(path.relative_to(package.parent)) for path in here if path not in files]
     if strangers:
-        yield f"{_some(strangers)} there, of no installed distribution; {_REPAIR}"
+        yield f"{_some(strangers)} belong to no installed distribution; {_REPAIR}"
     differing: list[str] = []
     for path in here:
         record = files[path].hash if path in files else None
@@ -255,7 +255,7 @@ def _foreign_files(package: Path, distribution: Distribution) -> Iterator[str]:
             if digest != record.value:
                 differing.append(str(path.relative_to(package.parent)))
     if differing:
-        yield f"{_some(differing)} there, not as {DISTRIBUTION} {distribution.version} has installed it; {_REPAIR}"
+        yield f"{_some(differing)} differ from the files of {DISTRIBUTION} {distribution.version}; {_REPAIR}"
 
 
 def _some(files: list[str]) -> str:

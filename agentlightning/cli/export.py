@@ -20,21 +20,23 @@ class Form(StrEnum):
     MERGED = "merged"
     """A transformers model, with adapters merged into its weights."""
     ADAPTER = "adapter"
-    """An adapter in peft's format."""
+    """An adapter in PEFT's format."""
     GGUF = "gguf"
-    """One file of weights for llama.cpp and others, with the tokenizer beside it."""
+    """One file of weights for llama.cpp and compatible programs, with the tokenizer next to it."""
 
 
-MODEL = typer.Argument(metavar="CHECKPOINT|RUN", help="Folder of a checkpoint, of a run or of a model; or a run's id.")
+MODEL = typer.Argument(metavar="CHECKPOINT|RUN", help="Folder of a checkpoint, run or model, or the id of a run")
 
 
 def export(
     model: str = MODEL,
-    out: Path = typer.Option(help="New folder to write."),
-    form: Form = typer.Option(Form.MERGED, "--format", help="merged, adapter, or gguf (Llama architecture)."),
+    out: Path = typer.Option(help="New folder to write"),
+    form: Form = typer.Option(Form.MERGED, "--format", help="merged, adapter, or gguf (Llama architecture only)"),
     store: str = STORE,
 ) -> None:
-    """Write the model of a checkpoint in the format of another program. `--store` is used to look up a run's id.
+    """Write the model of a checkpoint in the format of another program.
+
+    --store is used only to look up a run by its id.
 
     Example: agl export runs/20260101-120000 --format gguf --out model
     """
@@ -42,11 +44,11 @@ def export(
 
     checkpoint = trained_at(model, store)
     files = write(checkpoint, form.value, out)
-    say(f"{checkpoint.path} is written to {out}: {', '.join(files)}")
+    say(f"{checkpoint.path} exported to {out}: {', '.join(files)}")
 
 
 def trained_at(model: str, store: str) -> TrainedModel:
-    """Return the trained model that an argument names: in a folder, or of a run in the store."""
+    """Return the trained model in a folder, or of a run in the store."""
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
     from agentlightning.training.model_export import trained_by, trained_in
 
@@ -56,23 +58,23 @@ def trained_at(model: str, store: str) -> TrainedModel:
 
 
 def replay(
-    run: str = typer.Argument(metavar="RUN", help="Id of the run."),
-    step: int = typer.Option(min=1, help="The step to repeat."),
+    run: str = typer.Argument(metavar="RUN", help="Id of the run"),
+    step: int = typer.Option(min=1, help="Step to repeat"),
     store: str = STORE,
-    folder: Path | None = typer.Option(None, help="Folder of the run, if it was moved."),
+    folder: Path | None = typer.Option(None, help="Folder of the run, if it was moved"),
 ) -> int:
-    """Repeat a step of a run from the nearest checkpoint and the ledger, and compare weights, loss, gradient norm
-    and the log-probability of each token with the record. Nothing is sampled or written.
+    """Repeat a step of a run from the nearest checkpoint and the ledger, and compare the result with the record.
 
-    Exit code 1 if something differs. Example: agl replay run-1a2b3c --step 7 --store runs/20260101-120000
+    Compares weights, loss, gradient norm and the log-probability of each token. Nothing is sampled or written.
+    Exit code 1 if a value differs. Example: agl replay run-1a2b3c --step 7 --store runs/20260101-120000
     """
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
     from agentlightning.training.replay import replay as run_replay
 
     result = with_store(store, lambda connection: run_replay(connection, run, step, folder))
-    say(f"step {step} of run {run}, from {result.source}: {result.updates} updates made again")
+    say(f"step {step} of run {run}, from {result.source}: {result.updates} updates repeated")
     for difference in result.differences:
         say(f"differs: {difference}")
     if not result.differences:
-        say(f"the same, bit for bit: weights, loss, gradient norm, log-probabilities of {result.tokens} tokens")
+        say(f"bit-identical: weights, loss, gradient norm, log-probabilities of {result.tokens} tokens")
     return 1 if result.differences else 0

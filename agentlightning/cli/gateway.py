@@ -1,4 +1,4 @@
-"""`agl gateway`: the gateway alone. Any program gets a base URL, and its model calls are recorded in a store."""
+"""`agl gateway`: the gateway without a Trainer. It records the model calls of any program in a store."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ _EXAMPLE = "agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model"
 
 
 def gateway(
-    upstream: str | None = typer.Option(None, help="A model server, for example http://127.0.0.1:8000/v1."),
-    model: str | None = typer.Option(None, help="Name of the model on the server; agents use it, too."),
-    api_key: str | None = typer.Option(None, help="Environment variable that holds the server's key, not the key."),
+    upstream: str | None = typer.Option(None, help="Base URL of a model server, such as http://127.0.0.1:8000/v1"),
+    model: str | None = typer.Option(None, help="Name of the model, on the server and for agents"),
+    api_key: str | None = typer.Option(None, help="Name of the environment variable that holds the server's API key"),
     config: Path | None = typer.Option(
         None,
-        help="YAML or JSON with arguments of LLMProxy: model_list, fallbacks, aliases, policies, limits, health, ...",
+        help="YAML or JSON file of LLMProxy arguments: model_list, fallbacks, aliases, policies, limits, health, ...",
     ),
-    store: str = typer.Option("sqlite:///agl.db", help="Store of the calls: a file or a store spec."),
+    store: str = typer.Option("sqlite:///agl.db", help="Store for the calls: a file or a store spec"),
     host: str = HOST,
     port: int = PORT,
-    record: Path | None = typer.Option(None, help="Write every answered call to this file, too."),
-    replay: Path | None = typer.Option(None, help="Answer from this file instead of a model server."),
+    record: Path | None = typer.Option(None, help="File to which every answered call is also written"),
+    replay: Path | None = typer.Option(None, help="File to answer calls from, instead of a model server"),
     journal: Path | None = typer.Option(
-        None, help="File of the pending calls, for the next start after kill -9; beside a store file by default."
+        None, help="File for pending calls, read after a kill -9; next to the store file by default"
     ),
-    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
+    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR"),
     log_json: bool = LOG_JSON,
 ) -> None:
-    """Record the model calls of any program, without a Trainer. Ctrl+C ends it.
+    """Record the model calls of any program, without a Trainer.
 
-    Prints the base URL to give to the program (OPENAI_BASE_URL, or ANTHROPIC_BASE_URL without /v1). Its calls belong to
-    one attempt, which ends as succeeded when the gateway ends.
+    Prints the base URL to set for the program (OPENAI_BASE_URL, or ANTHROPIC_BASE_URL without /v1). Its calls belong
+    to one attempt, which ends as succeeded when the gateway stops. Press Ctrl+C to stop.
 
     Example: agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model
     """
     log_to_stderr(log_level, json_lines=log_json)
     options = {} if config is None else _read(config)
     if (upstream is None) != (model is None):
-        raise ValueError(f"--upstream and --model belong together. {_EXAMPLE}")
+        raise ValueError(f"--upstream and --model must be used together. Example: {_EXAMPLE}")
     if upstream is not None:
         if options.get("model_list"):
-            raise ValueError("Give the models once: --upstream, or model_list in --config")
+            raise ValueError("The models are set twice. Use either --upstream or model_list in --config")
         parameters = {"model": model, "api_base": upstream}
         if api_key is not None:
             parameters["api_key"] = f"os.environ/{api_key}"
         options["model_list"] = [{"model_name": model, "litellm_params": parameters}]
     elif api_key is not None:
-        raise ValueError("--api-key goes with --upstream; in --config it is litellm_params.api_key")
+        raise ValueError("--api-key requires --upstream. In a --config file, set litellm_params.api_key")
     if record is not None:
         options["record"] = record
     if replay is not None:
         options["replay"] = replay
     if not (options.get("model_list") or options.get("litellm_config")) and "replay" not in options:
         raise ValueError(
-            f"Say where the model is: --upstream URL --model NAME, --config FILE, or --replay FILE. {_EXAMPLE}"
+            f"No model is set. Use --upstream URL --model NAME, --config FILE, or --replay FILE. Example: {_EXAMPLE}"
         )
     options["journal"] = journal or journal_beside(store, port)
     asyncio.run(serve_gateway(store, {"host": host, "port": port or None, **options}, "agl gateway"))
@@ -76,13 +76,13 @@ _KEYS = (
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the arguments of `LLMProxy` in a file."""
+    """Return the arguments of `LLMProxy` from a file."""
     from agentlightning.cli.plan import read_mapping
     from agentlightning.llm_proxy import GatewayLimits, HealthChecks
 
     options = read_mapping("--config", path, expected="a mapping with model_list")
     if unknown := [key for key in options if key not in _KEYS]:
-        raise ValueError(f"--config {path}: unknown {', '.join(unknown)}; known: {', '.join(_KEYS)}")
+        raise ValueError(f"--config {path}: unknown keys {', '.join(unknown)}. Expected: {', '.join(_KEYS)}")
     for key, settings in (("limits", GatewayLimits), ("health", HealthChecks)):
         if key in options:
             try:
@@ -93,7 +93,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def journal_beside(spec: str, port: int) -> str | None:
-    """Return a file beside the store's, the same at the next start on this port; None if the store is not a file."""
+    """Return a file next to the store's file, the same for each start on this port; None if the store is not a file."""
     from agentlightning.store.spec import spec_of
 
     store = spec_of(spec).partition("?")[0]
@@ -102,7 +102,7 @@ def journal_beside(spec: str, port: int) -> str | None:
 
 
 async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> None:
-    """Serve until a signal ends it; calls are recorded for one attempt, whose input names the `program`."""
+    """Serve until a signal. Calls are recorded for one attempt, which has the `program` in its input."""
     from agentlightning.cli.serving import end_of_process
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.spec import spec_of, store_from_spec
@@ -121,9 +121,9 @@ async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> Non
             say(f"ANTHROPIC_BASE_URL={llm.endpoint}")
             for role in proxy.roles:
                 own = proxy.as_resource(*ids, model=llm.model, role=role)
-                say(f"the role {role}: OPENAI_BASE_URL={own.endpoint}/v1")
+                say(f"role {role}: OPENAI_BASE_URL={own.endpoint}/v1")
             say(f"api key: {llm.api_key or 'any'}")
-            say(f"calls are recorded for rollout {ids[0]}")
+            say(f"recording calls for rollout {ids[0]}")
             await end
         finally:
             await proxy.stop()
@@ -139,17 +139,17 @@ def _names(proxy: LLMProxy) -> list[str]:
 
 def serve(
     model: str = MODEL,
-    store: str | None = typer.Option(None, help="Store of the calls, also for a run's id; without it nothing is kept."),
-    name: str = typer.Option("policy", help="Name of the model for clients."),
+    store: str | None = typer.Option(None, help="Store for calls and for a run's id; without it, no call is kept"),
+    name: str = typer.Option("policy", help="Name of the model for clients"),
     host: str = HOST,
     port: int = PORT,
-    max_batch: int = typer.Option(32, min=1, help="Largest number of calls in a batch."),
-    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR."),
+    max_batch: int = typer.Option(32, min=1, help="Maximum number of calls in a batch"),
+    log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR"),
     log_json: bool = LOG_JSON,
 ) -> None:
-    """Serve the model of a checkpoint with an OpenAI-style endpoint, through the gateway. Ctrl+C ends it.
+    """Serve the model of a checkpoint as an OpenAI-style endpoint, through the gateway.
 
-    Prints the base URL to give to clients. Example: agl serve runs/20260101-120000 --store agl.db
+    Prints the base URL for clients. Press Ctrl+C to stop. Example: agl serve runs/20260101-120000 --store agl.db
     """
     log_to_stderr(log_level, json_lines=log_json)
     from agentlightning.utils.http.auth import check_bind, server_token
@@ -161,7 +161,7 @@ def serve(
     engine = InferenceEngine(checkpoint.load(), model_name=name, max_batch=max_batch)
     engine.start()
     try:
-        say(f"{checkpoint.path} is served as {name}")
+        say(f"serving {checkpoint.path} as {name}")
         parameters = {"model": name, "api_base": engine.base_url, "engine": "agentlightning"}
         options: dict[str, Any] = {"model_list": [{"model_name": name, "litellm_params": parameters}]}
         if store is not None:

@@ -1,4 +1,4 @@
-"""`agl import-v03`: import the data of an installation of v0.3 into a store."""
+"""`agl import-v03`: import the data of a v0.3 installation into a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Unfinished(StrEnum):
-    """Treatment of rollouts that had not ended."""
+    """Handling of unfinished rollouts."""
 
     SKIP = "skip"
     """Skip and count them."""
@@ -31,7 +31,7 @@ class Unfinished(StrEnum):
 
 
 _SOURCE = typer.Argument(
-    metavar="SOURCE", help="mongodb://host/database, a server of v0.3 (http://...:4747), or a file or folder of JSON."
+    metavar="SOURCE", help="mongodb://host/database, a v0.3 server (http://...:4747), or a JSON file or folder"
 )
 _PROGRESS_SECONDS = 5.0
 _LONGEST_MESSAGE = 300
@@ -40,17 +40,17 @@ _LONGEST_MESSAGE = 300
 def import_v03(
     source: str = _SOURCE,
     store: str = STORE,
-    partition: str | None = typer.Option(None, help="Partition to read if a database has several; all reads each."),
-    run_id: str | None = typer.Option(None, help="Assign everything to this run, to distinguish it from the rest."),
-    unfinished: Unfinished = typer.Option(Unfinished.SKIP, help="Rollouts that had not ended: skip or cancel."),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Read and convert everything, and write nothing."),
+    partition: str | None = typer.Option(None, help="Partition to read if a database has several, or all"),
+    run_id: str | None = typer.Option(None, help="Run to which the imported data is assigned"),
+    unfinished: Unfinished = typer.Option(Unfinished.SKIP, help="Handling of unfinished rollouts: skip or cancel"),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Read and convert everything, but write nothing"),
     as_json: bool = JSON,
 ) -> int:
-    """Import rollouts, attempts, spans and resources of v0.3 unchanged, and report what could not be imported.
+    """Import rollouts, attempts, spans and resources of v0.3 unchanged, and report data that cannot be imported.
 
-    The store may be new, and may hold other data. The source is not changed; stop its runs first. The command
-    may be repeated: data that is present is skipped. Exit code 1 if a piece could not be imported, other than
-    rollouts that had not ended.
+    Stop the runs of the source first. The source is not changed. The store may be new or may already hold data. You
+    can repeat the command: data that is already present is skipped. Exit code 1 if data other than unfinished
+    rollouts could not be imported.
 
     Example: agl import-v03 mongodb://127.0.0.1:27017/agentlightning --store agl.db
     """
@@ -67,7 +67,7 @@ def import_v03(
     except BaseException:
         if importing.has_begun and not dry_run:
             _show(importing.report, as_json)
-            say("Cut off: what was taken is kept. The same command goes on.", to_stderr=True)
+            say("Interrupted. Imported data is kept. Repeat the command to continue.", to_stderr=True)
         raise
     _show(importing.report, as_json)
     if dry_run and not as_json:
@@ -87,7 +87,7 @@ def _target(place: str) -> str:
 
 
 async def _run(importing: Importing, spec: str | None) -> None:
-    """Import into the store of a spec; with None only read."""
+    """Import into the store of a spec. If it is None, only read."""
     from agentlightning.store.spec import store_from_spec
 
     source: Source = importing.source
@@ -106,7 +106,7 @@ async def _run(importing: Importing, spec: str | None) -> None:
 
 
 def _progress() -> Callable[[Report], None]:
-    """Return a function that prints the progress of an import from time to time."""
+    """Return a function that prints the progress of an import every few seconds."""
     last = time.monotonic()
 
     def tell(report: Report) -> None:
@@ -134,15 +134,15 @@ def _show(report: Report, as_json: bool) -> None:
         [kind, *(str(count) for count in (tally.read, tally.new, tally.present, tally.left))]
         for kind, tally in report.tallies.items()
     ]
-    show_table(["", "read", "new", "there already", "not carried over"], lines)
+    show_table(["", "read", "new", "already present", "not imported"], lines)
     for (kind, reason), missed in report.missed.items():
         more = "" if missed.count <= len(missed.examples) else ", ..."
-        say(f"{missed.count} {kind} not carried over ({reason}): {', '.join(missed.examples)}{more}")
+        say(f"{missed.count} {kind} not imported ({reason}): {', '.join(missed.examples)}{more}")
         say(f"  {missed.message[:_LONGEST_MESSAGE]}")
     for text, counts in (
-        ("written differently", report.changed),
-        ("fields without a place here", report.dropped),
-        ("not read, for it is no history", report.others),
+        ("values changed", report.changed),
+        ("fields not imported", report.dropped),
+        ("not read, because it is not history", report.others),
     ):
         if counts:
             say(f"{text}: {_listed(counts)}")

@@ -1,7 +1,7 @@
-"""`agl`: its sub-commands, its exit codes, and the form of its errors.
+"""`agl`: its sub-commands, exit codes and error messages.
 
-Exit codes are those of `ExitCode`; Ctrl+C is the normal end of the commands that serve. An error is one line; with
-`--debug` or `AGL_DEBUG=1` its traceback comes before it.
+Exit codes are those of `ExitCode`. Commands that serve end normally on Ctrl+C. An error is printed as one line, after
+its traceback if `--debug` or `AGL_DEBUG=1` is set.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ from agentlightning.utils.version import VERSION
 
 @dataclass(frozen=True)
 class Command:
-    """One sub-command: its object as `module:name` below this package, its help line and its panel on the help page."""
+    """A sub-command: its object as `module:name` in this package, its help line, and its panel on the help page."""
 
     target: str
     help: str
     panel: str
 
 
-_TRY, _RUN, _SERVE, _LOOK = "Try", "Run", "Serve", "Look"
+_TRY, _RUN, _SERVE, _LOOK = "Get started", "Run", "Serve", "Inspect"
 COMMANDS: dict[str, Command] = {
-    "demo": Command("demo:demo", "An ordinary agent learns to use its calculator, within three minutes.", _TRY),
-    "doctor": Command("doctor:doctor", "Check what is installed, what is missing, and what would not work here.", _TRY),
+    "demo": Command("demo:demo", "Train a small agent to use a calculator, within three minutes.", _TRY),
+    "doctor": Command("doctor:doctor", "Check this machine for missing packages and wrong settings.", _TRY),
     "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
-    "export": Command("export:export", "Write a trained model merged, as an adapter, or as GGUF.", _RUN),
+    "export": Command("export:export", "Export a trained model: merged, as an adapter, or as GGUF.", _RUN),
     "serve": Command("gateway:serve", "Serve a checkpoint as an OpenAI-style endpoint.", _SERVE),
-    "runner": Command("run:runner", "Join a run: run its rollouts on this machine.", _RUN),
-    "store": Command("store:app", "Serve a store; copy, check and measure its data.", _SERVE),
+    "runner": Command("run:runner", "Run rollouts of a run on this machine.", _RUN),
+    "store": Command("store:app", "Serve a store; back up, check and measure its data.", _SERVE),
     "gateway": Command("gateway:gateway", "Record the model calls of any program, without a Trainer.", _SERVE),
-    "prometheus": Command("prometheus:prometheus", "Serve the metrics that several processes share.", _SERVE),
-    "agentops": Command("agentops_server:agentops", "Receive the data of the AgentOps SDK, and store it.", _SERVE),
-    "vllm": Command("vllm:vllm", "Run vLLM's own command line, with token ids in its replies.", _SERVE),
-    "dashboard": Command("dashboard:dashboard", "Open the page of a run that has ended, or of a server.", _LOOK),
+    "prometheus": Command("prometheus:prometheus", "Serve the metrics of several processes on one page.", _SERVE),
+    "agentops": Command("agentops_server:agentops", "Receive the data of the AgentOps SDK and store it.", _SERVE),
+    "vllm": Command("vllm:vllm", "Run vLLM's command line, with token ids in its replies.", _SERVE),
+    "dashboard": Command("dashboard:dashboard", "Open the dashboard of a run, a store or a server.", _LOOK),
     "runs": Command("runs:app", "List, show, compare and export training runs and their ledgers.", _LOOK),
-    "compare": Command("promotion:compare", "Compare two runs: the same as `agl runs compare`.", _LOOK),
-    "promote": Command("promotion:promote", "Check whether a run may replace another, for CI.", _LOOK),
-    "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel, export rollouts.", _LOOK),
+    "compare": Command("promotion:compare", "Compare two runs. Same as `agl runs compare`.", _LOOK),
+    "promote": Command("promotion:promote", "Check whether a run may replace another one, for CI.", _LOOK),
+    "rollouts": Command("rollouts:app", "List, show, explain, retry, cancel and export rollouts.", _LOOK),
     "resources": Command("resources:app", "List and show the resources that algorithms publish.", _LOOK),
-    "replay": Command("export:replay", "Repeat a step of a run from its records, and compare.", _LOOK),
+    "replay": Command("export:replay", "Repeat a step of a run and compare the result.", _LOOK),
     "workers": Command("resources:workers", "List the workers of a store.", _LOOK),
-    "import-v03": Command("import_v03:import_v03", "Import the data of an installation of v0.3.", _LOOK),
-    "stats": Command("store:stats", "Show how much a store holds.", _LOOK),
+    "import-v03": Command("import_v03:import_v03", "Import the data of a v0.3 installation.", _LOOK),
+    "stats": Command("store:stats", "Show the size of a store.", _LOOK),
 }
 
 
 class Commands(TyperGroup):
-    """The group of all sub-commands. Each is only a line of help until it is called."""
+    """The group of all sub-commands. A sub-command is imported when it is called."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -87,7 +87,7 @@ _debug: ContextVar[bool] = ContextVar("agentlightning_cli_debug", default=False)
 app = typer.Typer(
     name="agl",
     cls=Commands,
-    help="Train any AI agent. `agl demo` shows an agent learning on this machine within three minutes.",
+    help="Train any AI agent. `agl demo` trains a small agent on this machine within three minutes.",
     epilog="Example: agl store --port 4747, then agl rollouts list --store http://127.0.0.1:4747",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -104,8 +104,8 @@ def _version(is_set: bool) -> None:
 @app.callback()
 def _root(
     context: typer.Context,
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
-    debug: bool = typer.Option(False, "--debug", envvar="AGL_DEBUG", help="Show the traceback of an error."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version"),
+    debug: bool = typer.Option(False, "--debug", envvar="AGL_DEBUG", help="Show the traceback of an error"),
 ) -> None:
     _debug.set(debug)
     if context.invoked_subcommand != "vllm":
@@ -137,7 +137,7 @@ def main_of(command: str) -> Callable[..., int]:
 
 
 def _report(error: Exception) -> int:
-    """Show an error and return its exit code; an error of the command line itself has its own output."""
+    """Show an error and return its exit code. Usage errors print their own output."""
     show, code = getattr(error, "show", None), getattr(error, "exit_code", None)
     if callable(show) and isinstance(code, int):
         show()
@@ -147,8 +147,8 @@ def _report(error: Exception) -> int:
     if isinstance(error, (*WRONG_INPUT, *FAILED)):
         say(f"agl: {error}", lines=True, to_stderr=True)
         return ExitCode.WRONG_INPUT if isinstance(error, WRONG_INPUT) else ExitCode.FAILED
-    hint = "" if _debug.get() else " `agl --debug ...` shows where."
-    say(f"agl: unforeseen {type(error).__name__}: {error}.{hint}", lines=True, to_stderr=True)
+    hint = "" if _debug.get() else " Run `agl --debug ...` to see the traceback."
+    say(f"agl: unexpected {type(error).__name__}: {error}.{hint}", lines=True, to_stderr=True)
     return ExitCode.UNFORESEEN
 
 

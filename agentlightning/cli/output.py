@@ -1,8 +1,8 @@
 """Output of commands: a table for people, or one JSON document for programs; their logs. No colours in a pipe.
 
-A store that cannot be opened is a `BadRequestError`, a missing rollout a `NotFoundError`.
+A store that cannot be opened raises a `BadRequestError`, a missing rollout a `NotFoundError`.
 
-Commands print through this module: names, errors and tracebacks are text of others, and a terminal obeys its input.
+Commands print through this module, which removes terminal control characters from names, errors and tracebacks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.types import AttemptedRollout, Rollout
 
-JSON = typer.Option(False, "--json", help="Print one JSON document instead.")
-HOST = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback AGL_TOKEN is needed.")
-PORT = typer.Option(0, help="Port; 0 chooses a free one.")
-LOG_LEVEL = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR.")
-LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object a line.")
+JSON = typer.Option(False, "--json", help="Print one JSON document instead of a table")
+HOST = typer.Option("127.0.0.1", help="Address to listen on; an address beyond loopback requires AGL_TOKEN")
+PORT = typer.Option(0, help="Port; 0 selects a free port")
+LOG_LEVEL = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR")
+LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object per line")
 _WIDTH_OF_FILES = 200
-"""Columns of an output that is not a terminal, so that no line of a table is broken."""
+"""Width in columns of an output that is not a terminal, so that table lines are not wrapped."""
 
 
 def log_to_stderr(level: str, *, json_lines: bool) -> None:
-    """Set up the log of a command: in colour on a terminal, elsewhere one line per event, which tools can read."""
+    """Set up the log of a command: in colour on a terminal, otherwise one plain line per event."""
     from agentlightning.logging import setup
 
     setup(level, color=sys.stderr is not None and sys.stderr.isatty(), json_lines=json_lines)
 
 
 def show_json(value: object) -> None:
-    """Print a value as JSON, models included; values without a JSON form as text."""
+    """Print a value, which may contain models, as JSON. Values that JSON cannot represent are printed as text."""
     import json
 
     from pydantic_core import to_jsonable_python
@@ -47,9 +47,9 @@ def show_json(value: object) -> None:
 
 
 def say(text: str, *, lines: bool = False, to_stderr: bool = False) -> None:
-    """Print a text that may contain others' text, without terminal control characters: as one line, or as its `lines`.
+    """Print a text without terminal control characters, as one line or as several `lines`.
 
-    Lines after the first are indented, so that none can pass for a line of the command itself.
+    Lines after the first are indented to distinguish them from lines of the command itself.
     """
     safe = some_lines(text).replace("\n", "\n  ") if lines else one_line(text)
     print(safe, file=sys.stderr if to_stderr else sys.stdout, flush=True)
@@ -63,7 +63,7 @@ def show_traceback(error: BaseException) -> None:
 
 
 def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print lines below a header; cells are folded on a terminal only."""
+    """Print lines below a header. Cells are folded only on a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -80,7 +80,7 @@ def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 
 
 def moment(seconds: float | None) -> str:
-    """Return a wall-clock time for people, in local time; `-` for None."""
+    """Return a wall-clock time as text in local time; `-` for None."""
     from datetime import datetime
 
     return "-" if seconds is None else datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds")
@@ -102,10 +102,10 @@ STORE = typer.Option(
     "agl.db",
     "--store",
     envvar="AGENT_LIGHTNING_STORE_URL",
-    help="A file, the folder of a run, or the address of a store: http://...:4747.",
+    help="Store: a file, the folder of a run, or an address such as http://127.0.0.1:4747",
 )
 _PATIENCE_SECONDS = 5.0
-"""Seconds for which requests to a server that does not answer are retried."""
+"""Seconds for which requests to an unreachable server are retried."""
 
 
 def with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
@@ -132,9 +132,9 @@ def spec_of_place(place: str) -> str:
     spec = spec_of(str(Path(place) / "store.db") if Path(place).is_dir() else place)
     body = spec.partition("?")[0]
     if body == "memory":
-        raise BadRequestError("A store in memory can be asked by its own process only; name a file or a server")
+        raise BadRequestError("A store in memory is available only in its own process. Name a file or a server")
     if body.startswith("sqlite:///") and not Path(body.removeprefix("sqlite:///")).is_file():
-        raise BadRequestError(f"There is no store file {body.removeprefix('sqlite:///')!r}; name one with --store")
+        raise BadRequestError(f"Store file {body.removeprefix('sqlite:///')!r} not found. Name a store with --store")
     return spec
 
 
@@ -145,6 +145,6 @@ async def existing_rollout(store: LightningStore, rollout_id: str, place: str) -
 
     rollout = await store.get_rollout_by_id(rollout_id)
     if rollout is None:
-        hint = f"agl rollouts list --store {public_form(place)} shows those that there are"
-        raise NotFoundError(f"There is no rollout {rollout_id!r} in {public_form(place)}; {hint}")
+        hint = f"List the rollouts with: agl rollouts list --store {public_form(place)}"
+        raise NotFoundError(f"Rollout {rollout_id!r} not found in {public_form(place)}. {hint}")
     return rollout

@@ -1,8 +1,8 @@
 """The plan of `agl run`: a Trainer with its agent and its datasets, from a file or from Python.
 
-The file (YAML or JSON) has the keys of `Plan`; `trainer` holds the settings of `agl.Trainer` in written form:
-parts as names, import paths or dicts, functions and hooks as `module:object`. An error in it is a
-`BadRequestError` that names the key or the option, and the closest valid name.
+The file (YAML or JSON) has the keys of `Plan`. `trainer` holds the settings of `agl.Trainer`: components as names,
+import paths or dicts, functions and hooks as `module:object`. An error in the file raises a `BadRequestError` that
+names the key or option, and the closest valid name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Plan:
-    """The keys of a file."""
+    """The keys of the file."""
 
     trainer: Any = None
     agent: Any = None
@@ -44,7 +44,7 @@ class Plan:
     def checked(self) -> Plan:
         """Return the plan with each name replaced by the object that it names."""
         if self.agent is None:
-            raise BadRequestError("Say which agent runs: agent: module:object in the file, or --agent module:object")
+            raise BadRequestError("No agent is set. Add agent: module:object to the file, or use --agent module:object")
         agent = load_target("agent", self.agent) if isinstance(self.agent, str) else self.agent
         return Plan(
             trainer=made_trainer(self.trainer),
@@ -56,7 +56,7 @@ class Plan:
 
 
 def read_plan(path: Path, settings: Sequence[str]) -> Plan:
-    """Return the plan in a file; `settings` are texts `key=value` that override it, such as `trainer.n_runners=4`."""
+    """Return the plan in a file. `settings` are `key=value` texts that override it, such as `trainer.n_runners=4`."""
     import yaml
 
     data = read_mapping("the file", path)
@@ -69,25 +69,25 @@ def read_plan(path: Path, settings: Sequence[str]) -> Plan:
         for part in above:
             below = place.setdefault(part, {})
             if not isinstance(below, dict):
-                raise BadRequestError(f"--set {key}=...: {part!r} is {below!r} in the file, and has nothing below")
+                raise BadRequestError(f"--set {key}=...: expected a mapping at {part!r} in the file; got {below!r}")
             place = cast("dict[str, Any]", below)
         place[last] = value
     names = [each.name for each in fields(Plan)]
     for key in data:
         if key not in names:
-            hint = did_you_mean(key, names) or f"; known are {', '.join(names)}"
+            hint = did_you_mean(key, names) or f"; expected one of {', '.join(names)}"
             raise BadRequestError(f"{path} has an unknown key {key!r}{hint}")
     return Plan(**data)
 
 
 def made_trainer(settings: object) -> Trainer[Any]:
-    """Return the Trainer with these settings; an existing Trainer is returned unchanged."""
+    """Return a Trainer with these settings. An existing Trainer is returned unchanged."""
     from agentlightning.trainer import Trainer
 
     if isinstance(settings, Trainer):
         return cast("Trainer[Any]", settings)
     if settings is not None and not isinstance(settings, Mapping):
-        raise BadRequestError(f"trainer must be a mapping with the settings of agl.Trainer; got {settings!r}")
+        raise BadRequestError(f"trainer must be a mapping of agl.Trainer settings; got {settings!r}")
     arguments = dict(cast("Mapping[str, Any]", settings or {}))
     for key, read in _READERS.items():
         if arguments.get(key) is not None:
@@ -105,7 +105,7 @@ def _resources(value: object) -> NamedResources:
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise BadRequestError(
-            f"trainer.initial_resources: {wrong}. Expected a name for each resource, such as "
+            f"trainer.initial_resources: {wrong}. Expected a mapping of names to resources, such as "
             "prompt: {resource_type: prompt_template, engine: f-string, template: ...}"
         ) from None
 
@@ -143,20 +143,20 @@ _READERS: dict[str, Callable[[object], object]] = {
     "reward_fn": partial(_object, "trainer.reward_fn"),
     "algorithm": _algorithm,
 }
-"""Settings of a Trainer that are not specs themselves, and the functions that read their written form."""
+"""Functions that read the settings of a Trainer that are not specs."""
 
 
 _FORMS = "expected module:object or file.py:object, such as my_agent:run"
 
 
 def is_target(text: str) -> bool:
-    """Return True if a text names an object: it has a colon, followed by a name."""
+    """Return True if a text names an object, that is, ends in a colon and a name."""
     module, colon, path = text.rpartition(":")
     return bool(colon and module) and all(part.isidentifier() for part in path.split("."))
 
 
 def load_target(option: str, text: str) -> Any:
-    """Import the module (also from the working folder) and return the object."""
+    """Import the module, also from the working folder, and return the object."""
     if not is_target(text):
         raise BadRequestError(f"{option} {text!r}: {_FORMS}")
     name, _, path = text.rpartition(":")
@@ -170,10 +170,10 @@ def load_target(option: str, text: str) -> Any:
 
 
 def _module(option: str, name: str) -> ModuleType:
-    """Import a module by name or file. A newly started child process finds it under the same name."""
+    """Import a module by name or file, under a name that a child process can import too."""
     file = Path(name) if name.endswith(".py") else None
     if file is not None and not file.is_file():
-        raise BadRequestError(f"{option}: there is no file {name!r}")
+        raise BadRequestError(f"{option}: file {name!r} not found")
     folder, module_name = (str(file.resolve().parent), file.stem) if file is not None else (str(Path.cwd()), name)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -182,9 +182,9 @@ def _module(option: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists, but one of its imports does not
-        raise BadRequestError(f"{option}: there is no module {module_name!r} here or on the path; {_FORMS}") from None
+        raise BadRequestError(f"{option}: module {module_name!r} not found here or on the path; {_FORMS}") from None
     if file is not None and Path(module.__file__ or "").resolve() != file.resolve():
-        raise BadRequestError(f"{option} {name!r}: another module is called {module_name!r} already; rename the file")
+        raise BadRequestError(f"{option} {name!r}: another module has the name {module_name!r}. Rename the file")
     return module
 
 
@@ -199,7 +199,7 @@ def read_mapping(option: str, path: Path, expected: str = "a mapping") -> dict[s
     except yaml.YAMLError as error:
         raise BadRequestError(f"{option} {path} is neither YAML nor JSON: {error}") from error
     if not isinstance(content, dict):
-        raise BadRequestError(f"{option} {path} must hold {expected}; got {type(content).__name__}")
+        raise BadRequestError(f"{option} {path} must contain {expected}; got {type(content).__name__}")
     return {str(key): value for key, value in content.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] -- foreign data
 
 
@@ -215,9 +215,7 @@ def load_dataset(option: str, value: object) -> Any:
         return dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
     path = Path(value)
     if not path.is_file():
-        raise BadRequestError(
-            f"{option}: there is no file {value!r}; expected a .json or .jsonl file, or module:object"
-        )
+        raise BadRequestError(f"{option}: file {value!r} not found. Expected a .json or .jsonl file, or module:object")
     lines = path.read_text(encoding="utf-8").splitlines()
     if path.suffix == ".jsonl":
         return [_task(option, value, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
@@ -228,19 +226,19 @@ def _task(option: str, file: str, number: int, text: str) -> object:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise BadRequestError(f"{option} {file}, line {number} is no JSON: {error}") from None
+        raise BadRequestError(f"{option} {file}, line {number} is not JSON: {error}") from None
 
 
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _NOT_OF_USERS = tuple(os.path.join(folder, "") for folder in (str(Path(__file__).parents[1]), *_LIBRARIES))
-"""Folders of this package and of libraries, each with a separator at its end."""
+"""Folders of this package and of libraries, each with a trailing separator."""
 
 
 def in_foreground(work: Callable[[], None]) -> int:
     """Run a training to its end and return the exit code.
 
-    0; 130 after Ctrl+C, 143 after SIGTERM; 69 when the store did not answer for too long, 77 when it rejects the token;
-    else 1. An error from the user's own code is shown with its traceback, other errors as one line.
+    0 for success, 130 after Ctrl+C, 143 after SIGTERM, 69 if the store does not respond for too long, 77 if it rejects
+    the token, 1 otherwise. Errors from the user's code are shown with their traceback, other errors as one line.
     """
     is_terminated = False
 
@@ -280,7 +278,7 @@ def fit(plan: Plan) -> object:
 
 
 def raise_as_code(error: Exception) -> None:
-    """Raise an error of ours again; one with its own exit code is shown here and ends the command with that code."""
+    """Raise the error again. An error with its own exit code is printed and ends the command with that code."""
     import typer
 
     code = exit_code_of(error)
@@ -291,7 +289,7 @@ def raise_as_code(error: Exception) -> None:
 
 
 def has_frame_of_users(trace: TracebackType | None) -> bool:
-    """Return True if an error passed through code that is neither this package's nor a library's."""
+    """Return True if an error passed through code outside this package and the installed libraries."""
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not file.startswith("<frozen") and not os.path.abspath(file).startswith(_NOT_OF_USERS):

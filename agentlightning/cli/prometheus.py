@@ -16,16 +16,16 @@ from agentlightning.errors import BadRequestError
 
 def prometheus(
     host: str = HOST,
-    port: int = typer.Option(4748, help="Port; 0 chooses a free one."),
-    metrics_path: str = typer.Option("/v1/prometheus", help="Path of the page."),
+    port: int = typer.Option(4748, help="Port; 0 selects a free port"),
+    metrics_path: str = typer.Option("/v1/prometheus", help="Path of the metrics page"),
     log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
-    access_log: bool = typer.Option(False, "--access-log", help="Log every request."),
+    access_log: bool = typer.Option(False, "--access-log", help="Log every request"),
 ) -> None:
-    """Serve the metrics that processes share through the folder that PROMETHEUS_MULTIPROC_DIR names.
+    """Serve the metrics of all processes that share the folder in PROMETHEUS_MULTIPROC_DIR.
 
-    Set the variable for these processes and for this command; the folder is created if it is missing. One `agl store
-    --tracker prometheus` does not need this: its own page is at /v1/prometheus. Ctrl+C ends it, exit code 0.
+    Set the variable for these processes and for this command. The folder is created if it is missing. A single
+    `agl store --tracker prometheus` serves its own page at /v1/prometheus. Press Ctrl+C to stop (exit code 0).
 
     Example: PROMETHEUS_MULTIPROC_DIR=metrics agl prometheus --port 4748
     """
@@ -33,12 +33,12 @@ def prometheus(
     path = metrics_path.rstrip("/")
     if not path.startswith("/"):
         raise BadRequestError(
-            f"--metrics-path {metrics_path!r} must begin with a slash and name a page, such as /metrics"
+            f"--metrics-path {metrics_path!r} must begin with a slash and be followed by a name, such as /metrics"
         )
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if not folder:
         raise BadRequestError(
-            "PROMETHEUS_MULTIPROC_DIR is not set: name the folder that the processes share, for them and for this one"
+            "PROMETHEUS_MULTIPROC_DIR is not set. Set it to a folder, for this command and for the other processes"
         )
     private_folder(folder)
 
@@ -59,7 +59,7 @@ def prometheus(
     routes = [Route(each, page, methods=["GET"]) for each in (path, path + "/")]
     args = PythonServerLauncherArgs(host=host, port=port, access_log=access_log)
     app = app_with_checks(routes, host)
-    asyncio.run(serve_until_signal(app, args, lambda endpoint: [f"metrics in {folder} are at {endpoint}{path}"]))
+    asyncio.run(serve_until_signal(app, args, lambda endpoint: [f"metrics of {folder}: {endpoint}{path}"]))
 
 
 main = main_of("prometheus")

@@ -1,4 +1,4 @@
-"""`agl compare` (same as `agl runs compare`) and `agl promote`: two runs, side by side and before the gate."""
+"""`agl compare` (same as `agl runs compare`) and `agl promote`: compare two runs, and apply promotion rules."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.types.runs import Run, RunRecord
 
-_OTHER = typer.Argument(metavar="OTHER", help="The run to compare it with.")
-_BASELINE = typer.Argument(metavar="BASELINE", help="The run to be replaced; - is the run without a name.")
-_CANDIDATE = typer.Argument(metavar="CANDIDATE", help="The run that would replace it.")
-_OTHER_STORE = typer.Option(None, help="Store of the other run, if it is another one.")
-_EVALUATION = typer.Option(None, help="Name of the evaluation; by default the one that shares most tasks.")
-_REPORT = typer.Option(None, help="File for a page with curves, figures and conversations.")
-_SEED = typer.Option(0, help="Seed of the permutation test, if it samples signs.")
+_OTHER = typer.Argument(metavar="OTHER", help="Id of the run to compare with")
+_BASELINE = typer.Argument(metavar="BASELINE", help="Id of the run to replace; - for the unnamed run")
+_CANDIDATE = typer.Argument(metavar="CANDIDATE", help="Id of the run that would replace it")
+_OTHER_STORE = typer.Option(None, help="Store of the other run, if it is in a different store")
+_EVALUATION = typer.Option(None, help="Name of the evaluation; by default the one with the most common tasks")
+_REPORT = typer.Option(None, help="HTML report to write, with curves, metrics and conversations")
+_SEED = typer.Option(0, help="Seed for the sign flips of the permutation test")
 
 
 def compare(
@@ -43,16 +43,17 @@ def compare(
     second: str = _OTHER,
     store: str = STORE,
     other_store: str | None = _OTHER_STORE,
-    figure: str | None = typer.Option(None, help="Figure of the steps to show side by side."),
+    figure: str | None = typer.Option(None, help="Metric of the steps to show side by side"),
     report: Path | None = _REPORT,
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> None:
-    """Compare two runs: settings that differ, a curve side by side, best results, and evaluations task by task.
-    `agl compare` and `agl runs compare` are the same.
+    """Compare the settings, a metric, the best results and the evaluations of two runs.
 
-    Exit code 2 if there is no such run. Example: agl runs compare run-1a2b3c run-4d5e6f --store run.db
+    agl compare and agl runs compare are the same command. Exit code 2 if a run does not exist.
+
+    Example: agl runs compare run-1a2b3c run-4d5e6f --store run.db
     """
     from agentlightning.errors import BadRequestError, closest_name
     from agentlightning.evaluation.compare import compare_runs
@@ -65,8 +66,8 @@ def compare(
     comparison = compare_runs(one, other, records, others)
     if figure is not None and figure not in comparison.figures:
         near = closest_name(figure, list(comparison.figures))
-        hint = f"did you mean {near!r}?" if near else f"both have: {', '.join(comparison.figures) or 'none'}"
-        raise BadRequestError(f"The steps of both runs have no figure {figure!r}; {hint}")
+        hint = f"did you mean {near!r}?" if near else f"expected one of: {', '.join(comparison.figures) or '(none)'}"
+        raise BadRequestError(f"The steps of the two runs have no common metric {figure!r}; {hint}")
     if report is not None:
         pair = same_tasks(records, others, runs=(one.run_id, other.run_id))
         _write_report(report, judge_promotion(pair[0].result, pair[1].result), sides, pair, places, judged=False)
@@ -75,7 +76,7 @@ def compare(
         return
     _show_comparison(one, other, comparison, figure, limit, offset)
     if report is not None:
-        say(f"written: {report}")
+        say(f"report written to {report}")
 
 
 def promote(
@@ -84,24 +85,24 @@ def promote(
     store: str = STORE,
     other_store: str | None = _OTHER_STORE,
     evaluation: str | None = _EVALUATION,
-    min_difference: float = typer.Option(0.0, help="The mean reward must rise by more than this."),
-    significance: float = typer.Option(0.05, help="The p-value of the paired test must be below this."),
-    slices: bool = typer.Option(True, help="Require that no slice is worse."),
-    slice_significance: float = typer.Option(0.05, help="A slice is worse below this p-value, among all slices."),
-    max_slice_drop: float | None = typer.Option(None, help="Largest drop of the mean of a slice."),
-    max_missing: float = typer.Option(0.05, help="Largest share of samples without a reward."),
-    floor: list[str] = typer.Option([], metavar="NAME=VALUE", help="Smallest mean of a dimension; may be repeated."),
+    min_difference: float = typer.Option(0.0, help="Difference that the gain in mean reward must exceed"),
+    significance: float = typer.Option(0.05, help="Upper limit for the p-value of the paired test"),
+    slices: bool = typer.Option(True, help="Require that no slice is worse"),
+    slice_significance: float = typer.Option(0.05, help="Corrected p-value below which a slice is worse"),
+    max_slice_drop: float | None = typer.Option(None, help="Maximum drop of the mean reward of a slice"),
+    max_missing: float = typer.Option(0.05, help="Maximum share of samples without a reward"),
+    floor: list[str] = typer.Option([], metavar="NAME=VALUE", help="Minimum mean of a dimension; may be repeated"),
     ceiling: list[str] = typer.Option(
-        [], metavar="NAME=VALUE", help="Greatest mean of a dimension, seconds or tokens; may be repeated."
+        [], metavar="NAME=VALUE", help="Maximum mean of a dimension, of seconds or of tokens; may be repeated"
     ),
     seed: int = _SEED,
     report: Path | None = _REPORT,
     as_json: bool = JSON,
 ) -> int:
-    """Check whether the evaluation of a candidate lets it replace a run: better, p below 0.05, no slice worse.
+    """Check whether a candidate run may replace a baseline run, from their evaluations of the same tasks.
 
-    Exit code 0 if it is promoted, 1 if not, with the reason of each rule; 2 for wrong input, such as runs without an
-    evaluation of the same tasks.
+    By default the candidate must be better with p below 0.05, and no slice may be worse. Prints the result of each
+    rule. Exit code 0 if the candidate is promoted, 1 if not, 2 for wrong input, such as runs without common tasks.
 
     Example: agl promote run-1a2b3c run-4d5e6f --floor safety=0.99 --report report.html --store run.db
     """
@@ -138,7 +139,7 @@ def promote(
         say(f"compared: {names}")
         say(str(promotion), lines=True)
         if report is not None:
-            say(f"written: {report}")
+            say(f"report written to {report}")
     return 0 if promotion.promoted else 1
 
 
@@ -153,7 +154,7 @@ def _read(first: str, second: str, places: tuple[str, str]) -> tuple[_Side, _Sid
     from agentlightning.training.records import clean_record
 
     if first == second and places[0] == places[1]:
-        raise BadRequestError(f"Run {first!r} was given twice; name the other run, or its store with --other-store")
+        raise BadRequestError(f"Run {first!r} is named twice. Name another run, or another store with --other-store")
 
     async def read(connection: LightningStore, run_id: str, place: str) -> _Side:
         run = await existing_run(connection, run_id, place)
@@ -171,13 +172,13 @@ def _limits(option: str, texts: Sequence[str]) -> dict[str, float]:
     for text in texts:
         name, _, value = text.rpartition("=")
         if name in limits:
-            raise BadRequestError(f"{option} was given twice for {name!r}")
+            raise BadRequestError(f"{option} is set twice for {name!r}. Set it once")
         try:
             limits[name] = float(value)
         except ValueError:
             name = ""
         if not name:
-            raise BadRequestError(f"{option} takes NAME=VALUE, such as accuracy=0.8; got {text!r}")
+            raise BadRequestError(f"{option}: expected NAME=VALUE, such as accuracy=0.8; got {text!r}")
     return limits
 
 
@@ -206,7 +207,7 @@ def _write_report(
         with open_private(path, "w") as file:
             file.write(page)
     except OSError as error:
-        raise BadRequestError(f"The report {str(path)!r} cannot be written: {error.strerror or error}") from error
+        raise BadRequestError(f"Cannot write the report {str(path)!r}: {error.strerror or error}") from error
 
 
 def _show_comparison(
@@ -221,7 +222,7 @@ def _show_comparison(
             ("setting", *names), [(n, figure_text(a), figure_text(b)) for n, (a, b) in comparison.settings.items()]
         )
     else:
-        say("settings and versions are equal")
+        say("settings and versions are the same")
     name = figure or next((name for name in (*FIRST, *comparison.figures) if name in comparison.figures), None)
     if name is not None:
         curve = comparison.figures[name]
@@ -230,10 +231,10 @@ def _show_comparison(
         say_rest(len(shown), offset, len(curve), "steps")
         rest = [name for name in comparison.figures if name != name]
         if rest:
-            say(f"--figure shows another one: {', '.join(rest)}")
+            say(f"other metrics for --figure: {', '.join(rest)}")
     for each in comparison.evaluations:
         values = " and ".join(figure_text(value) for value in each["values"])
         steps = " and ".join(map(str, each["steps"]))
         say(f"evaluation {each['name']} after steps {steps}: {values}; {each.get('text') or each['why_not_paired']}")
     if comparison.why_no_evaluation:
-        say(f"no evaluation task by task: {comparison.why_no_evaluation}")
+        say(f"no evaluation to compare: {comparison.why_no_evaluation}")

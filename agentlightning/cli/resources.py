@@ -1,4 +1,4 @@
-"""`agl resources`: the resources that algorithms have published for agents. API keys are never shown."""
+"""`agl resources`: the resources that algorithms publish for agents. API keys are never shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def resources() -> None:
-    """Look at the resources of a store: the models and prompts of the agents.
+    """Show the resources of a store: models and prompts for agents.
 
     Example: agl resources list --store run.db
     """
@@ -25,10 +25,10 @@ def resources() -> None:
 @app.command("list")
 def list_resources(
     store: str = STORE,
-    limit: int = typer.Option(100, min=1, help="Largest number of sets, the last changed first."),
+    limit: int = typer.Option(100, min=1, help="Maximum number of sets"),
     as_json: bool = JSON,
 ) -> None:
-    """Show the newest version of each set of resources, the last changed first.
+    """Show the newest version of each set of resources, most recently changed first.
 
     Example: agl resources list --store http://127.0.0.1:4747
     """
@@ -52,13 +52,13 @@ def list_resources(
 
 @app.command("show")
 def show(
-    resources_id: str = typer.Argument(metavar="ID", help="Id of the set."),
+    resources_id: str = typer.Argument(metavar="ID", help="Id of the set"),
     store: str = STORE,
-    version: int | None = typer.Option(None, help="Version of the set; the newest by default."),
+    version: int | None = typer.Option(None, help="Version of the set; the newest by default"),
 ) -> None:
     """Show one version of a set of resources as JSON, without API keys.
 
-    Exit code 2 if there is none. Example: agl resources show re-1a2b3c --version 3 --store run.db
+    Exit code 2 if it does not exist. Example: agl resources show re-1a2b3c --version 3 --store run.db
     """
     from agentlightning.errors import NotFoundError
     from agentlightning.store.http.redaction import hidden
@@ -67,7 +67,7 @@ def show(
     if update is None:
         suffix = "" if version is None else f" in version {version}"
         raise NotFoundError(
-            f"There are no resources {resources_id!r}{suffix}; agl resources list shows those there are"
+            f"Resources {resources_id!r} not found{suffix}. List the resources with: agl resources list"
         )
     show_json(hidden(update))
 
@@ -85,11 +85,11 @@ def _summary(resource: Resource) -> str:
 
 def workers(
     store: str = STORE,
-    run: str | None = typer.Option(None, help="Only those of this run."),
-    limit: int = typer.Option(100, min=1, help="Largest number of workers, the last heartbeats first."),
+    run: str | None = typer.Option(None, help="Only workers of this run"),
+    limit: int = typer.Option(100, min=1, help="Maximum number of workers"),
     as_json: bool = JSON,
 ) -> None:
-    """Show the workers of a store, those with the latest heartbeats first.
+    """Show the workers of a store, most recent heartbeat first.
 
     Example: agl workers --store http://127.0.0.1:4747
     """
@@ -104,7 +104,7 @@ def workers(
     if as_json:
         show_json(shown)
         return
-    show_table(("worker", "status", "run", "heard of", "rollout", "attempt"), [_line(worker) for worker in shown])
+    show_table(("worker", "status", "run", "last heartbeat", "rollout", "attempt"), [_line(worker) for worker in shown])
     say(f"{len(shown)} workers")
 
 

@@ -1,4 +1,4 @@
-"""`agl rollouts`: show the rollouts of a store, change them by hand, or export them."""
+"""`agl rollouts`: show, retry, cancel and export the rollouts of a store."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from agentlightning.training.rollouts import Evidence
     from agentlightning.types import Attempt, AttemptedRollout, Rollout, RolloutStatus, Span
 
-_ID = typer.Argument(metavar="ID", help="Id of the rollout.")
-_IDS = typer.Argument(metavar="ID...", help="Ids of the rollouts.")
-_ANY_IDS = typer.Argument(None, metavar="ID...", help="Ids of the rollouts.")
+_ID = typer.Argument(metavar="ID", help="Id of the rollout")
+_IDS = typer.Argument(metavar="ID...", help="Ids of the rollouts")
+_ANY_IDS = typer.Argument(None, metavar="ID...", help="Ids of the rollouts")
 _PAGE = 100
 
 app = typer.Typer(no_args_is_help=True)
@@ -45,7 +45,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def rollouts() -> None:
-    """Show rollouts and the use of their model calls; retry, cancel and export them.
+    """Show, explain, retry, cancel and export rollouts.
 
     Example: agl rollouts explain ro-1a2b3c --store runs/20260101-120000
     """
@@ -53,13 +53,14 @@ def rollouts() -> None:
 
 @app.command("pairs")
 def pairs(
-    out: Path = typer.Option(..., help="New file of JSON Lines to write."),
-    margin: float = typer.Option(0.0, help="Smallest difference between best and worst rollout, exclusive."),
+    out: Path = typer.Option(..., help="New JSON Lines file to write"),
+    margin: float = typer.Option(0.0, help="Difference in reward that the two rollouts must exceed"),
     store: str = STORE,
 ) -> None:
-    """Write the best rollout of each task against its worst, in TRL's format: prompt, chosen, rejected, tools.
+    """Write the best and the worst rollout of each task as a preference pair in TRL's format.
 
-    Rollouts that failed or have no reward are in no pair; the number of excluded ones is printed with the reasons.
+    The fields are prompt, chosen, rejected and tools. Rollouts that failed or have no reward are excluded. Prints the
+    number of excluded rollouts by reason.
 
     Example: agl rollouts pairs --out pairs.jsonl --margin 0.5 --store runs/20260101-120000
     """
@@ -68,7 +69,7 @@ def pairs(
     result = with_store(store, lambda connection: preference_pairs(connection, margin=margin))
     write_pairs(result, out)
     reasons = ", ".join(f"{count} {reason}" for reason, count in result.excluded.most_common()) or "nothing"
-    say(f"{out}: {len(result.pairs)} pairs; left out: {reasons}")
+    say(f"{out}: {len(result.pairs)} pairs; excluded: {reasons}")
 
 
 # --- change ----------------------------------------------------------------------------------------------------------
@@ -76,7 +77,7 @@ def pairs(
 
 @app.command("retry")
 def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
-    """Put rollouts that have ended back into the queue of their run, for one more attempt.
+    """Requeue rollouts that have ended, for one more attempt in their run.
 
     Exit code 1 if one has not ended. Example: agl rollouts retry ro-1a2b3c ro-4d5e6f --store http://127.0.0.1:4747
     """
@@ -86,17 +87,17 @@ def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
 @app.command("cancel")
 def cancel(
     ids: list[str] = _ANY_IDS,
-    run: str | None = typer.Option(None, help="All rollouts of this run that have not ended."),
+    run: str | None = typer.Option(None, help="Cancel all rollouts of this run that have not ended"),
     store: str = STORE,
 ) -> int:
-    """Cancel rollouts: a queued one is not claimed, the result of a running one does not count.
+    """Cancel rollouts. Queued rollouts are not claimed, and results of running rollouts are ignored.
 
-    Exit code 1 if one has ended already. Example: agl rollouts cancel ro-1a2b3c --store http://127.0.0.1:4747
+    Exit code 1 if one has ended. Example: agl rollouts cancel ro-1a2b3c --store http://127.0.0.1:4747
     """
     from agentlightning.errors import BadRequestError
 
     if bool(ids) == (run is not None):
-        raise BadRequestError("Say which rollouts: their ids, or --run RUN_ID for all of a run that are open; not both")
+        raise BadRequestError("Name either rollout ids, or --run RUN_ID to cancel all rollouts of a run")
 
     async def cancel_each(connection: LightningStore) -> int:
         from agentlightning.store.base import QUEUING, RUNNING
@@ -121,8 +122,8 @@ async def _set_each(store: LightningStore, ids: list[str], place: str, status: R
             say(f"{update.rollout_id}: {rollout.status} -> {update.status}")
         else:
             refusals += 1
-            why = "has ended already" if is_finished(rollout) else "has not ended; cancel it first"
-            say(f"{rollout.rollout_id}: {rollout.status}, unchanged: it {why}", to_stderr=True)
+            why = "it has already ended" if is_finished(rollout) else "it has not ended. Cancel it first"
+            say(f"{rollout.rollout_id}: {rollout.status}, unchanged: {why}", to_stderr=True)
     return 1 if refusals else 0
 
 
@@ -130,7 +131,7 @@ async def _set_each(store: LightningStore, ids: list[str], place: str, status: R
 
 
 class Form(StrEnum):
-    """Content of a line of an export."""
+    """Content of each line of an export."""
 
     RECORDS = "records"
     """A rollout with its attempts and spans."""
@@ -141,12 +142,12 @@ class Form(StrEnum):
 @app.command("export")
 def export(
     store: str = STORE,
-    out: Path | None = typer.Option(None, help="File to write; the standard output by default."),
-    form: Form = typer.Option(Form.RECORDS, "--format", help="records: everything; messages: one chat per call."),
-    status: list[str] = typer.Option([], help="Only rollouts with this status; may be repeated."),
-    run: str | None = typer.Option(None, help="Only rollouts of this run."),
+    out: Path | None = typer.Option(None, help="File to write; standard output by default"),
+    form: Form = typer.Option(Form.RECORDS, "--format", help="records: all data; messages: one chat per model call"),
+    status: list[str] = typer.Option([], help="Only rollouts with this status; may be repeated"),
+    run: str | None = typer.Option(None, help="Only rollouts of this run"),
 ) -> None:
-    """Write rollouts as JSON Lines, the oldest first, without API keys.
+    """Write rollouts as JSON Lines without API keys, oldest first.
 
     Example: agl rollouts export --store run.db --status succeeded --format messages --out chats.jsonl
     """
@@ -187,13 +188,13 @@ async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[
 @app.command("list")
 def list_rollouts(
     store: str = STORE,
-    status: list[str] = typer.Option([], help="Only rollouts with this status; may be repeated."),
-    contains: str | None = typer.Option(None, help="Only rollouts whose id contains this."),
-    run: str | None = typer.Option(None, help="Only rollouts of this run."),
-    limit: int = typer.Option(100, min=1, help="Largest number of rollouts, the newest first."),
+    status: list[str] = typer.Option([], help="Only rollouts with this status; may be repeated"),
+    contains: str | None = typer.Option(None, help="Only rollouts with this text in their id"),
+    run: str | None = typer.Option(None, help="Only rollouts of this run"),
+    limit: int = typer.Option(100, min=1, help="Maximum number of rollouts"),
     as_json: bool = JSON,
 ) -> None:
-    """Show rollouts, the newest first.
+    """Show rollouts, newest first.
 
     Example: agl rollouts list --store run.db --status failed
     """
@@ -214,7 +215,7 @@ def list_rollouts(
         show_json(shown)
         return
     show_table(
-        ("rollout", "status", "mode", "attempts end", "run", "started", "input"), [_line(each) for each in shown]
+        ("rollout", "status", "mode", "last attempt", "run", "started", "input"), [_line(each) for each in shown]
     )
     say(f"{len(shown)} rollouts")
 
@@ -223,13 +224,13 @@ def list_rollouts(
 def show(
     rollout_id: str = _ID,
     store: str = STORE,
-    attempt: str | None = typer.Option(None, help="Id of the attempt; the latest one by default."),
-    spans: bool = typer.Option(False, "--spans", help="List every span as well."),
+    attempt: str | None = typer.Option(None, help="Id of the attempt; the latest by default"),
+    spans: bool = typer.Option(False, "--spans", help="Also list every span"),
     as_json: bool = JSON,
 ) -> None:
-    """Show a rollout: its task, its attempts, and the conversation of agent and model.
+    """Show the task and attempts of a rollout, and the conversation between agent and model.
 
-    Exit code 2 if there is no such rollout or attempt. Example: agl rollouts show ro-1a2b3c --store run.db
+    Exit code 2 if the rollout or attempt does not exist. Example: agl rollouts show ro-1a2b3c --store run.db
     """
     from agentlightning.store.http.redaction import hidden
 
@@ -244,7 +245,7 @@ def show(
         say(line, lines=True)
     for each in rollout_data.attempts:
         if each.error is not None and each.error.traceback:
-            say(f"--- {each.attempt_id} ended in\n{each.error.traceback.rstrip()}", lines=True)
+            say(f"--- {each.attempt_id}: traceback\n{each.error.traceback.rstrip()}", lines=True)
     say(f"task: {rollout_data.rollout.input}", lines=True)
     for index, messages in enumerate(conversation, start=1):
         say(f"--- model call {index}", lines=True)
@@ -267,9 +268,9 @@ def show(
 
 @app.command("explain")
 def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> None:
-    """Explain for each model call of a rollout who recorded it, and its row or why it is in none.
+    """Show for each model call of a rollout its recorder, and its row or the reason why it has none.
 
-    The reasons are those of the training ledger, for the default adapter. Exit code 2 if there is no such rollout.
+    The reasons are those of the training ledger, for the default adapter. Exit code 2 if the rollout does not exist.
 
     Example: agl rollouts explain ro-1a2b3c --store run.db
     """
@@ -302,7 +303,7 @@ def _filters(status: list[str], run: str | None) -> dict[str, Any]:
 
 
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
-    """Return a rollout with secrets hidden, and its spans unchanged, for functions that read calls from them."""
+    """Return a rollout with secrets hidden. Its spans are unchanged, because calls are read from them."""
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.rollouts import evidence
 
@@ -324,7 +325,7 @@ def _spans_of(source: Evidence, attempt_id: str | None) -> Sequence[Span]:
 
 
 def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
-    """Return for each model call, in order, the messages that earlier calls have not shown."""
+    """Return for each model call, in order, the messages that are not part of earlier calls."""
     from agentlightning.adapter.messages import TraceToMessages
 
     shown: list[Message] = []
@@ -355,7 +356,7 @@ def _story(rollout_data: Evidence, reward: float | None) -> list[str]:
         error = f", {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
         lines.append(f"attempt {attempt.attempt_id}: {_end_of(attempt)}{error}")
         if missing := spans_left_out([span for span in rollout_data.spans if span.attempt_id == attempt.attempt_id]):
-            lines.append(f"  {missing} spans of it are not kept: an attempt keeps 20,000 spans, and its rewards")
+            lines.append(f"  {missing} spans not kept: an attempt keeps at most 20,000 spans, and its rewards")
     return lines
 
 

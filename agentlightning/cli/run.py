@@ -1,4 +1,4 @@
-"""`agl run`: run a Trainer that a file describes or that Python creates; `agl run stop` ends a run from elsewhere."""
+"""`agl run`: run a Trainer from a file or from Python; `agl run stop` stops a run from any machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ app = typer.Typer(cls=_StartsByDefault, no_args_is_help=True)
 
 @app.callback()
 def run() -> None:
-    """Run a Trainer: agl run TARGET is agl run start TARGET.
+    """Run a Trainer. agl run TARGET is short for agl run start TARGET.
 
     Example: agl run train.yaml --set trainer.n_runners=4
     """
@@ -41,21 +41,21 @@ def run() -> None:
 @app.command(START)
 def start(
     target: str = typer.Argument(
-        metavar="TARGET", help="A YAML or JSON file, or module:object: a Trainer, or a function to call."
+        metavar="TARGET", help="YAML or JSON file, or module:object of a Trainer or a function"
     ),
-    agent: str | None = typer.Option(None, help="The agent: module:object or file.py:object."),
-    train: str | None = typer.Option(None, help="Tasks to train on: a .jsonl or .json file, or module:object."),
-    val: str | None = typer.Option(None, help="Tasks to validate on, in the same forms."),
-    settings: list[str] = typer.Option([], "--set", help="A key of the file and its value; may be repeated."),
-    dev: bool = typer.Option(False, "--dev", help="Try it quickly (Trainer.dev), with a fast algorithm."),
+    agent: str | None = typer.Option(None, help="Agent: module:object or file.py:object"),
+    train: str | None = typer.Option(None, help="Training tasks: a .jsonl or .json file, or module:object"),
+    val: str | None = typer.Option(None, help="Validation tasks, in the same forms as --train"),
+    settings: list[str] = typer.Option([], "--set", help="KEY=VALUE that overrides a key of the file; may be repeated"),
+    dev: bool = typer.Option(False, "--dev", help="Call Trainer.dev for a short trial with a fast algorithm"),
     log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
     as_json: bool = JSON,
 ) -> int:
     """Run a Trainer until its algorithm ends, and show the result.
 
-    Ctrl+C ends the run within seconds: exit code 130 (143 after SIGTERM). An exception of your own code is shown with
-    its traceback, exit code 1.
+    Press Ctrl+C to stop the run within seconds (exit code 130, or 143 after SIGTERM). An exception in your own code is
+    shown with its traceback (exit code 1).
 
     Example: agl run train.py:trainer --agent train.py:agent --train tasks.jsonl
     """
@@ -76,12 +76,12 @@ def start(
 
 @app.command("stop")
 def stop(
-    run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Id of the run."),
-    unnamed: bool = typer.Option(False, "--unnamed", help="The run without a name, of roles that had no AGL_RUN_ID."),
+    run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Id of the run"),
+    unnamed: bool = typer.Option(False, "--unnamed", help="Stop the unnamed run, of roles without AGL_RUN_ID"),
     store: str = STORE,
-    reason: str = typer.Option("agl run stop", help="Reason that the processes of the run log."),
+    reason: str = typer.Option("agl run stop", help="Reason that the processes of the run log"),
 ) -> None:
-    """Stop a run: its algorithm, and its runners on any machine. They check about once a second.
+    """Stop the algorithm and all runners of a run, on any machine. They check for it about once a second.
 
     Example: agl run stop run-1a2b3c --store http://127.0.0.1:4747
     """
@@ -89,9 +89,9 @@ def stop(
     from agentlightning.execution.run_state import name_of_run, stop_run
 
     if (run_id is None) != unnamed:
-        raise BadRequestError("Say which run: its RUN_ID (agl runs list shows them), or --unnamed; not both")
+        raise BadRequestError("Name either a RUN_ID (see agl runs list) or --unnamed")
     with_store(store, lambda connection: stop_run(connection, run_id, reason=reason))
-    say(f"told {name_of_run(run_id)} to stop")
+    say(f"stop requested for {name_of_run(run_id)}")
 
 
 def _result_of(target: str, settings: list[str], overrides: dict[str, object]) -> object:
@@ -105,40 +105,40 @@ def _result_of(target: str, settings: list[str], overrides: dict[str, object]) -
     else:
         target_object = load_target("TARGET", target)
         if settings:
-            raise BadRequestError("--set changes keys of a file; TARGET is Python, which has its settings itself")
+            raise BadRequestError("--set requires a file as TARGET. Change the settings in the Python code instead")
         if not isinstance(target_object, Trainer):
             if not callable(target_object):
-                expected = "expected a Trainer, or a function to call"
-                raise BadRequestError(f"TARGET {target!r} is a {type(target_object).__name__}; {expected}")
+                expected = "Expected a Trainer or a function"
+                raise BadRequestError(f"TARGET {target!r} is a {type(target_object).__name__}. {expected}")
             if overrides:
                 options = ", ".join("--" + name.removesuffix("_dataset") for name in overrides)
-                raise BadRequestError(f"{options}: TARGET {target!r} is a function, which chooses these itself")
+                raise BadRequestError(f"{options}: no effect, because TARGET {target!r} is a function. Set it there")
             return target_object()
         plan = Plan(trainer=target_object)
     return fit(replace(plan, **overrides).checked())
 
 
 def runner(
-    agent: str = typer.Argument(metavar="AGENT", help="The agent to run: module:object or file.py:object."),
+    agent: str = typer.Argument(metavar="AGENT", help="Agent to run: module:object or file.py:object"),
     store: str = typer.Option(
-        ..., envvar="AGENT_LIGHTNING_STORE_URL", help="The store of the run: http://algorithm-machine:4747."
+        ..., envvar="AGENT_LIGHTNING_STORE_URL", help="Store of the run: http://algorithm-machine:4747"
     ),
-    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; without one, rollouts of no run."),
-    token_file: Path | None = typer.Option(None, help="File with the store's token; AGL_TOKEN by default."),
-    runners: int = typer.Option(1, min=1, help="Runner processes."),
-    concurrency: int = typer.Option(1, min=1, help="Concurrent rollouts in each process."),
-    max_rollouts: int | None = typer.Option(None, min=1, help="Number of rollouts after which a process ends."),
-    outage: float = typer.Option(60.0, help="Seconds without an answer of the store before giving up."),
-    tracer: str | None = typer.Option(None, help="Import path of another tracer class."),
+    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; by default rollouts without a run"),
+    token_file: Path | None = typer.Option(None, help="File with the store's token; AGL_TOKEN by default"),
+    runners: int = typer.Option(1, min=1, help="Number of runner processes"),
+    concurrency: int = typer.Option(1, min=1, help="Number of concurrent rollouts in each process"),
+    max_rollouts: int | None = typer.Option(None, min=1, help="Number of rollouts after which a process ends"),
+    outage: float = typer.Option(60.0, help="Seconds without a response from the store before giving up"),
+    tracer: str | None = typer.Option(None, help="Import path of a tracer class, instead of the default"),
     log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> int:
     """Run the rollouts of a run on this machine until the run ends or is stopped.
 
-    It waits for a store that does not answer yet, and for one that restarts. Exit codes: 0 the run has ended;
-    69 the store did not answer for --outage seconds; 77 it rejects the token; 130 Ctrl+C; 143 SIGTERM; 1 runners died
-    repeatedly. Each runner is a process of its own, restarted when an agent ends it; processes that agents start end
-    with it.
+    The command waits for a store that is not yet running or that restarts. Each runner is a separate process. It is
+    restarted if an agent ends it, and processes started by an agent end with it. Exit codes: 0 the run has ended;
+    1 runners died repeatedly; 69 the store did not respond for --outage seconds; 77 it rejects the token; 130 Ctrl+C;
+    143 SIGTERM.
 
     Example: agl runner my_agent:agent --store http://10.0.0.5:4747 --run nightly --runners 4
     """

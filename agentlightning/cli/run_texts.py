@@ -1,4 +1,4 @@
-"""Shared by the commands that show runs: a run by its id, its state, and figures as text."""
+"""Helpers of the commands that show runs: find a run, and format its state and metrics as text."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from agentlightning.types.runs import Run
 
 PAGE = 100
-RUN = typer.Argument(metavar="RUN", help="Id of the run; - is the run without a name.")
-LIMIT = typer.Option(PAGE, min=1, max=1000, help="Largest number of rows.")
-OFFSET = typer.Option(0, min=0, help="Number of rows to skip.")
+RUN = typer.Argument(metavar="RUN", help="Id of the run; - for the unnamed run")
+LIMIT = typer.Option(PAGE, min=1, max=1000, help="Maximum number of rows")
+OFFSET = typer.Option(0, min=0, help="Number of rows to skip")
 SILENT_SECONDS = 60.0
 """Seconds without a heartbeat after which a run's algorithm has probably died."""
 FIRST = (
@@ -28,7 +28,7 @@ FIRST = (
     "update.entropy",
     "update.grad_norm",
 )
-"""Figures of a step that are shown first."""
+"""Metrics of a step that are shown first."""
 
 
 async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
@@ -41,10 +41,8 @@ async def existing_run(store: LightningStore, run_id: str, place: str) -> Run:
     if run is None:
         run_ids = [run.run_id for run in await store.query_runs(sort_order="desc", limit=1000)]
         near = closest_name(run_id, run_ids)
-        hint = (
-            f"did you mean {near!r}?" if near else f"agl runs list --store {public_form(place)} shows those there are"
-        )
-        raise NotFoundError(f"There is no run {run_id!r} in {public_form(place)}; {hint}")
+        hint = f"did you mean {near!r}?" if near else f"list the runs with: agl runs list --store {public_form(place)}"
+        raise NotFoundError(f"Run {run_id!r} not found in {public_form(place)}; {hint}")
     return clean_run(run)
 
 
@@ -54,7 +52,7 @@ def name_of(run: Run) -> str:
 
 
 def standing(run: Run) -> str:
-    """Return the state of a run as text; one without recent heartbeats has probably died."""
+    """Return the state of a run as text, with the time since its last heartbeat if that is too long."""
     import time
 
     if run.state != "running":
@@ -62,7 +60,7 @@ def standing(run: Run) -> str:
     if run.starts == 0:
         return "not started"
     seconds = time.time() - (run.last_heartbeat_time or run.start_time)
-    return "running" if seconds < SILENT_SECONDS else f"running, silent for {span(seconds)}"
+    return "running" if seconds < SILENT_SECONDS else f"running, no heartbeat for {span(seconds)}"
 
 
 def span(seconds: float) -> str:
@@ -79,7 +77,7 @@ def best_of(run: Run) -> str:
 
 
 def figure_text(value: object) -> str:
-    """Return a figure or a setting as text."""
+    """Return a metric or a setting as text."""
     if isinstance(value, float):
         return f"{value:.6g}"
     return "-" if value is None else str(value)
@@ -88,6 +86,6 @@ def figure_text(value: object) -> str:
 def say_rest(shown: int, offset: int, total: int, what: str) -> None:
     """Print the number of items, and how to show the rest."""
     if offset + shown < total:
-        say(f"{shown} of {total} {what}; --offset {offset + shown} shows the next ones")
+        say(f"{shown} of {total} {what}; use --offset {offset + shown} for the next page")
     else:
         say(f"{total} {what}")

@@ -1,4 +1,4 @@
-"""`agl runs`: show training runs and the use of each model call, compare two runs, export one."""
+"""`agl runs`: show, compare and export training runs, and show the use of each model call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ app = typer.Typer(no_args_is_help=True)
 
 @app.callback()
 def runs() -> None:
-    """Look at training runs: their settings, curves and ledgers; compare two of them, export one.
+    """Show the settings, metrics and ledgers of training runs; compare and export runs.
 
     Example: agl runs show run-1a2b3c --store runs/20260101-120000
     """
@@ -48,13 +48,13 @@ def runs() -> None:
 @app.command("list")
 def list_runs(
     store: str = STORE,
-    state: list[str] = typer.Option([], help="Only runs in this state; may be repeated."),
-    contains: str | None = typer.Option(None, help="Only runs whose id contains this."),
+    state: list[str] = typer.Option([], help="Only runs in this state; may be repeated"),
+    contains: str | None = typer.Option(None, help="Only runs with this text in their id"),
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> None:
-    """Show runs, the newest first.
+    """Show runs, newest first.
 
     Example: agl runs list --store run.db --state failed
     """
@@ -80,14 +80,14 @@ def list_runs(
 def show(
     run_id: str = RUN,
     store: str = STORE,
-    figure: list[str] = typer.Option([], help="A figure of the steps to show, such as update.loss; may be repeated."),
+    figure: list[str] = typer.Option([], help="Metric of the steps to show, such as update.loss; may be repeated"),
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> None:
-    """Show a run: its state, its steps, evaluations and alarms, and its settings.
+    """Show the state, steps, evaluations, alarms and settings of a run.
 
-    Exit code 2 if there is no such run. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
+    Exit code 2 if the run does not exist. Example: agl runs show run-1a2b3c --figure mean_reward --store run.db
     """
     from agentlightning.evaluation.compare import flat
     from agentlightning.training.records import clean_record
@@ -114,7 +114,7 @@ def show(
     if shown:
         lines = [(str(step), *(figure_text(figures.get(name)) for name in names)) for step, figures in shown]
         show_table(("step", *names), lines)
-        say_rest(len(lines), offset, steps.total, "steps, the last ones")
+        say_rest(len(lines), offset, steps.total, "steps, counted from the latest")
     for record in reversed(others):
         result = record.data.get("path") or record.data.get("value")
         say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(result)}")
@@ -127,17 +127,17 @@ def show(
 def ledger(
     run_id: str = RUN,
     store: str = STORE,
-    step: int | None = typer.Option(None, min=0, help="Step of the ledger; the last one by default."),
-    rollout: str | None = typer.Option(None, help="Only this rollout, in all steps."),
-    row: int | None = typer.Option(None, min=0, help="Show the tokens of this row of the step."),
-    check: bool = typer.Option(False, "--check", help="Check that every model call of the run has exactly one ending."),
+    step: int | None = typer.Option(None, min=0, help="Step of the ledger; the latest by default"),
+    rollout: str | None = typer.Option(None, help="Only this rollout, in all steps"),
+    row: int | None = typer.Option(None, min=0, help="Show the tokens of this row of the step"),
+    check: bool = typer.Option(False, "--check", help="Check that every model call of the run has exactly one outcome"),
     limit: int = LIMIT,
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> int:
-    """Show the use of each model call: the row in which it was trained, or why it was not.
+    """Show for each model call the row in which it was trained, or the reason why it was not.
 
-    With --check exit code 1 if the ledger is inconsistent. Exit code 2 if there is no such run, step or row.
+    Exit code 2 if the run, step or row does not exist. With --check, exit code 1 if the ledger is inconsistent.
 
     Example: agl runs ledger run-1a2b3c --step 3 --row 0 --store run.db
     """
@@ -163,12 +163,12 @@ app.command("compare")(compare)
 @app.command("export")
 def export(
     run_id: str = RUN,
-    out: Path = typer.Option(..., help="An empty or new folder."),
+    out: Path = typer.Option(..., help="Empty or new folder to write"),
     store: str = STORE,
 ) -> None:
-    """Write a run into a folder: run.json, and a JSON Lines file for each kind of record. Secrets are hidden.
+    """Write a run to a folder: run.json, and a JSON Lines file for each kind of record. Secrets are hidden.
 
-    Exit code 2 if there is no such run. Example: agl runs export run-1a2b3c --out exported --store run.db
+    Exit code 2 if the run does not exist. Example: agl runs export run-1a2b3c --out exported --store run.db
     """
     from agentlightning.training.run_folder import export_run
 
@@ -188,36 +188,36 @@ def _story(run: Run) -> list[str]:
     end_text = (
         "" if run.end_time is None else f", ended {moment(run.end_time)} after {span(run.end_time - run.start_time)}"
     )
-    lines.append(f"begun {moment(run.start_time)}{end_text}; last heard of {moment(run.last_heartbeat_time)}")
+    lines.append(f"started {moment(run.start_time)}{end_text}; last heartbeat {moment(run.last_heartbeat_time)}")
     lines.append(f"step {number(run.last_step)}, best {best_of(run)}")
     if run.stop_reason is not None:
-        lines.append(f"told to stop {moment(run.stop_time)}: {run.stop_reason}")
+        lines.append(f"stop requested {moment(run.stop_time)}: {run.stop_reason}")
     if run.error is not None:
-        lines.append(f"ended by {run.error.type}: {run.error.message}")
+        lines.append(f"failed with {run.error.type}: {run.error.message}")
     if run.versions:
         lines.append("versions " + ", ".join(f"{name} {version}" for name, version in run.versions.items()))
     return lines
 
 
 def _alarm_line(record: RunRecord) -> str:
-    """Return an alarm as a line; its state is raised, over, or none."""
+    """Return an alarm as a line. Its state is raised, over or missing."""
     data, state = record.data, record.data.get("state")
     line = f"alarm {record.name or '-'} after step {record.step}"
     if state == "over":
         return f"{line}, over (since step {figure_text(data.get('since'))}): {figure_text(data.get('text'))}"
-    hint = f"; to try: {data['what_to_try']}" if data.get("what_to_try") else ""
+    hint = f"; try: {data['what_to_try']}" if data.get("what_to_try") else ""
     return f"{line}{', raised' if state == 'raised' else ''}: {figure_text(data.get('text'))}{hint}"
 
 
 def _figures(steps: list[dict[str, Any]]) -> list[str]:
-    """Return the names of the figures to show: the usual ones first, then the other numbers."""
+    """Return the names of the metrics to show: the usual ones first, then the other numbers."""
     numbers = {n: None for each in steps for n, value in each.items() if type(value) in (int, float)}
     usual = [name for name in FIRST if name in numbers]
     return [*usual, *(name for name in numbers if name not in usual and name not in ("step", "steps"))][:_COLUMNS]
 
 
 _PAGE = 100
-_CALLS = ("step", "rollout", "call", "ending", "row", "tokens", "advantage", "weights")
+_CALLS = ("step", "rollout", "call", "outcome", "row", "tokens", "advantage", "weights")
 _FIGURES = (
     *("engine_logprobs", "trainer_logprobs", "entropy", "ratio", "clipped"),
     *("weight", "correction", "kl", "advantage"),
@@ -234,20 +234,20 @@ async def show_check(store: LightningStore, run_id: str, *, as_json: bool) -> in
     say(
         f"{result.captured} model calls: {result.trained} trained ({result.trained_tokens} tokens), "
         f"{result.excluded.total()} excluded{f' ({reasons})' if reasons else ''}; "
-        f"{result.evaluation_calls} more of evaluations; {result.rows} token rows"
+        f"{result.evaluation_calls} evaluation calls; {result.rows} token rows"
     )
     if result.without_span:
-        say(f"{result.without_span} recorded calls have no span any more")
+        say(f"spans deleted: {result.without_span} recorded calls")
     for line in result.wrong:
         say(f"wrong: {line}")
-    say("the ledger adds up" if result.adds_up else f"the ledger does not add up: {result.wrong_count} faults")
+    say("the ledger adds up" if result.adds_up else f"the ledger does not add up: {result.wrong_count} errors")
     return 0 if result.adds_up else 1
 
 
 async def show_calls(
     store: LightningStore, run_id: str, step: int | None, rollout: str | None, limit: int, offset: int, *, as_json: bool
 ) -> tuple[int, int]:
-    """Show the calls of a page of rollouts, and return the number of rollouts on it and in total."""
+    """Show the calls of a page of rollouts, and return the number of rollouts on the page and in total."""
     page = await store.query_run_records(
         run_id, kind_in=["ledger"], step_from=step, step_to=step, name=rollout, limit=limit, offset=offset
     )
@@ -270,7 +270,7 @@ async def show_calls(
 
 
 async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, as_json: bool) -> int:
-    """Show the tokens of a row with the numbers that the loss used, and the call of each trained token."""
+    """Show the tokens of a row, the numbers that the loss used, and the call of each trained token."""
     rows: dict[int, tuple[LedgerEntry, dict[str, Any]]] = {}
     of_step: dict[str, Any] = {"run_id": run_id, "kind_in": ["ledger"], "step_from": step, "step_to": step}
     async for page in pages_of(store.query_run_records, **of_step, limit=_PAGE):
@@ -280,8 +280,8 @@ async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, a
         if row in rows:
             break
     if row not in rows:
-        hint = f"it has: {', '.join(map(str, sorted(rows)[:20]))}" if rows else "it has none (record_tokens)"
-        raise NotFoundError(f"Step {step} of run {run_id!r} recorded no tokens of row {row}; {hint}")
+        hint = f"rows with tokens: {', '.join(map(str, sorted(rows)[:20]))}" if rows else "set record_tokens"
+        raise NotFoundError(f"Step {step} of run {run_id!r} has no recorded tokens for row {row}; {hint}")
     entry, recorded_row = rows[row]
     numbers = numbers_of(cast(Any, recorded_row))
     texts: list[str] = await store.get_vocabulary(recorded_row.get("vocabulary") or "") or []
@@ -305,5 +305,5 @@ async def show_row(store: LightningStore, run_id: str, step: int, row: int, *, a
          line["call_id"] or "-", *(number(line.get(name)) for name in shown))
         for line in lines
     ]  # fmt: skip
-    show_table(("place", "token", "text", "call", *shown), table)
+    show_table(("position", "token", "text", "call", *shown), table)
     return 0

@@ -1,6 +1,6 @@
-"""Serve until a signal ends it: the first signal shuts down in order, the second one at once.
+"""Serve until a signal: the first signal shuts down in order, the second one immediately.
 
-Commands with a few routes of their own serve them here, behind the checks of every server of ours.
+Commands with a few routes serve them through this module, which adds the checks of all servers of this package.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from agentlightning.utils.server_launcher import PythonServerLauncher, PythonSer
 
 HEALTH_PATH = "/health"
 _ECHO_SECONDS = 0.3
-"""Seconds within which another signal is the same one: `timeout`, for example, signals a child and then its group."""
+"""Seconds within which a second signal is ignored. `timeout`, for example, signals a child and then its group."""
 
 
 def end_of_process() -> asyncio.Future[None]:
-    """Return a future that resolves at the first SIGINT or SIGTERM; the second one ends the process immediately.
+    """Return a future that resolves at the first SIGINT or SIGTERM. The second signal ends the process immediately.
 
-    The handlers stay when the loop is closed, so that a repeated signal does not interrupt the shutdown. When
-    the interpreter removes them, at its very end, both signals are ignored.
+    The handlers remain after the loop is closed, so that a repeated signal does not interrupt the shutdown. At
+    interpreter exit both signals are ignored.
     """
     loop = asyncio.get_running_loop()
     end: asyncio.Future[None] = loop.create_future()
@@ -44,7 +44,7 @@ def end_of_process() -> asyncio.Future[None]:
     def stop() -> None:
         if not end.done():
             end.set_result(None)
-        say("stopping: requests in progress are answered first")
+        say("stopping: completing requests in progress")
 
     def note(number: int, _frame: FrameType | None) -> None:
         nonlocal first
@@ -52,7 +52,7 @@ def end_of_process() -> asyncio.Future[None]:
             first = time.monotonic()
             loop.call_soon_threadsafe(stop)
         elif first is None or time.monotonic() - first > _ECHO_SECONDS:
-            os.write(2, b"ended at once\n")
+            os.write(2, b"stopped immediately\n")
             os._exit(128 + number)
 
     def ignore() -> None:
@@ -66,10 +66,10 @@ def end_of_process() -> asyncio.Future[None]:
 
 
 def app_with_checks(routes: Sequence[Route], host: str, open_paths: Sequence[str] = ()) -> ASGIApp:
-    """Return an app of the routes and `/health`, which requires the token except there and at `open_paths`.
+    """Return an app of the routes and `/health`. All paths require the token, except `/health` and `open_paths`.
 
     Raises:
-        RuntimeError: `host` is beyond loopback and there is no token.
+        RuntimeError: `host` is beyond loopback and no token is set.
     """
     token = server_token()
     check_bind(host, token)
@@ -98,7 +98,7 @@ async def _health(request: Request) -> JSONResponse:
 
 @asynccontextmanager
 async def serving(app: ASGIApp, args: PythonServerLauncherArgs) -> AsyncGenerator[str]:
-    """Serve during the body; yield the public address."""
+    """Serve while the context is open, and yield the public address."""
     server = PythonServerLauncher(app, args)
     server.bind()
     await server.start()
@@ -111,7 +111,7 @@ async def serving(app: ASGIApp, args: PythonServerLauncherArgs) -> AsyncGenerato
 async def serve_until_signal(
     app: ASGIApp, args: PythonServerLauncherArgs, tell: Callable[[str], Sequence[str]]
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `tell` returns the lines to print for an address."""
+    """Serve until SIGINT or SIGTERM. `tell` returns the lines to print for an address."""
     end = end_of_process()
     async with serving(app, args) as endpoint:
         for line in tell(endpoint):

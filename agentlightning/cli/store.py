@@ -1,4 +1,4 @@
-"""`agl store`: serve a store; its sub-commands maintain one: `backup`, `check`, `stats`."""
+"""`agl store`: serve a store. Its sub-commands `backup`, `check` and `stats` maintain one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
 _SERVER_CHECK_SECONDS = 1.0
-"""Seconds between checks that the server still runs, since it does not report its own end."""
+"""Seconds between checks that the server is running, because it does not report its own end."""
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _BYTES = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 class Backend(StrEnum):
-    """Storage of the data."""
+    """Kind of storage."""
 
     SQLITE = "sqlite"
     MEMORY = "memory"
@@ -55,34 +55,35 @@ _DEFAULT_SPECS = {
 def store(
     context: typer.Context,
     host: str = HOST,
-    port: int = typer.Option(4747, help="Port; 0 chooses a free one."),
+    port: int = typer.Option(4747, help="Port; 0 selects a free port"),
     db: str | None = typer.Option(
         None,
-        help="Storage of the data: a file (agl.db by default, created if missing), memory, mongodb://host/db, "
-        "postgresql://host/db.",
+        help="Storage: a file (agl.db by default, created if missing), memory, mongodb://host/db or "
+        "postgresql://host/db",
     ),
-    backend: Backend | None = typer.Option(None, help="Kind of storage; memory is lost with the process."),
-    mongo_uri: str | None = typer.Option(None, help="Database of --backend mongo."),
-    keep_last: int | None = typer.Option(None, help="Number of ended rollouts to keep for each run."),
-    max_age: str | None = typer.Option(None, help="Age at which ended rollouts are deleted: seconds, or 90m, 12h, 7d."),
-    max_bytes: str | None = typer.Option(None, help="Size of the spans to keep for each run: bytes, or 500MB, 2GB."),
+    backend: Backend | None = typer.Option(None, help="Kind of storage; memory is lost when the process ends"),
+    mongo_uri: str | None = typer.Option(None, help="Database for --backend mongo"),
+    keep_last: int | None = typer.Option(None, help="Number of ended rollouts to keep for each run"),
+    max_age: str | None = typer.Option(None, help="Age at which ended rollouts are deleted: seconds, or 90m, 12h, 7d"),
+    max_bytes: str | None = typer.Option(None, help="Size of the spans to keep for each run: bytes, or 500MB, 2GB"),
     max_run_age: str | None = typer.Option(
-        None, help="Age at which ended runs are deleted with their records; same form as --max-age."
+        None, help="Age at which ended runs are deleted with their records; same form as --max-age"
     ),
     lease_seconds: float | None = typer.Option(
-        None, help="Seconds without a heartbeat before a worker's claims are released; 30 by default."
+        None, help="Seconds without a heartbeat before a worker's claims are released; 30 by default"
     ),
-    cors_origin: list[str] = typer.Option([], help="Origin whose pages may call the store; may be repeated."),
+    cors_origin: list[str] = typer.Option([], help="Origin of web pages that may call the store; may be repeated"),
     allowed_host: list[str] = typer.Option(
-        [], help="Further name under which clients may address this server; may be repeated."
+        [], help="Additional host name under which clients may address this server; may be repeated"
     ),
-    tracker: list[Tracker] = typer.Option([], help="Collect metrics for this destination; may be repeated."),
+    tracker: list[Tracker] = typer.Option([], help="Destination for metrics; may be repeated"),
     log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> None:
-    """Serve a store for algorithm and runners.
+    """Serve a store for an algorithm and its runners.
 
-    Ctrl+C (or SIGTERM) ends it, exit code 0: requests in progress are answered. A second one ends it at once.
+    Press Ctrl+C (or send SIGTERM) to stop. Requests in progress are completed, and the exit code is 0. A second Ctrl+C
+    stops the command immediately.
 
     Example: agl store --port 4747 --db run.db
     """
@@ -91,7 +92,7 @@ def store(
             source = context.get_parameter_source(name)
             if source is not None and source.name == "COMMANDLINE":
                 option = "--" + name.replace("_", "-")
-                text = f"{option} before {command!r} has no effect; write: agl store {command} {option} ..."
+                text = f"{option} before {command!r} has no effect. Use: agl store {command} {option} ..."
                 raise BadRequestError(text)
         return
     from agentlightning.store.spec import retention_policy
@@ -120,29 +121,27 @@ def store_spec(db: str | None, backend: Backend | None, mongo_uri: str | None) -
     from agentlightning.store.spec import public_form, spec_of
 
     if mongo_uri is not None and db is not None:
-        raise BadRequestError("Give --db or --mongo-uri, not both; they are the same place")
+        raise BadRequestError("Use either --db or --mongo-uri, not both")
     text = db if mongo_uri is None else mongo_uri
     if mongo_uri is not None:
         backend = backend or Backend.MONGO
     if text is None:
         if backend is Backend.POSTGRES:
-            raise BadRequestError(
-                "--backend postgres needs its database: --db postgresql://user:password@host/database"
-            )
+            raise BadRequestError("--backend postgres requires --db postgresql://user:password@host/database")
         return _DEFAULT_SPECS[backend or Backend.SQLITE]
     spec = spec_of(text)
     if backend is not None and not spec.startswith(backend.value):
-        raise BadRequestError(f"--backend {backend.value} does not fit {public_form(spec)!r}; leave one of them out")
+        raise BadRequestError(f"--backend {backend.value} and {public_form(spec)!r} are incompatible. Use one of them")
     return spec
 
 
 def read_seconds(option: str, text: str) -> float:
-    """Return the number of seconds in a text such as `90`, `90m` or `7d`."""
+    """Return the number of seconds that a text such as `90`, `90m` or `7d` specifies."""
     return _read_amount(option, text, _SECONDS, "seconds, or a number with one of s, m, h, d (90m)")
 
 
 def read_bytes(option: str, text: str) -> int:
-    """Return the number of bytes in a text such as `1000000`, `500MB` or `2GiB`."""
+    """Return the number of bytes that a text such as `1000000`, `500MB` or `2GiB` specifies."""
     return int(_read_amount(option, text, _BYTES, "bytes, or a number with one of kB, MB, GB, KiB, MiB, GiB (500MB)"))
 
 
@@ -172,14 +171,14 @@ async def serve_store(
     spec: str,
     settings: Mapping[str, Any],
     options: Mapping[str, Any],
-    on_page: Callable[[str], None] = lambda url: say(f"its page: {url}"),
+    on_page: Callable[[str], None] = lambda url: say(f"dashboard: {url}"),
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `settings` configure the store's class, `options` the server.
+    """Serve until SIGINT or SIGTERM. `settings` configure the store's class, `options` the server.
 
-    `on_page` is called with the address of the page once it is available.
+    `on_page` is called with the address of the dashboard when it is available.
 
-    At the end the port is free, requests in progress are answered (503 with `Retry-After` if they wait for
-    something), and everything that was answered is stored.
+    On return the port is free, requests in progress have a response (503 with `Retry-After` for requests that wait),
+    and the data of all successful requests is stored.
     """
     from agentlightning.cli.serving import end_of_process
     from agentlightning.store.client_server import LightningStoreServer
@@ -197,7 +196,7 @@ async def serve_store(
             while not end.done():
                 await asyncio.wait([end], timeout=_SERVER_CHECK_SECONDS)
                 if not end.done() and not server.server_launcher.is_running():
-                    raise RuntimeError("The server has ended by itself; the log says why")
+                    raise RuntimeError("The server stopped unexpectedly. See the log for the reason")
         finally:
             await server.stop()
     finally:
@@ -206,15 +205,15 @@ async def serve_store(
 
 # --- maintenance of the data of a store, also while it is served ------------------------------------------------------
 
-_DB = typer.Option("agl.db", help="File of the store.")
-_COPY = typer.Argument(help="Name of the copy.")
+_DB = typer.Option("agl.db", help="File of the store")
+_COPY = typer.Argument(help="File name of the copy")
 _PLACE = typer.Argument(
-    "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="A file, or the address of a store: http://127.0.0.1:4747."
+    "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="Store: a file or an address such as http://127.0.0.1:4747"
 )
 _ELSEWHERE = {
-    "mongodb": "mongodump --uri=URI copies a MongoDB database",
-    "postgres": "pg_dump URI copies a PostgreSQL database",
-    "http": "run this command where that server's file is",
+    "mongodb": "copy a MongoDB database with mongodump --uri=URI",
+    "postgres": "copy a PostgreSQL database with pg_dump URI",
+    "http": "run this command on the machine with the server's file",
     "memory": "a store in memory has no file",
 }
 
@@ -223,24 +222,26 @@ _ELSEWHERE = {
 def backup(
     file: Path = _COPY,
     db: str = _DB,
-    force: bool = typer.Option(False, "--force", help="Replace a file of that name."),
+    force: bool = typer.Option(False, "--force", help="Replace an existing file"),
 ) -> None:
-    """Copy a store's file, also while it is served. The copy is checked before it gets its name.
+    """Copy the file of a store, also while it is served. The copy is checked before it gets its name.
 
     Example: agl store backup monday.db --db run.db
     """
     from agentlightning.store.sqlite.file import backup_file
 
     size = backup_file(_file_of(db), file, force=force)
-    say(f"{file}: {size} bytes, as {db} stood at one moment")
+    say(f"{file}: {size} bytes, consistent copy of {db}")
 
 
 @app.command("check")
 def check(db: str = _DB, as_json: bool = JSON) -> int:
-    """Check a store, also while it is served: the store's own rules, and SQLite's structure of a file. In
-    MongoDB: that every record can be read. Database servers check their own structure.
+    """Check the data of a store, also while it is served.
 
-    Exit code 1 and a list when something is wrong. Example: agl store check --db run.db
+    Checks the store's rules and, in a file, SQLite's structure. In MongoDB, checks that every record can be read.
+    Database servers check their own structure. Exit code 1 and a list if there are problems.
+
+    Example: agl store check --db run.db
     """
     from agentlightning.store.spec import public_form, spec_of
 
@@ -263,13 +264,13 @@ def check(db: str = _DB, as_json: bool = JSON) -> int:
         return 1
     say(f"{db}: ok, {report.rollouts} rollouts, {report.spans} spans, schema version {report.schema_version}")
     if not report.complete:
-        say("That version is an older one, which is upgraded when the store is opened; a file was not checked further.")
+        say("This schema version is old. The store is upgraded when it is opened. A file is not checked further.")
     return 0
 
 
 @app.command("stats")
 def stats(place: str = _PLACE, as_json: bool = JSON) -> None:
-    """Show the size of a store. `agl stats` and `agl store stats` are the same.
+    """Show the size of a store. agl stats and agl store stats are the same command.
 
     Example: agl store stats http://127.0.0.1:4747
     """
@@ -284,7 +285,7 @@ def stats(place: str = _PLACE, as_json: bool = JSON) -> None:
 
 
 async def _counts(store: LightningStore) -> tuple[LightningStoreStatistics, dict[str, int]]:
-    """Return the store's own counters, and the number of rollouts by status."""
+    """Return the counters of the store, and the number of rollouts by status."""
     from agentlightning.store.rules.lifecycle import ROLLOUT_STATUSES
 
     pages = {status: await store.query_rollouts(status_in=[status], limit=1) for status in ROLLOUT_STATUSES}
@@ -299,7 +300,7 @@ def _file_of(db: str) -> Path:
     if spec.startswith("sqlite:///"):
         return Path(spec.partition("?")[0].removeprefix("sqlite:///"))
     advice = next((text for scheme, text in _ELSEWHERE.items() if spec.startswith(scheme)), "expected a file")
-    raise BadRequestError(f"{public_form(spec)!r} is no file of a store: {advice}")
+    raise BadRequestError(f"{public_form(spec)!r} is not the file of a store: {advice}")
 
 
 main = main_of("store")

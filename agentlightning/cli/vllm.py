@@ -1,4 +1,4 @@
-"""`agl vllm`: vLLM's own command line. The gateway requests token ids, which vLLM returns from a certain version on."""
+"""`agl vllm`: vLLM's command line, after a check that this version of vLLM can return token ids."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from agentlightning.base.process_secrets import TOKEN, discard
 from agentlightning.cli.main import main_of
 
 _FIRST_WITH_TOKEN_IDS = (0, 10, 2)
-"""The first vLLM that supports `return_token_ids` in a request, which the gateway sends."""
+"""The first vLLM version that supports `return_token_ids` in a request. The gateway sends it."""
 
 
 def vllm(context: typer.Context) -> int:
-    """Run vLLM's command line with the arguments that follow.
+    """Run vLLM's command line with the given arguments.
 
-    Behind the gateway (agl gateway, LLMProxy) its replies carry the token ids that training needs.
+    Behind the gateway (agl gateway, LLMProxy) its replies contain the token ids that training requires.
 
     Example: agl vllm serve my-org/my-model --port 8000
     """
@@ -29,13 +29,13 @@ def vllm(context: typer.Context) -> int:
         if context.args in (["--help"], ["-h"]):  # with vLLM installed, its own help follows
             typer.echo(context.get_help())
             return 0
-        raise ImportError("agl vllm runs the package 'vllm', which is not installed: pip install vllm") from None
+        raise ImportError("agl vllm requires the package 'vllm'. Install it with: pip install vllm") from None
     numbers = tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3])
     if numbers < _FIRST_WITH_TOKEN_IDS:
         first = ".".join(map(str, _FIRST_WITH_TOKEN_IDS))
         raise ImportError(
-            f"vllm {version} gives no token ids, so that nothing it says could be trained; "
-            f"{first} or newer does: pip install --upgrade vllm"
+            f"vllm {version} does not return token ids, which training requires. "
+            f"Install {first} or newer with: pip install --upgrade vllm"
         )
     discard(TOKEN)  # an engine does not need it, and its own workers trace it
     vllm_main: Any = import_module("vllm.entrypoints.cli.main").main

@@ -1,4 +1,4 @@
-"""The same tasks on two sides: two runs, two steps of a run, or two versions of resources, with the paired test."""
+"""Comparison of two runs, two steps of a run, or two versions of resources on the same tasks, with the paired test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agentlightning.types import AttemptedRollout, RunRecord
 from agentlightning.utils.rewards import as_reward
 
 MOST_ROLLOUTS = 20_000
-"""Largest number of rollouts of one version of resources."""
+"""Maximum number of rollouts of one version of resources."""
 _PAGE = 500
 FORMS = "RUN, RUN:STEP, RUN:STEP:NAME (an evaluation of that name), or resources:ID@VERSION"
 
@@ -48,7 +48,7 @@ def parse_side(text: str) -> Side:
     """Read one side of a comparison.
 
     Raises:
-        BadRequestError: it has none of the forms.
+        BadRequestError: The text has none of the forms.
     """
     if text.startswith("resources:"):
         name, at, version = text.removeprefix("resources:").rpartition("@")
@@ -59,22 +59,22 @@ def parse_side(text: str) -> Side:
         step, _, name = rest.partition(":")
         if run_id and (not step or (step.isascii() and step.isdigit())):
             return Side(text, run_id, int(step) if step else None, name or None)
-    raise BadRequestError(f"{text[:100]!r} names no side of a comparison; expected {FORMS}")
+    raise BadRequestError(f"{text[:100]!r} is not a side of a comparison. Expected {FORMS}")
 
 
 async def compare(store: LightningStore, before: str, after: str, *, limit: int = 100, offset: int = 0) -> Comparison:
-    """Compare two sides task by task; `pairs` is a page of the tasks, gained and lost first.
+    """Compare two sides by task. `pairs` is a page of the tasks, gained and lost tasks first.
 
     Raises:
-        BadRequestError: a side has none of the forms, or the two have no task in common.
-        NotFoundError: a run, an evaluation or a version is not in the store.
+        BadRequestError: A side has none of the forms, or the sides have no task in common.
+        NotFoundError: A run, an evaluation or a version is not in the store.
     """
     sides = parse_side(before), parse_side(after)
     (first, one), (second, other) = await _results(store, *sides)
     pairs = [pair for pair in shared_tasks(one, other) if None not in (pair[0].reward, pair[1].reward)]
     if not pairs:
         raise BadRequestError(
-            f"{first} and {second} have no task in common that both have a reward for "
+            f"{first} and {second} have no task in common with a reward on both sides "
             f"({len(one.tasks)} and {len(other.tasks)} tasks)"
         )
     mine, its = [pair[0].reward or 0.0 for pair in pairs], [pair[1].reward or 0.0 for pair in pairs]
@@ -113,7 +113,7 @@ async def _results(
 
 
 async def _candidates(store: LightningStore, side: Side) -> dict[str, RecordedEvaluation]:
-    """Return the evaluations that a side may refer to, by name; a version of resources is one without a name."""
+    """Return the evaluations that a side may refer to, by name. A version of resources has no name."""
     if side.resources_id is not None:
         return {"": RecordedEvaluation("", 0, await _of_version(store, side))}
     records = await _evaluations(store, side)
@@ -135,7 +135,7 @@ async def _candidates(store: LightningStore, side: Side) -> dict[str, RecordedEv
         label = f" {side.name!r}" if side.name else ""
         where = "" if side.step is None else f" at step {side.step}"
         raise NotFoundError(
-            f"run {side.run_id} has no evaluation{label} with rewards by task{where}; it has evaluations at the steps "
+            f"run {side.run_id} has no evaluation{label} with rewards by task{where}. Steps with evaluations: "
             f"{', '.join(map(str, steps[:20])) or 'none'}"
         )
     return candidates
@@ -176,7 +176,7 @@ async def _of_version(store: LightningStore, side: Side) -> EvaluationResult:
 async def rollouts_of_version(
     store: LightningStore, resources_id: str, version: int
 ) -> list[tuple[AttemptedRollout, float | None]]:
-    """Return the ended rollouts that used a version, the newest first, with their rewards; at most `MOST_ROLLOUTS`."""
+    """Return the ended rollouts that used a version, newest first, with their rewards; at most `MOST_ROLLOUTS`."""
     from agentlightning.types import RolloutFilter
 
     filters = RolloutFilter(resources_id=resources_id, resources_version=version, has_reward=True)

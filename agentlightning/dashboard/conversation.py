@@ -1,8 +1,8 @@
-"""The conversation of one attempt: each model call in order, with the messages that no earlier call has shown.
+"""The conversation of one attempt: each model call in order, with the messages that are not part of earlier calls.
 
-A prompt usually repeats the whole conversation; only its new messages are shown. If it does not continue the call
-before, it branches from the call with which it shares the most messages. Texts come from others: they are bounded here
-and shown as plain text by the page.
+A prompt usually repeats the full conversation. Only its new messages are shown. If it does not continue the previous
+call, it branches from the call with the most common messages. Texts are untrusted: they are shortened here and shown as
+plain text by the dashboard.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentlightning.training.rollouts import Evidence
 from agentlightning.types import Span
 
 MOST_TEXT: Final = 200_000
-"""Longest text in characters; the whole text is in its span."""
+"""Maximum length of a text in characters. The full text is in its span."""
 _ROLES: Final = {"human": "user", "ai": "assistant", "model": "assistant", "function": "tool"}
 _CUT: Final = frozenset(("length", "max_tokens", "max_output_tokens", "MAX_TOKENS"))
 
@@ -32,7 +32,7 @@ _CUT: Final = frozenset(("length", "max_tokens", "max_output_tokens", "MAX_TOKEN
 def conversation_of(evidence: Evidence, attempt_id: str, first: int | None = None) -> AttemptConversation:
     """Return the calls of one attempt in the order of arrival, late ones included.
 
-    With `first` at most that many: `evidence` then has the spans of the beginning only.
+    With `first`, return at most that many calls. `evidence` then has only the first spans.
     """
     reading = read_rollout(evidence.rollout, evidence.attempts, evidence.spans)
     end_time = next((a.end_time for a in evidence.attempts if a.attempt_id == attempt_id), None)
@@ -87,9 +87,9 @@ def _call(
 
 
 class _Shown:
-    """The messages that were shown, as a tree of the beginnings of conversations; 0 is the empty one.
+    """The messages shown so far, as a tree of conversation prefixes. 0 is the empty prefix.
 
-    Each message is looked up once, and one that the previous call had at the same position is only compared with it.
+    Each message is looked up once. A message at the same position as in the previous call is only compared with it.
     """
 
     def __init__(self) -> None:
@@ -100,8 +100,10 @@ class _Shown:
         self._path: list[int] = []
 
     def add(self, number: int, prompt: list[Fields], reply: list[Fields]) -> tuple[int, int | None]:
-        """Return the number of messages of a prompt that were shown before, and the call it branches from; None if it
-        continues the last one, or shares nothing with any."""
+        """Return the number of messages of a prompt that were shown before, and the call from which it branches.
+
+        The call is None if the prompt continues the last call or has no common messages with any call.
+        """
         same = next((at for at, (a, b) in enumerate(zip(prompt, self._before, strict=False)) if a != b), None)
         path = self._path[: min(len(prompt), len(self._before)) if same is None else same]
         messages, count, last = [*prompt, *reply], len(path), self._path[-1:]
@@ -122,13 +124,13 @@ class _Shown:
 
 
 def _first_span(call: ModelCall) -> Span | None:
-    """Return the span with the time of a call: the gateway's, else a tracer's."""
+    """Return the span with the time of a call: the gateway's, otherwise a tracer's."""
     spans = call.spans
     return None if spans is None else spans.request or spans.record or spans.seen
 
 
 def _said(call: ModelCall) -> tuple[list[Fields], list[Fields]]:
-    """Return the messages of the prompt, and the answers, from the first span that has any."""
+    """Return the messages of the prompt, and the replies, from the first span with messages."""
     spans = call.spans
     own = () if spans is None else (spans.request, spans.seen, *spans.also, spans.record)
     for span in own:
@@ -238,7 +240,7 @@ def _text_or_none(value: object) -> str | None:
 
 
 class _Cutter:
-    """Bounds texts, and counts those that it cut."""
+    """Shortens texts, and counts the shortened ones."""
 
     def __init__(self) -> None:
         self.shortened = 0
@@ -248,4 +250,4 @@ class _Cutter:
         if len(text) <= MOST_TEXT:
             return text
         self.shortened += 1
-        return f"{text[:MOST_TEXT]}... ({len(text)} characters; the whole text is in the span)"
+        return f"{text[:MOST_TEXT]}... ({len(text)} characters; the full text is in the span)"

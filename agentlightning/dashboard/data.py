@@ -1,7 +1,7 @@
-"""The page's data beyond the store's own operations: GET, JSON, with the server's token if it has one.
+"""The dashboard's data beyond the store's operations: GET requests for JSON, with the server's token if it has one.
 
-Everything is read through the `LightningStore` interface, so any store works. Slow work runs in a thread, a
-few requests at a time, so that the server keeps answering the runners.
+Everything is read through the `LightningStore` interface, so any store works. Slow work runs in a thread with few
+concurrent requests, so that the server can respond to the runners.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from agentlightning.store.http.redaction import hidden
 from agentlightning.utils.version import VERSION
 
 _AT_ONCE: Final = 2
-"""Number of answers that are computed at the same time; the others wait."""
+"""Maximum number of responses that are computed concurrently. Other requests wait."""
 _BACKENDS: Final = {"InMemory": "memory", "SQLite": "sqlite", "Postgres": "postgres", "Mongo": "mongo"}
 
 
 def dashboard(store: Callable[[], LightningStore]) -> Mount:
-    """Return the page and its data for the server of a store; see `agentlightning/store/http/mounts.py`."""
+    """Return the dashboard and its data for the server of a store, see `agentlightning/store/http/mounts.py`."""
     pages, data = Pages(), Data(store)
 
     def describe() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -103,7 +103,7 @@ class Data:
 
         before, after = request.query_params.get("before"), request.query_params.get("after")
         if not before or not after:
-            raise BadRequestError(f"before= and after= are both needed, each as {FORMS}")
+            raise BadRequestError(f"before= and after= are required. Expected form: {FORMS}")
         limit = _whole(request, "limit", 100, MOST_PAIRS)
         offset = _whole(request, "offset", 0, 1 << 31)
         async with self._places:

@@ -1,4 +1,4 @@
-"""The use of every model call of a rollout, as data: the output of `agl rollouts explain`, and the run's ledger."""
+"""The use of each model call of a rollout, as data: the output of `agl rollouts explain`, and the run's ledger."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentlightning.types import RunRecord
 
 
 def explanation_of(evidence: Evidence, record: RunRecord | None, attempt_id: str | None = None) -> RolloutExplanation:
-    """Return the explanation of a rollout; with an attempt, of that attempt's calls only.
+    """Return the explanation of a rollout, or with an attempt only of that attempt's calls.
 
     `record` is the rollout's record in the ledger of its run.
     """

@@ -1,8 +1,7 @@
-"""The files of the page: one document at `/`, and its assets at `/assets/`.
+"""The files of the dashboard: one document at `/`, and its assets at `/assets/`.
 
-The page may run its own files only. Its Content-Security-Policy forbids inline scripts and other hosts; a number used
-once (nonce) admits the styles that its components create. Addresses within the page follow `#`, so `/` is the only
-document.
+The dashboard may only run its own files. Its Content-Security-Policy forbids inline scripts and other hosts. A nonce
+allows the styles that its components create. Addresses within the dashboard follow `#`, so `/` is the only document.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from starlette.routing import Route
 
 STATIC: Final = Path(__file__).parent / "static"
 NONCE: Final = "__CSP_NONCE__"
-"""Placeholder of the nonce in the built document."""
+"""Placeholder for the nonce in the built document."""
 _YEAR: Final = "public, max-age=31536000, immutable"
 _TEXT: Final = frozenset((".js", ".css", ".html", ".svg", ".json", ".txt"))
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2", ".svg": "image/svg+xml"}
@@ -32,9 +31,9 @@ _HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
 }
 _NOT_BUILT: Final = (
-    "The store answers, but its page is not built into this installation. "
-    "In a clone of the repository, make dashboard builds it.\n"
-    "What the store holds is under /v1/agl; /openapi.json describes it, and `agl runs list` shows it.\n"
+    "The store is running, but the dashboard is not built in this installation. "
+    "In a clone of the repository, build it with: make dashboard\n"
+    "The data of the store is available under /v1/agl (see /openapi.json) and with `agl runs list`.\n"
 )
 
 
@@ -42,24 +41,24 @@ PATHS: Final[dict[str, Any]] = {
     "/": {
         "get": {
             "operationId": "page",
-            "summary": "The page that shows the store; needs no token, its data do",
+            "summary": "Return the dashboard. It requires no token, but its data does",
             "security": [],
             "responses": {
-                "200": {"description": "The page", "content": {"text/html": {"schema": {"type": "string"}}}},
-                "404": {"description": "Not built into this installation", "content": {"text/plain": {}}},
+                "200": {"description": "The dashboard", "content": {"text/html": {"schema": {"type": "string"}}}},
+                "404": {"description": "The dashboard is not built", "content": {"text/plain": {}}},
             },
         }
     },
     "/assets/{name}": {
         "get": {
             "operationId": "page_file",
-            "summary": "A file that the page loads; needs no token",
+            "summary": "Return a file of the dashboard. It requires no token",
             "security": [],
             "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
             "responses": {
                 "200": {"description": "The file", "content": {"*/*": {}}},
                 "304": {"description": "The file has not changed"},
-                "404": {"description": "There is no such file", "content": {"text/plain": {}}},
+                "404": {"description": "The file does not exist", "content": {"text/plain": {}}},
             },
         }
     },
@@ -68,29 +67,29 @@ PATHS: Final[dict[str, Any]] = {
 
 
 class _File(NamedTuple):
-    """A file of the page, read once."""
+    """A file of the dashboard, read once."""
 
     body: bytes
     packed: bytes | None
-    """The body in gzip; None if that is no shorter."""
+    """The body compressed with gzip; None if that is not shorter."""
     tag: str
     media_type: str
 
 
 class Pages:
-    """Serves the files of a folder that `vite build` made. Files are read once and kept: all are below a megabyte."""
+    """Server for the files of a `vite build` folder. Files are read once and cached. All are below a megabyte."""
 
     def __init__(self, folder: Path = STATIC) -> None:
         self._folder = folder
         self._assets: dict[str, _File] = {}
 
     def routes(self) -> list[Route]:
-        """Return the paths of the page."""
+        """Return the paths of the dashboard."""
         methods = ["GET", "HEAD"]
         return [Route("/", self._page, methods=methods), Route("/assets/{name}", self._asset, methods=methods)]
 
     def is_open(self, path: str) -> bool:
-        """Return True for the paths of the page, which hold no data."""
+        """Return True for the paths of the dashboard, which contain no data."""
         return path == "/" or (path.startswith("/assets/") and path.count("/") == 2)
 
     @cached_property
@@ -102,7 +101,7 @@ class Pages:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """Names of the files that may be requested; no other file can be read."""
+        """Names of the files that may be requested. No other file can be read."""
         assets = self._folder / "assets"
         return frozenset(file.name for file in assets.iterdir() if file.is_file()) if assets.is_dir() else frozenset()
 
@@ -116,7 +115,7 @@ class Pages:
     async def _asset(self, request: Request) -> Response:
         name = str(request.path_params["name"])
         if name not in self._names:
-            text = f"Not Found: the page has no file {name[:100]!a}; reload the page, it may be of an earlier version\n"
+            text = f"Not Found: the dashboard has no file {name[:100]!a}. Reload the page, it may be outdated\n"
             return PlainTextResponse(text, 404, {"cache-control": "no-store", **_HEADERS})
         file = self._assets.get(name) or self._read(name)
         headers = {**_HEADERS, "cache-control": _YEAR, "etag": file.tag, "vary": "accept-encoding"}
@@ -139,7 +138,7 @@ class Pages:
 
 
 def policy(nonce: str) -> str:
-    """Return the Content-Security-Policy of one answer (W3C, Content Security Policy Level 3)."""
+    """Return the Content-Security-Policy of a response (W3C, Content Security Policy Level 3)."""
     return "; ".join(
         (
             "default-src 'none'",

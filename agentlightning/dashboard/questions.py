@@ -1,6 +1,6 @@
-"""The paths of the page's data, as a table which `data.py` answers, and their description in OpenAPI.
+"""The paths of the dashboard's data, implemented in `data.py`, and their OpenAPI description.
 
-Imports nothing slow: the table is read when a server is created.
+This module imports nothing slow, because it is read when a server is created.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 MOST_PAIRS: Final = 1000
-"""Largest number of tasks on a page of a comparison."""
+"""Maximum number of tasks on a page of a comparison."""
 
 
 class Question(NamedTuple):
-    """One path of the page's data."""
+    """One path of the dashboard's data."""
 
     path: str
     name: str
-    """Name of the operation in the description; the method of `Data` has an underscore before it."""
+    """Name of the operation in the description. The method of `Data` has a leading underscore."""
     summary: str
     answer: str
     """Name of the class in `values.py`."""
@@ -28,31 +28,31 @@ QUESTIONS: Final = (
     Question(
         "/rollouts/{rollout_id}/explanation",
         "explain_rollout",
-        "Say for each model call of a rollout which row of training it went to, or why it is in none",
+        "Return for each model call of a rollout its training row, or the reason why it has none",
         "RolloutExplanation",
         ("attempt_id",),
     ),
     Question(
         "/rollouts/{rollout_id}/attempts/{attempt_id}/tree",
         "span_tree",
-        "Return the spans of an attempt as a tree, with the gateway's calls where the agent made them",
+        "Return the spans of an attempt as a tree, with the gateway's calls below the spans of the agent",
         "SpanTree",
     ),
     Question(
         "/rollouts/{rollout_id}/attempts/{attempt_id}/conversation",
         "conversation",
-        "Return what was said in an attempt, call by call; `latest` is the last attempt",
+        "Return the conversation of an attempt by call; `latest` is the last attempt",
         "AttemptConversation",
         ("limit",),
     ),
     Question(
         "/comparison",
         "compare_sides",
-        "Compare the same tasks on two sides: runs, steps of runs, or versions of resources, with the paired test",
+        "Compare two runs, steps of runs or versions of resources on the same tasks, with the paired test",
         "Comparison",
         ("before", "after", "limit", "offset"),
     ),
-    Question("/server", "server", "Say what the server is", "ServerFacts"),
+    Question("/server", "server", "Return facts about the server", "ServerFacts"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Reads the subject of a request from the store, or raises an error that says that it is missing."""
+"""Read the subject of a request from the store, or raise an error if it is missing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from agentlightning.training.rollouts import Evidence, evidence
 from agentlightning.types import Attempt, Rollout, Run, RunRecord
 
 _SPANS_OF_CALL: Final = 3
-"""Largest usual number: two spans of the gateway and one of a tracer."""
+"""Usual maximum number of spans per call: two of the gateway and one of a tracer."""
 
 
 async def rollout_evidence(store: LightningStore, rollout_id: str, attempt_id: str | None = None) -> Evidence:
     """Return a rollout with its attempts and spans.
 
     Raises:
-        NotFoundError: the store has no such rollout, or the rollout no such attempt.
-        GoneError: its spans were evicted from memory.
+        NotFoundError: The rollout or the attempt does not exist.
+        GoneError: The spans were evicted from memory.
     """
     rollout_data = await evidence(store, await _known_rollout(store, rollout_id))
     if attempt_id is not None:
@@ -42,8 +42,8 @@ async def known_attempt(store: LightningStore, rollout_id: str, attempt_id: str)
     """Return the id of an attempt, without reading its spans; `latest` is the last attempt.
 
     Raises:
-        NotFoundError: the store has no such rollout, or the rollout no such attempt.
-        BadRequestError: `latest` for a rollout without attempts.
+        NotFoundError: The rollout or the attempt does not exist.
+        BadRequestError: The attempt is `latest`, and the rollout has no attempts.
     """
     await _known_rollout(store, rollout_id)
     attempts = await store.query_attempts(rollout_id)
@@ -51,7 +51,7 @@ async def known_attempt(store: LightningStore, rollout_id: str, attempt_id: str)
         _check_known(rollout_id, attempt_id, attempts)
         return attempt_id
     if not attempts:
-        raise BadRequestError(f"Rollout {rollout_id!r} has no attempt yet: nobody has claimed it")
+        raise BadRequestError(f"Rollout {rollout_id!r} has no attempt yet: it has not been claimed")
     return max(attempts, key=lambda attempt: attempt.sequence_id).attempt_id
 
 
@@ -74,16 +74,16 @@ async def known_run(store: LightningStore, run_id: str) -> Run:
     """Return a run.
 
     Raises:
-        NotFoundError: the store has no such run.
+        NotFoundError: The run does not exist.
     """
     run = await store.get_run_by_id(run_id)
     if run is None:
-        raise NotFoundError(f"The store has no run {run_id!r}; GET /v1/agl/runs lists those that it has")
+        raise NotFoundError(f"The store has no run {run_id!r}; GET /v1/agl/runs lists the existing runs")
     return run
 
 
 async def ledger_record(store: LightningStore, run_id: str | None, rollout_id: str) -> RunRecord | None:
-    """Return the last record of a rollout in the ledger of a run; None if there is none."""
+    """Return the last record of a rollout in the ledger of a run; None if it does not exist."""
     if run_id is None:
         return None
     records = await store.query_run_records(run_id, kind_in=["ledger"], name=rollout_id, sort_order="desc", limit=1)

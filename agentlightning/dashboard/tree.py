@@ -1,4 +1,4 @@
-"""The spans of an attempt as a tree, repaired like the adapter's: gateway calls are where the agent made them."""
+"""The spans of an attempt as a tree, repaired like the adapter's: gateway calls are below the spans of the agent."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from agentlightning.semconv import AGL_VIRTUAL
 from agentlightning.types import Span
 
 DEEPEST = 150
-"""Largest depth of the answer, since JSON is written and read by recursion. Deeper spans are placed at this level."""
+"""Maximum depth of the tree, because JSON is written and read recursively. Deeper spans are placed at this level."""
 
 
 def tree_of(spans: Sequence[Span]) -> SpanTree:
-    """Return the tree of one attempt's spans; empty for none, and flat if no span has a valid place."""
+    """Return the tree of one attempt's spans. It is empty without spans, and flat if no span has a valid position."""
     if not spans:
         return SpanTree(roots=[], problems=[])
     spans = _below_their_clients(spans)
@@ -38,12 +38,12 @@ def tree_of(spans: Sequence[Span]) -> SpanTree:
     top = nodes[id(root)]
     problems = [f"{problem.kind}: {problem.detail}" for problem in root.problems]
     if (deep := sum(depth > DEEPEST for depth in depths.values())) > 0:
-        problems.append(f"too_deep: {deep} spans lie more than {DEEPEST} levels deep and are shown at that level")
+        problems.append(f"too_deep: {deep} spans are more than {DEEPEST} levels deep and are shown at that level")
     return SpanTree(roots=top.children if root.id == VIRTUAL_ROOT else [top], problems=problems)
 
 
 def _below_their_clients(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with the gateway's record of a call as a child of the client span that made the call."""
+    """Return the spans, with the gateway's record of a call as a child of the client span of the call."""
     parents: dict[str, str] = {}
     for call in spans_by_call(spans):
         top = call.request or call.record

@@ -1,4 +1,4 @@
-"""Values of the page's data beyond the store's own operations: the answers of `data.py`."""
+"""Values of the dashboard's data beyond the store's operations: the responses of `data.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agentlightning.types import AttemptError, Outcome
 
 
 class LedgerEntry(Value):
-    """The use of a call in training, as the ledger of the run has it."""
+    """The use of a call in training, from the ledger of the run."""
 
     ending: str
     """`trained` or `excluded`."""
@@ -18,11 +18,11 @@ class LedgerEntry(Value):
     row: int | None
     """Row of the call in the step; None for an excluded call."""
     advantage: float | None
-    """The advantage that the loss used."""
+    """Advantage that the loss used."""
     weight_version: int | None
     """Version of the weights that sampled the call."""
     step: int
-    """The training step."""
+    """Training step."""
 
 
 class CallExplanation(Value):
@@ -31,17 +31,17 @@ class CallExplanation(Value):
     number: int
     """1 for the first call of the rollout, in the order of arrival."""
     call_id: str
-    """Unique within its attempt."""
+    """Id of the call, unique within its attempt."""
     attempt_id: str
-    """Id of the attempt that made it."""
+    """Id of the attempt of the call."""
     agent: str | None
     """Agent that made the call; None if unknown."""
     model: str | None
     """Name of the model in the request."""
     state: str
-    """`ok`, or the problem of the call."""
+    """State of the call: `ok` or the problem."""
     stale: bool
-    """True if it arrived after its attempt had ended or lapsed."""
+    """True if the call arrived after its attempt had ended or lapsed."""
     prompt_tokens: int | None
     """Number of prompt tokens; None if not reported."""
     completion_tokens: int | None
@@ -51,44 +51,44 @@ class CallExplanation(Value):
     seen_by: str
     """Recorder of the call: `gateway`, `tracer` or `both`."""
     matched_by: str | None
-    """Method that matched the two recordings; None if there is only one."""
+    """Method that matched the two recordings; None for a single recording."""
     row: int | None
-    """Number of its row within its attempt, 1 for the first; None if it is in no row."""
+    """Number of the row within its attempt, from 1; None if the call is in no row."""
     begins: str | None
-    """Reason why it began that row; None if it continued one, or is in no row."""
+    """Reason why the call starts the row; None if it continues a row or is in no row."""
     reason: str | None
-    """Reason why it is in no row."""
+    """Reason why the call is in no row."""
     what_to_try: str | None
     """Advice for that reason."""
     error: str | None
-    """The error that the agent received."""
+    """Error that the agent received."""
     weight_version: int | None
-    """Version of the weights that served it; None if not recorded."""
+    """Version of the weights that served the call; None if not recorded."""
     span_ids: list[str]
-    """Ids of the spans that record it."""
+    """Ids of the spans that record the call."""
     ledger: LedgerEntry | None
     """Use of the call in training; None if the run's ledger has no record of the rollout."""
 
 
 class RolloutExplanation(Value):
-    """The use of every model call of a rollout."""
+    """The use of each model call of a rollout."""
 
     rollout_id: str
     """Id of the rollout."""
     attempt_id: str | None
-    """Id of the latest attempt; None if nobody claimed the rollout."""
+    """Id of the latest attempt; None if the rollout was not claimed."""
     outcome: Outcome | None
     """Outcome of that attempt."""
     verdict: str | None
-    """Reason why no call of the rollout is trained; None if its calls may be."""
+    """Reason why no call of the rollout is trained; None if calls may be trained."""
     reward: float | None
     """Final reward of that attempt."""
     error: AttemptError | None
-    """The exception that ended that attempt."""
+    """Exception that ended that attempt."""
     calls: list[CallExplanation]
     """Calls of the requested attempts, in the order of arrival."""
     rows: int
-    """Number of rows that its calls make."""
+    """Number of rows of its calls."""
     notes: list[str]
     """Explanations and advice, one sentence each."""
 
@@ -97,43 +97,43 @@ class SpanNode(Value):
     """A span in the tree of its attempt, with its children."""
 
     span_id: str
-    """Id of the span; one that begins with `virtual` stands for a parent that was never recorded."""
+    """Id of the span. An id that begins with `virtual` is a placeholder for a parent that was never recorded."""
     name: str
     """Name of the span."""
     start_time: float | None
     """Seconds since the epoch."""
     end_time: float | None
-    """Seconds since the epoch; None while it runs."""
+    """Seconds since the epoch; None while the span is open."""
     status_code: str
     """`UNSET`, `OK` or `ERROR`."""
     sequence_id: int
-    """Position in the order of arrival; 0 for a virtual one."""
+    """Position in the order of arrival; 0 for a virtual span."""
     agent: str | None
     """Agent that the span belongs to."""
     reward: float | None
     """Reward that the span records."""
     children: list[SpanNode]
-    """The child spans."""
+    """Child spans."""
 
 
 class SpanTree(Value):
     """The spans of an attempt as a tree."""
 
     roots: list[SpanNode]
-    """The spans without a parent."""
+    """Spans without a parent."""
     problems: list[str]
     """Problems of the tree, such as excluded spans, with their reasons."""
 
 
 class Part(Value):
-    """A piece of a message."""
+    """A part of a message."""
 
     type: Literal["text", "reasoning", "image", "json"]
-    """Kind of the piece."""
+    """Kind of the part."""
     text: str | None = None
-    """The text, the reasoning, or any other value as JSON; None for an image."""
+    """Text, reasoning, or any other value as JSON; None for an image."""
     sha256: str | None = None
-    """Digest of an image's bytes, or of its address; None for other kinds."""
+    """Digest of an image's bytes or of its address; None for other kinds."""
     bytes: int | None = None
     """Size of an image in bytes, if they were recorded."""
     media_type: str | None = None
@@ -144,11 +144,11 @@ class ToolCall(Value):
     """A tool call of the model."""
 
     id: str | None
-    """Set by the model; the result refers to it."""
+    """Id set by the model. The tool result refers to it."""
     name: str
     """Name of the tool."""
     arguments: str
-    """Arguments as the model wrote them, usually JSON."""
+    """Arguments written by the model, usually JSON."""
 
 
 class ShownMessage(Value):
@@ -157,28 +157,28 @@ class ShownMessage(Value):
     role: str
     """Role of the sender."""
     content: list[Part]
-    """Content of the message, in order."""
+    """Parts of the message, in order."""
     tool_calls: list[ToolCall]
     """Tool calls of the message."""
     tool_call_id: str | None
-    """For a tool result: id of the tool call that it answers."""
+    """For a tool result: id of its tool call."""
     name: str | None
     """For a tool result: name of the tool, if given."""
 
 
 class ConversationCall(Value):
-    """A model call at its place in the conversation."""
+    """A model call in the conversation."""
 
     number: int
     """1 for the first call of the rollout."""
     call_id: str
-    """Same id as in the explanation."""
+    """Id of the call, the same as in the explanation."""
     state: str
-    """`ok`, or the problem of the call."""
+    """State of the call: `ok` or the problem."""
     late: bool
-    """True if it arrived after its attempt had ended."""
+    """True if the call arrived after its attempt had ended."""
     cut_off: bool
-    """True if the answer ended at the token limit or was cut off by a lost connection."""
+    """True if the reply ended at the token limit or was cut off by a lost connection."""
     agent: str | None
     """Agent that made the call; None if unknown."""
     model: str | None
@@ -188,36 +188,36 @@ class ConversationCall(Value):
     end_time: float | None
     """Seconds since the epoch."""
     messages_new: list[ShownMessage]
-    """Messages of the prompt that no earlier call has shown."""
+    """Messages of the prompt that are not part of earlier calls."""
     branches_from: int | None
-    """Number of the call whose messages the prompt shares, if it does not continue the call before it."""
+    """Number of the call from which the prompt branches, if it does not continue the previous call."""
     reply: list[ShownMessage]
-    """The answers; empty if there was none."""
+    """Replies; empty if the call has no reply."""
     finish_reason: str | None
-    """Reason for the end of the answer."""
+    """Reason for the end of the reply."""
     error: str | None
-    """The error that the agent received."""
+    """Error that the agent received."""
     prompt_tokens: int | None
     """Number of prompt tokens."""
     completion_tokens: int | None
     """Number of completion tokens."""
     weight_version: int | None
-    """Version of the weights that served it."""
+    """Version of the weights that served the call."""
     new_row: bool
-    """True if a row of training begins with it."""
+    """True if a training row starts with the call."""
     why: str | None
-    """Reason why that row begins, or why the call is in no row."""
+    """Reason why the row starts, or why the call is in no row."""
 
 
 class AttemptConversation(Value):
     """The conversation of an agent and its models in one attempt."""
 
     calls: list[ConversationCall]
-    """The calls, in the order of arrival."""
+    """Calls in the order of arrival."""
     shortened: int
     """Number of texts that were cut because they exceeded the limit."""
     whole: bool
-    """True if all calls are included; else only the first ones, without the reasons why rows begin."""
+    """True if all calls are included. Otherwise only the first ones are, without the reasons why rows start."""
 
 
 class TaskPair(Value):
@@ -226,7 +226,7 @@ class TaskPair(Value):
     task: str
     """Digest of the task, or its position."""
     input_preview: str
-    """The beginning of the task's input; empty if the store no longer has a rollout of it."""
+    """Beginning of the task's input; empty if the store has no rollout of the task."""
     before_rollout_id: str | None
     """A rollout of the task on the first side."""
     after_rollout_id: str | None
@@ -261,15 +261,15 @@ class Comparison(Value):
     interval: tuple[float, float] | None
     """95 % interval of the difference."""
     p_value: float
-    """Probability of a difference at least this far from 0 if nothing had changed."""
+    """Probability of a difference at least this far from 0 if there is no change."""
     test: str
-    """The paired test of the p-value."""
+    """Paired test for the p-value."""
     verdict: str
     """`better`, `worse` or `no evidence`, at p < 0.05."""
     pairs: list[TaskPair]
     """A page of the tasks, gained and lost first."""
     total: int
-    """Number of tasks over all pages."""
+    """Number of tasks on all pages."""
 
 
 class ServerFacts(Value):
@@ -282,10 +282,10 @@ class ServerFacts(Value):
     backend: str
     """Storage of the data: `memory`, `sqlite`, `postgres`, `mongo` or the class of a user's store."""
     persistent: bool
-    """True if the data outlive the server."""
+    """True if the data remains after the server stops."""
     started: float
     """Start time of the server, in Unix seconds."""
     now: float
     """Current time of the server, in Unix seconds."""
     statistics: dict[str, Any]
-    """The store's own counters."""
+    """Counters of the store."""

@@ -1,1 +1,1 @@
-"""The demo: a tiny model, an ordinary agent, and a report on its training. May import torch."""
+"""The demo: a tiny model, an agent with a calculator, and a report on its training. May import torch."""

@@ -1,6 +1,6 @@
-"""The demo's agent: it calls a model, runs the calculator if the model requests it, and compares the answer.
+"""The demo's agent: it calls a model, runs the calculator if the model requests it, and checks the answer.
 
-This module does not depend on training, except for the reward that the agent returns.
+Apart from the returned reward, this module does not depend on training.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def calc_agent(task: Task, llm: LLM) -> float:
-    """Answer the question of the task with the help of a calculator; the reward is 1.0 for the right answer."""
+    """Answer the question of the task with a calculator. The reward is 1.0 for the right answer."""
     client = _client(os.getpid()).with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     for _ in range(MAX_TURNS):
@@ -38,7 +38,7 @@ def calc_agent(task: Task, llm: LLM) -> float:
 
 
 def is_right(reply: str, answer: float | str) -> bool:
-    """Return True if the reply is the answer: the same number, or the same text in any case."""
+    """Return True if the reply is the answer: the same number, or the same text regardless of case."""
     text = reply.strip().rstrip(".")
     try:
         return float(text) == float(answer)
@@ -48,5 +48,5 @@ def is_right(reply: str, answer: float | str) -> bool:
 
 @functools.cache
 def _client(process_id: int) -> Any:
-    """Return the one client of this process: its copies share connections and TLS settings, 50 ms of work."""
+    """Return the client of this process. Its copies share connections and TLS settings, which take 50 ms to create."""
     return openai.OpenAI(base_url="http://127.0.0.1/", api_key="none")

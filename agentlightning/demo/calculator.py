@@ -55,11 +55,11 @@ def _value(node: ast.expr) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
             return _OPERATIONS[type(op)](_value(left), _value(right))
         case _:
-            raise ValueError("only numbers, + - * / and parentheses are known")
+            raise ValueError("expected numbers, + - * / and parentheses")
 
 
 def run_tool(name: str, arguments: str) -> str:
-    """Run the tool call of a model, with its arguments as JSON text; return `"error"` if it cannot be run."""
+    """Run a tool call of the model with arguments as JSON text. Return `"error"` if it cannot be run."""
     try:
         expression = json.loads(arguments)["expression"]
     except (ValueError, KeyError, TypeError):

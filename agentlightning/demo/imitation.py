@@ -1,10 +1,10 @@
-"""Warm start of the demo's policy: it imitates conversations until it has a right and a wrong habit.
+"""Warm start of the demo's policy: imitation of conversations with and without the calculator.
 
-Reinforcement learning can only reinforce what the policy already does sometimes. So the model first learns
-conversations that use the calculator, until it copies numbers. Then, while the learning rate falls, it learns a mixture
-in which most conversations answer at once with the first number of the question, which is always wrong. So the model
-answers wrongly most of the time and always when greedy; about a quarter of its samples use the calculator.
-The model is measured on separate tasks, never on training or held-out tasks; the result does not depend on time.
+Reinforcement learning can only reinforce behavior that the policy already samples. Therefore, the model first imitates
+conversations that use the calculator, until it copies numbers. Then, with a falling learning rate, it imitates a
+mixture in which most conversations answer directly with the first number of the question, which is always wrong. As a
+result, about a quarter of the model's samples use the calculator, and its greedy answers are always wrong. The model
+is measured on separate tasks, never on training or held-out tasks. The result does not depend on time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 Progress = Callable[[int, Measured], None]
-"""Called with the number of steps and the measurement on tasks of the warm start, sampled at temperature 1."""
+"""Called with the number of steps and the measurement on warm-start tasks, sampled at temperature 1."""
 
 
 def make_policy(
@@ -37,11 +37,11 @@ def make_policy(
 ) -> Measured:
     """Create the demo's model, train it (25 to 40 CPU seconds), and write it with its tokenizer to the folder.
 
-    The same seed and tasks give the same weights on the same machine. `Policy.load(folder)` and transformers' own
-    `from_pretrained` read the folder. Returns the measurement on tasks of the warm start.
+    The same seed and tasks give the same weights on the same machine. `Policy.load(folder)` and the `from_pretrained`
+    of transformers can load the folder. Returns the measurement on warm-start tasks.
 
     Args:
-        tasks: tasks of the demo; only the words of their questions are used, for the vocabulary.
+        tasks: Tasks of the demo. Only the words of their questions are used, for the vocabulary.
 
     Raises:
         RuntimeError: The required accuracy was not reached.
@@ -55,7 +55,7 @@ def make_policy(
 
 
 class WarmStart:
-    """Trains one model by imitation. The same seed gives the same weights."""
+    """Trainer of one model by imitation. The same seed gives the same weights."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class WarmStart:
         )
 
     def run(self) -> Measured:
-        """Train until the model is a good start, and return its last measurement.
+        """Train until the model has the required accuracy, and return its last measurement.
 
         Raises:
-            RuntimeError: The model is not a good start after `IMITATION_MAX_STEPS` steps.
+            RuntimeError: The required accuracy is not reached after `IMITATION_MAX_STEPS` steps.
         """
         while self._measure().accuracy_with_tool < settings.SKILL_BEFORE_SETTLING:
             self._steps_at(settings.IMITATION_LEARNING_RATE, 50, shown=1.0)
@@ -101,11 +101,11 @@ class WarmStart:
         if self._on_progress is not None:
             self._on_progress(self._steps, measurement)
         if self._steps >= settings.IMITATION_MAX_STEPS:
-            raise RuntimeError(f"the warm start did not reach its accuracy within {self._steps} steps: {measurement}")
+            raise RuntimeError(f"The warm start did not reach its accuracy within {self._steps} steps: {measurement}")
         return measurement
 
     def _steps_at(self, learning_rate: float, steps: int, *, shown: float) -> None:
-        """Run training steps on fresh conversations; the share `shown` of them uses the tool."""
+        """Run training steps on new conversations. The share `shown` of them uses the tool."""
         for _ in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate * min(1.0, (self._steps + 1) / 50)
@@ -154,7 +154,7 @@ def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:
 
 
 def guessed_messages(task: Task, expression: str) -> list[dict[str, Any]]:
-    """Return a conversation that answers at once with the first number of the expression, which is never right."""
+    """Return a conversation that answers directly with the first number of the expression, which is never right."""
     return [
         {"role": "user", "content": task["question"]},
         {"role": "assistant", "content": expression.split()[0]},

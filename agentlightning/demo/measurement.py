@@ -1,7 +1,7 @@
 """Run the demo's agent on a model in this process, to measure the warm start in a fraction of a second.
 
-The result equals that of `agent.calc_agent` through a server (a test compares them), for many tasks at a time. Training
-and the figures of the report do not use it: they use the whole production path.
+The result is the same as that of `agent.calc_agent` through a server (a test compares them), for many tasks at a time.
+Training and the metrics of the report do not use this module. They use the full production path.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ CHAT_TEMPLATE: Final = (
 def make_tokenizer(questions: Iterable[str] = ()) -> PreTrainedTokenizerFast:
     """Return the tokenizer: the words of the generator's phrases and the most common words of `questions`.
 
-    Unknown words become `<unk>`; digits are always known, so numbers of any length work.
+    Unknown words become `<unk>`. Digits are always known, so numbers of any length work.
     """
     splitter = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
     phrases = [phrase.format(a=1, b=1) for several in PHRASES.values() for phrase in several]
@@ -80,7 +80,7 @@ def make_tokenizer(questions: Iterable[str] = ()) -> PreTrainedTokenizerFast:
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, seed: int = 0) -> LlamaForCausalLM:
-    """Return the untrained model, about 0.25 million parameters."""
+    """Return the untrained model with about 0.25 million parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.WIDTH,

@@ -1,4 +1,4 @@
-"""The demo's final report: figures before and after on the same tasks, a test, two conversations, a curve."""
+"""The demo's final report: accuracy before and after on the same tasks, a test, two conversations and a curve."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def verdict(result: GRPOResult) -> PairedComparison:
 
 
 def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
-    """Return the lines of the report's figures."""
-    lines = ["", f"held-out tasks: {len(evaluation_of(result, 'sampled', False).rewards)}, the same before and after"]
+    """Return the lines of the report with the metrics."""
+    lines = ["", f"held-out tasks: {len(evaluation_of(result, 'sampled', False).rewards)}, same tasks before and after"]
     lines.append(f"{'':22}{'before':>9}{'after':>9}")
     for sampling in ("sampled", "greedy"):
         before, after = evaluation_of(result, sampling, False), evaluation_of(result, sampling, True)
@@ -31,20 +31,20 @@ def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
         f"  {comparison.gained} tasks gained, {comparison.lost} lost; "
         f"exact McNemar test, two-sided: p = {comparison.p_value:.2g}"
     )
-    lines.append(f"  {result.steps} updates of the weights in {result.train_seconds:.1f} s of training")
+    lines.append(f"  {result.steps} weight updates in {result.train_seconds:.1f} s of training")
     lines.append(f"verdict: {comparison.verdict}")
     return lines
 
 
 def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
-    """Return the first or last evaluation with a sampling; a demo has both."""
+    """Return the first or the last evaluation with a sampling method."""
     evaluation = result.evaluation(sampling, last=last)
     assert evaluation is not None, sampling
     return evaluation
 
 
 async def conversations(store: LightningStore, result: GRPOResult, comparison: PairedComparison) -> list[str]:
-    """Return two conversations on one task, before and after training; a gained task if there is one."""
+    """Return two conversations on one task, before and after training. The task is a gained one, if possible."""
     before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
     pairs = list(zip(before.solved or [], after.solved or [], strict=True))
     index = next((i for i, pair in enumerate(pairs) if pair == (False, True)), 0)
@@ -58,7 +58,7 @@ async def conversations(store: LightningStore, result: GRPOResult, comparison: P
 
 
 def conversation_lines(spans: Sequence[Span]) -> list[str]:
-    """Return the messages of an attempt's last model call, with its answer."""
+    """Return the messages of an attempt's last model call, including the reply."""
     calls = TraceToMessages().adapt(spans)
     if not calls:
         return ["(no model call)"]
@@ -99,8 +99,8 @@ def draw_curve(result: GRPOResult, path: Path) -> None:
         if points:
             label = f"held-out accuracy, {sampling}"
             axes.plot([s for s, _ in points], [a for _, a in points], "o--", color=color, label=label)
-    axes.set(xlabel="training step", ylabel="reward / share of tasks solved", ylim=(0, 1.02), xlim=(0, None))
-    axes.set_title("What the agent learned")
+    axes.set(xlabel="training step", ylabel="reward / share of solved tasks", ylim=(0, 1.02), xlim=(0, None))
+    axes.set_title("Reward and held-out accuracy by step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

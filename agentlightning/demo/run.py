@@ -1,7 +1,7 @@
-"""`agl demo`: an ordinary agent learns to use its calculator, on this machine, within three minutes.
+"""`agl demo`: train a small agent to use a calculator, on this machine and within three minutes.
 
-The whole production path runs: a store in SQLite served over HTTP, the gateway, runners in their own processes, a
-real transformers model behind an OpenAI-compatible endpoint, GRPO on its weights.
+The demo uses the full production path: a SQLite store served over HTTP, the gateway, runners in separate processes, a
+transformers model behind an OpenAI-compatible endpoint, and GRPO on its weights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TOOL_TOKENS = 16
-"""Largest number of tokens of a calculator result, with the special tokens around it."""
+"""Maximum number of tokens of a calculator result, including the special tokens around it."""
 _PACKAGES = ("torch", "transformers", "openai", "matplotlib")
 
 
@@ -38,7 +38,7 @@ class DemoOptions:
     """The options of the command line."""
 
     tasks: Path | None = None
-    """A JSONL file of the user's own tasks; None generates arithmetic tasks."""
+    """JSONL file of tasks; None generates arithmetic tasks."""
     steps: int = defaults.STEPS
     seed: int = 0
     out: Path | None = None
@@ -66,9 +66,9 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     """Run the demo and print its report.
 
     Raises:
-        MissingExtraError: the packages of the extra `demo` are not installed.
-        BadRequestError: a task file, folder or setting is wrong; nothing was started.
-        KeyboardInterrupt: the user pressed Ctrl+C; everything has ended, the run's folder remains.
+        MissingExtraError: A package of the extra `demo` is not installed.
+        BadRequestError: A task file, folder or setting is wrong. Nothing was started.
+        KeyboardInterrupt: The user pressed Ctrl+C. All processes have ended, and the run's folder remains.
     """
     for package in _PACKAGES:
         try:
@@ -85,10 +85,10 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
     try:
         train, held_out = _users_tasks(options.tasks) if options.tasks else make_tasks(options.seed)
         if options.out and options.out.is_dir() and any(options.out.iterdir()):  # so that two runs are never mixed
-            text = f"The output folder {str(options.out)!r} is not empty. Choose another one, or leave --out away"
+            text = f"The output folder {str(options.out)!r} is not empty. Choose another one, or omit --out"
             raise BadRequestError(text)
         folder = check_writable(options.out) if options.out else new_run_folder()
-        _say(out, f"{len(train)} tasks to train on, {len(held_out)} held out; the run is written to {folder}")
+        _say(out, f"{len(train)} training tasks, {len(held_out)} held-out tasks; run folder: {folder}")
         return _run(options, train, held_out, folder, out)
     except KeyboardInterrupt:
         if folder is None:
@@ -96,7 +96,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
         else:
             names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
             held = ", ".join(names) or "nothing yet"
-            _say(out, f"interrupted; the run lies in {folder} and holds: {held}")
+            _say(out, f"interrupted; the run folder {folder} contains: {held}")
         raise
     except Exception:  # any error is logged, and ends the command
         if folder is not None:
@@ -106,7 +106,7 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
 
 
 def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
-    """Return the user's training and held-out tasks; reject a question that leaves no room for a conversation."""
+    """Return the user's training and held-out tasks. Raise an error for a question that is too long for the model."""
     train, held_out = load_tasks(path)
     from agentlightning.demo.model import make_tokenizer
 
@@ -117,8 +117,8 @@ def _users_tasks(path: Path) -> tuple[list[Task], list[Task]]:
         length = len(tokenizer(question)["input_ids"])
         if length > room:
             raise BadRequestError(
-                f"{path}: the question {question[:60]!r} ... takes {length} tokens (words, digits and signs); "
-                f"the demo's small model has room for {room}"
+                f"{path}: the question {question[:60]!r} ... has {length} tokens (words, digits and characters). "
+                f"The demo's small model accepts at most {room}. Shorten the question"
             )
     return train, held_out
 
@@ -140,8 +140,8 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
     draw_curve(result, folder / "curve.png")
     for line in (*lines, *report_lines(result, comparison)):
         _say(out, line)
-    _say(out, f"model, metrics.jsonl, curve.png, config.json, store.db and log.txt lie in {folder}")
-    _say(out, f"look at it in a browser: agl dashboard {folder}")
+    _say(out, f"saved model, metrics.jsonl, curve.png, config.json, store.db and log.txt in {folder}")
+    _say(out, f"to view the run in a browser: agl dashboard {folder}")
     logger.info("verdict: %s, p = %.2g", comparison.verdict, comparison.p_value)
     sampled, greedy = ([evaluation_of(result, s, last) for last in (False, True)] for s in ("sampled", "greedy"))
     return DemoOutcome(
@@ -162,15 +162,15 @@ def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float
     from agentlightning.demo.imitation import make_policy
 
     start = time.monotonic()
-    _say(out, "warm start: the policy imitates conversations until it uses the calculator now and then")
+    _say(out, "warm start: the policy imitates conversations until it sometimes uses the calculator")
 
     def tell(steps: int, measurement: Measured) -> None:
         uses, right = f"{measurement.tool_use:.0%}", f"{measurement.accuracy:.0%}"
-        _say(out, f"  imitation step {steps:3d}: uses the calculator in {uses} of its own tasks, right in {right}")
+        _say(out, f"  imitation step {steps:3d}: {uses} of warm-start tasks use the calculator, {right} right")
 
     measurement = make_policy(model, tasks, seed=seed, on_progress=tell)
     seconds = time.monotonic() - start
-    _say(out, f"warm start took {seconds:.0f} s: right in {measurement.accuracy:.0%} of tasks of its own")
+    _say(out, f"warm start took {seconds:.0f} s: right in {measurement.accuracy:.0%} of the warm-start tasks")
     return seconds
 
 
@@ -202,7 +202,7 @@ def _train(
         runner={"concurrency": defaults.CONCURRENCY},
         store=store,
         strategy=agl.ClientServerExecutionStrategy(
-            n_runners=options.runners, on_listening=lambda url: _say(out, f"watch it in a browser: {url}")
+            n_runners=options.runners, on_listening=lambda url: _say(out, f"dashboard: {url}")
         ),
     )
     trainer.fit(calc_agent, train_dataset=train, val_dataset=held_out)

@@ -1,4 +1,4 @@
-"""Tasks of the demo: arithmetic questions in words, from the generator or from a file of the user.
+"""Tasks of the demo: arithmetic questions in words, generated or from a file of the user.
 
 A task is `{"question": str, "answer": int | float | str}`. The generator splits the facts (two numbers and an
 operation) into three parts by a fixed rule, so that the training tasks, the held-out tasks and the imitation
@@ -66,24 +66,24 @@ _MOST_TASKS: Final = 3000  # of a part, each of which has 5,000 facts or more
 def make_tasks(
     seed: int = 0, *, train: int = TRAIN_TASKS, held_out: int = HELD_OUT_TASKS
 ) -> tuple[list[Task], list[Task]]:
-    """Return `train` training tasks and `held_out` others; no fact is in both lists, or twice in one.
+    """Return `train` training tasks and `held_out` held-out tasks. Each fact occurs in only one task.
 
     Raises:
-        ValueError: More than 3,000 tasks are requested on one side: there are not enough facts.
+        ValueError: More than 3,000 tasks are requested for one list. There are not enough facts.
     """
     rng = random.Random(f"tasks {seed}")
     return _distinct_tasks("train", train, rng), _distinct_tasks("held_out", held_out, rng)
 
 
 def draw_imitation_task(rng: random.Random) -> tuple[Task, str]:
-    """Return a task of the imitation part and its expression for the calculator (`"34 + 5"`)."""
+    """Return a task for imitation and its expression for the calculator (`"34 + 5"`)."""
     fact = _draw_fact("imitation", rng)
     return _task(fact, rng), "{} {} {}".format(*fact)
 
 
 def _distinct_tasks(part: Part, count: int, rng: random.Random) -> list[Task]:
     if count > _MOST_TASKS:
-        raise ValueError(f"{count} different tasks are too many for the part {part!r}: at most {_MOST_TASKS}")
+        raise ValueError(f"{count} different tasks are too many for the part {part!r}. The maximum is {_MOST_TASKS}")
     facts: dict[Fact, None] = {}
     while len(facts) < count:
         facts[_draw_fact(part, rng)] = None
@@ -110,20 +110,20 @@ def _task(fact: Fact, rng: random.Random) -> Task:
 
 
 def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Task]]:
-    """Read the user's tasks from a JSONL file; return the training tasks, and a fifth (256 at most) as held-out tasks.
+    """Read the user's tasks from a JSONL file. Return training tasks and held-out tasks (a fifth, at most 256).
 
-    Equal questions go to the same side, which is chosen randomly with `seed`.
+    The split is random with `seed`. Tasks with the same question are in the same list.
 
     Raises:
-        ValueError: The file is missing, empty, has a line that is not a task (the text has the line and an example of a
-            valid one), or holds fewer than 16 different questions.
+        ValueError: The file is missing or empty, has a line that is not a task (the message has the line and a valid
+            example), or has fewer than 16 different questions.
     """
     tasks = list(_read_tasks(Path(path)))
     questions = list(dict.fromkeys(task["question"] for task in tasks))
     if len(questions) < MIN_USER_TASKS:
         raise ValueError(
-            f"{path} holds {len(questions)} different questions, at least {MIN_USER_TASKS} are needed "
-            f"(a fifth is held out to measure with). A right line: {EXAMPLE_LINE}"
+            f"{path} contains {len(questions)} different questions. At least {MIN_USER_TASKS} are required "
+            f"(a fifth is held out for measurement). Example of a line: {EXAMPLE_LINE}"
         )
     random.Random(f"split {seed}").shuffle(questions)
     held_out_questions = set(questions[: min(HELD_OUT_TASKS, len(questions) // 5)])
@@ -136,11 +136,11 @@ def _read_tasks(path: Path) -> Iterator[Task]:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"cannot read the tasks file {path}: {error.strerror}. {_WANTED}") from error
+        raise ValueError(f"Cannot read the tasks file {path}: {error.strerror}. {_WANTED}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}). {_WANTED}") from error
     if not text.strip():
-        raise ValueError(f"the tasks file {path} is empty. {_WANTED}")
+        raise ValueError(f"The tasks file {path} is empty. {_WANTED}")
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
@@ -150,7 +150,7 @@ def _read_tasks(path: Path) -> Iterator[Task]:
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{where}: not JSON ({error}). {_WANTED}") from error
         if not isinstance(value, dict):
-            raise ValueError(f"{where}: a JSON object is expected, not {type(value).__name__}. {_WANTED}")
+            raise ValueError(f"{where}: expected a JSON object, got {type(value).__name__}. {_WANTED}")
         fields = cast("dict[str, object]", value)
         for name in ("question", "answer"):
             if name not in fields:
@@ -158,8 +158,8 @@ def _read_tasks(path: Path) -> Iterator[Task]:
                 raise ValueError(f"{where}: the field {name!r} is missing (found: {names}). {_WANTED}")
         question, answer = fields["question"], fields["answer"]
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"{where}: 'question' must be a text that is not empty, not {question!r}. {_WANTED}")
+            raise ValueError(f"{where}: 'question' must be a non-empty string; got {question!r}. {_WANTED}")
         is_no_answer = answer in ("", math.inf, -math.inf) or answer != answer
         if isinstance(answer, bool) or not isinstance(answer, int | float | str) or is_no_answer:
-            raise ValueError(f"{where}: 'answer' must be a number or a text, not {answer!r}. {_WANTED}")
+            raise ValueError(f"{where}: 'answer' must be a number or a string; got {answer!r}. {_WANTED}")
         yield {"question": question, "answer": answer}

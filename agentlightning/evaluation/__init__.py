@@ -1,1 +1,1 @@
-"""Evaluation: scores of rollouts that are not trained, with intervals and a paired test."""
+"""Evaluation: scores of rollouts without training, with confidence intervals and a paired test."""

@@ -1,4 +1,4 @@
-"""Two runs side by side: settings that differ, figures step by step, best results, evaluations task by task."""
+"""Comparison of two runs: settings that differ, metrics by step, best results, and evaluations by task."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class RunComparison:
     """The differences between two runs, each value as (first, second)."""
 
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict[str, tuple[Any, Any]])
-    """Settings and versions that differ, by their dotted names."""
+    """Settings and versions that differ, by dotted name."""
     figures: dict[str, _Points] = field(default_factory=dict[str, _Points])
-    """Figures of the steps, by their dotted names: (step, first, second)."""
+    """Metrics of the steps, by dotted name: (step, first, second)."""
     evaluations: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """The last evaluation of each name that both runs have: values, and the paired test on the same tasks. For two
-    searches over prompts, their final evaluations. If none can be paired, the two that share most tasks."""
+    """Last evaluation of each name that both runs have: values, and the paired test on the same tasks. For two prompt
+    searches, their final evaluations. If none can be paired, the two with the most common tasks."""
     why_no_evaluation: str = ""
-    """Reason why no evaluation was compared task by task; empty if one was."""
+    """Reason why no evaluation was compared by task; empty if one was."""
 
 
 def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: Sequence[RunRecord]) -> RunComparison:
-    """Compare two runs by their records of the kinds `step` and `evaluation`."""
+    """Compare two runs from their records of the kinds `step` and `evaluation`."""
     mine, theirs = (flat(run.config or {}) | flat({"versions": run.versions or {}}) for run in (first, second))
     names = sorted(mine.keys() | theirs.keys())
     settings = {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
@@ -53,7 +53,7 @@ def compare_runs(first: Run, second: Run, records: Sequence[RunRecord], others: 
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted names."""
+    """Return nested values by dotted name."""
     flattened: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -64,13 +64,13 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def curve(records: Iterable[RunRecord], name: str) -> dict[int, float]:
-    """Return a figure of the steps that have it, by step; `name` is dotted, such as `update.loss`."""
+    """Return a metric of the steps that have it, by step. `name` is dotted, such as `update.loss`."""
     steps = ((record.step, flat(record.data).get(name)) for record in records if record.kind == "step")
     return {step: float(value) for step, value in steps if _is_number(value)}
 
 
 def _figures(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> dict[str, _Points]:
-    """Return the figures that the steps of both runs have, in the order of the first run."""
+    """Return the metrics that the steps of both runs have, in the order of the first run."""
     mine, theirs = (
         {r.step: {n: float(v) for n, v in flat(r.data).items() if _is_number(v)} for r in side if r.kind == "step"}
         for side in (records, others)
@@ -82,7 +82,7 @@ def _figures(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> dict[
 
 
 def _evaluations(records: Sequence[RunRecord], others: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Return the last evaluation of each name that both have, except evaluations of versions of a prompt."""
+    """Return the last evaluation of each name that both runs have, without evaluations of prompt versions."""
     mine, theirs = (
         {r.name: r for r in side if r.kind == "evaluation" and not _is_of_version(r)} for side in (records, others)
     )
@@ -102,7 +102,7 @@ def _of_name(mine: RunRecord, theirs: RunRecord) -> dict[str, Any]:
     except ValueError as error:
         return {**line, "why_not_paired": str(error)}
     if before is None or after is None:
-        return {**line, "why_not_paired": "the records hold no rewards by task"}
+        return {**line, "why_not_paired": "the records have no rewards by task"}
     try:
         return {**line, **_test(before.compare(after))}
     except ValueError:

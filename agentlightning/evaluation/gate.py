@@ -1,4 +1,4 @@
-"""The gate before a release: two evaluations of the same tasks, judged by the rules of promotion."""
+"""Promotion rules: decide from two evaluations of the same tasks whether a candidate may replace a baseline."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _OF_ROLLOUTS = ("seconds", "tokens")
 @explain_fields
 @dataclass(frozen=True)
 class PromotionRules:
-    """The rules that a candidate must pass: by default better, with a p-value below 0.05, and worse in no slice.
+    """The rules for a candidate: by default it must be better with a p-value below 0.05, and not worse in any slice.
 
     Raises:
-        ValueError: a value is out of range, or not a finite number.
+        ValueError: A value is out of range or not a finite number.
     """
 
     min_difference: float = 0.0
-    """Difference that the gain of the mean reward must exceed, over the tasks with a reward on both sides."""
+    """Difference that the gain in mean reward must exceed, over the tasks with a reward on both sides."""
     significance: float = 0.05
-    """Upper bound of the p-value of the paired test; the p-value must be below it."""
+    """Exclusive upper limit for the p-value of the paired test."""
     check_slices: bool = True
-    """Whether no slice may be worse. A slice is worse if its mean is lower with a p-value below `slice_significance`,
-    adjusted for the number of slices (Holm)."""
+    """Whether to require that no slice is worse. A slice is worse if its mean is lower with a p-value below
+    `slice_significance`, adjusted for the number of slices (Holm)."""
     slice_significance: float = 0.05
-    """Adjusted p-value below which a lower mean of a slice is not due to chance."""
+    """Adjusted p-value below which a lower mean of a slice is significant."""
     max_slice_drop: float | None = None
-    """Largest fall of the mean of a slice, even if it may be due to chance; None is no limit."""
+    """Maximum drop of the mean of a slice, even if it is not significant; None for no limit."""
     max_missing: float = 0.05
-    """Largest share of the candidate's samples without a reward, on the tasks that the baseline scored. A fault is not
-    a low reward, but a candidate must not gain by failing on hard tasks."""
+    """Maximum share of the candidate's samples without a reward, on the tasks that the baseline scored. An error is not
+    a low reward, but a candidate must not gain from failing on hard tasks."""
     floors: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Smallest mean of a figure of the candidate: `reward`, a dimension of the reward, or the `seconds` or `tokens` of
-    rollouts. If a dimension has such a name, it is `reward.seconds`, and the rollout's is `rollout.seconds`."""
+    """Minimum mean of a metric of the candidate: `reward`, a dimension of the reward, or the `seconds` or `tokens` of
+    rollouts. If a dimension has the name `seconds`, use `reward.seconds` for it and `rollout.seconds` for rollouts."""
     ceilings: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Largest mean of a figure of the candidate, with the names of `floors`; for example, a dimension may be a cost."""
+    """Maximum mean of a metric of the candidate, such as a cost. Names are those of `floors`."""
 
     def __post_init__(self) -> None:
         check_share("significance", self.significance)
@@ -61,7 +61,7 @@ class PromotionRules:
             if value is not None and not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(f"{name}={value} must be 0 or a positive number")
         if not 0.0 <= self.max_missing <= 1.0:
-            raise ValueError(f"max_missing={self.max_missing} must be a share between 0 and 1")
+            raise ValueError(f"max_missing={self.max_missing} must be between 0 and 1")
         for name, limit in (*self.floors.items(), *self.ceilings.items()):
             if not math.isfinite(limit):
                 raise ValueError(f"the limit of {name!r} must be a finite number; got {limit}")
@@ -69,43 +69,43 @@ class PromotionRules:
 
 @dataclass(frozen=True, slots=True)
 class RuleResult:
-    """One rule, and whether the candidate passes it."""
+    """The result of one rule."""
 
     rule: str
     """`better`, `significant`, `missing`, `slices`, `floor NAME` or `ceiling NAME`."""
     passed: bool
     reason: str
-    """The figure and the limit, as text."""
+    """Measured value and limit, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartResult:
-    """A slice or a dimension of both sides."""
+    """The comparison of one slice or one dimension."""
 
     name: str
     before: Interval | None
     after: Interval | None
-    """Means over the tasks with a reward on both sides; None without any."""
+    """Means over the tasks with a reward on both sides; None without such tasks."""
     comparison: PairedComparison
     p_value: float
     """P-value of the paired test; for a slice, adjusted for the number of slices (Holm)."""
     worse: bool = False
-    """Whether it makes a rule fail."""
+    """Whether this part makes a rule fail."""
 
 
 @explain_fields
 @dataclass(frozen=True)
 class Promotion:
-    """The decision whether to promote a candidate, with its reasons; prints as text."""
+    """The decision whether to promote a candidate, with its reasons. `print` shows it as text."""
 
     promoted: bool
-    """Whether all rules are passed."""
+    """Whether the candidate passes all rules."""
     rules: tuple[RuleResult, ...]
     """The result of each rule."""
     comparison: PairedComparison
     """The paired test over the tasks with a reward on both sides."""
     before: Interval | None
-    """Mean reward of the baseline over these tasks, with its interval; None without any."""
+    """Mean reward of the baseline over these tasks, with its interval; None without such tasks."""
     after: Interval | None
     """The same for the candidate."""
     slices: tuple[PartResult, ...]
@@ -113,7 +113,7 @@ class Promotion:
     dimensions: tuple[PartResult, ...]
     """The same comparison for each dimension of the reward."""
     pairs: tuple[_Pair, ...]
-    """The tasks of both sides, the baseline's first."""
+    """The tasks of both sides as pairs, the baseline's first."""
     tasks: tuple[int, int]
     """Number of tasks of each side."""
 
@@ -123,7 +123,7 @@ class Promotion:
         return [f"{rule.rule}: {rule.reason}" for rule in self.rules if not rule.passed]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the decision as JSON data, without the tasks; non-finite bounds are null."""
+        """Return the decision as JSON data, without the tasks. Non-finite limits are null."""
         data = _finite(dataclasses.asdict(dataclasses.replace(self, pairs=())))
         del data["pairs"]
         return {**data, "tasks": {"before": self.tasks[0], "after": self.tasks[1], "shared": len(self.pairs)}}
@@ -142,14 +142,14 @@ class Promotion:
 def judge_promotion(
     before: EvaluationResult, after: EvaluationResult, rules: PromotionRules | None = None, *, seed: int = 0
 ) -> Promotion:
-    """Return whether the candidate measured by `after` should replace the baseline measured by `before`.
+    """Decide whether the candidate measured by `after` should replace the baseline measured by `before`.
 
-    Tasks are paired by their content, in any order. Tasks that one side lacks form no pairs; those that the candidate
-    lacks or failed count against `max_missing`, unless it was stopped early.
+    Tasks are paired by content, in any order. Tasks that are missing on one side form no pairs. Tasks that the
+    candidate lacks or failed count against `max_missing`, unless its evaluation was stopped early.
 
     Raises:
-        BadRequestError: they have no task in common, a rule uses a figure that the candidate has not recorded, or a
-            reward is too large to compare.
+        BadRequestError: The evaluations have no common task, a rule uses a metric that the candidate has not recorded,
+            or a reward is too large to compare.
     """
     rules = rules or PromotionRules()
     if why := why_not_comparable(before) or why_not_comparable(after):
@@ -157,8 +157,8 @@ def judge_promotion(
     pairs = shared_tasks(before, after)
     if not pairs:
         raise BadRequestError(
-            f"a promotion compares the same tasks; of {len(before.tasks)} and {len(after.tasks)} tasks none is on both "
-            "sides. Evaluate both on one dataset"
+            f"the evaluations of {len(before.tasks)} and {len(after.tasks)} tasks have no task in common. Evaluate "
+            "both runs on the same dataset"
         )
     stopped_in = sequential_range(before, after)
 
@@ -221,7 +221,7 @@ def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[Ru
     better = RuleResult("better", False, "no task has a reward on both sides")
     if whole.difference is not None:
         mean = whole.difference.mean
-        reason = f"the mean reward changes by {mean:+.4g}; it must rise by more than {rules.min_difference:g}"
+        reason = f"the mean reward changes by {mean:+.4g}; the gain must exceed {rules.min_difference:g}"
         better = RuleResult("better", mean > rules.min_difference, reason)
     limit = f"it must be below {rules.significance:g}"
     reason = f"p = {whole.p_value:.2g} over {whole.pairs} pairs ({whole.method}); {limit}"
@@ -229,7 +229,7 @@ def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[Ru
 
 
 def _missing(before: EvaluationResult, after: EvaluationResult, pairs: Sequence[_Pair], most: float) -> RuleResult:
-    """Count the samples without a reward; a task that the candidate lacks counts fully, unless it was stopped."""
+    """Count the samples without a reward. A task that the candidate lacks counts fully, unless it was stopped."""
     counted = [late for early, late in pairs if early.reward is not None]
     is_whole = sequential_range(after) is None
     scored = sum(reward is not None for reward in before.rewards) if is_whole else len(counted)
@@ -242,35 +242,35 @@ def _missing(before: EvaluationResult, after: EvaluationResult, pairs: Sequence[
 def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules, left_out: bool) -> RuleResult:
     if not slices and left_out:
         reason = (
-            "the record of an evaluation was too large for its slices; evaluate fewer tasks, or do not check slices"
+            "the record of an evaluation was too large to include slices. Evaluate fewer tasks, or do not check slices"
         )
         return RuleResult("slices", False, reason)
     if not slices:
         return RuleResult("slices", True, "the evaluations have no slices")
     worse = [one_line(cut(part.name, 60)) for part in slices if part.worse]
-    limit = f"p below {rules.slice_significance:g} among {len(slices)} slices (Holm)"
+    limit = f"p below {rules.slice_significance:g} (Holm, {len(slices)} slices)"
     if rules.max_slice_drop is not None:
-        limit += f", or a mean that falls by more than {rules.max_slice_drop:g}"
-    result = f"worse in {', '.join(worse)}" if worse else "none is worse"
-    return RuleResult("slices", not worse, f"{result}; worse: {limit}")
+        limit += f", or a drop of the mean by more than {rules.max_slice_drop:g}"
+    result = f"worse slices: {', '.join(worse)}" if worse else "no slice is worse"
+    return RuleResult("slices", not worse, f"{result}; limit: {limit}")
 
 
 def _limit(after: EvaluationResult, kind: str, name: str, limit: float) -> RuleResult:
     values = _values(after, kind, name)
     if not values:
-        raise BadRequestError(f"the evaluation of the candidate has recorded no {name!r} to hold against a {kind}")
+        raise BadRequestError(f"the evaluation of the candidate has no recorded {name!r} for the {kind}")
     mean = statistics.fmean(values)
     passed, words = (mean >= limit, "at least") if kind == "floor" else (mean <= limit, "at most")
     return RuleResult(f"{kind} {name}", passed, f"mean {mean:.4g}; {words} {limit:g}")
 
 
 def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:
-    """Return a figure of the candidate for each rollout or each task."""
+    """Return a metric of the candidate for each rollout or each task."""
     figure, dimensions = name.removeprefix("rollout."), after.dimensions
     if name in _OF_ROLLOUTS and name in dimensions:
         raise BadRequestError(
-            f"{name!r} is a dimension of the candidate's reward and a figure of its rollouts: hold 'reward.{name}' or "
-            f"'rollout.{name}' against the {kind}"
+            f"{name!r} is both a dimension of the candidate's reward and a metric of its rollouts. For the {kind}, use "
+            f"'reward.{name}' or 'rollout.{name}'"
         )
     if name == "reward":
         values = after.rewards
@@ -283,8 +283,8 @@ def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:
     else:
         figures = ["reward", *_OF_ROLLOUTS, *dimensions]
         near = closest_name(name, figures)
-        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(figures)}"
-        raise BadRequestError(f"the candidate has no figure {name!r} to hold against a {kind}; {hint}")
+        hint = f"did you mean {near!r}?" if near else f"expected one of: {', '.join(figures)}"
+        raise BadRequestError(f"the candidate has no metric {name!r} for the {kind}; {hint}")
     return [value for value in values if value is not None]
 
 

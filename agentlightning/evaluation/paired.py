@@ -1,8 +1,8 @@
-"""Paired tests: comparisons of rewards of the same tasks, task by task, at the end or during an evaluation.
+"""Paired tests: compare rewards of the same tasks, at the end of an evaluation or during it.
 
 Sources: the randomization test of paired differences of Fisher, The Design of Experiments (1935), section 21, which
 Dror et al., "The hitchhiker's guide to testing statistical significance in natural language processing", ACL 2018,
-recommend for graded measures; its p-value from draws is that of Phipson and Smyth, "Permutation p-values should never
+recommend for graded measures; its p-value from samples is that of Phipson and Smyth, "Permutation p-values should never
 be zero", Stat. Appl. Genet. Mol. Biol. 9 (2010) 39. The sequential test is testing by betting: Waudby-Smith and Ramdas,
 "Estimating means of bounded random variables by betting", J. R. Stat. Soc. B 86 (2024) 1-27.
 """
@@ -23,33 +23,33 @@ from agentlightning.evaluation.statistics import Interval, check_share, mcnemar_
 
 Verdict = Literal["better", "no evidence", "worse"]
 FLIPS = 10_000
-"""Number of draws of a permutation test; its p-value is never below 1 / (FLIPS + 1)."""
+"""Number of samples of a permutation test. The p-value is never below 1 / (FLIPS + 1)."""
 _MOST_EXACT = 16
-"""Largest number of differences for which all assignments of signs are counted."""
+"""Maximum number of differences for which all sign assignments are enumerated."""
 _TABLE = 8
-"""Number of differences whose sums for all signs are looked up by one random byte."""
+"""Number of differences per random byte. Their sums for all sign assignments are in a lookup table."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class PairedComparison:
-    """Two evaluations of the same tasks, task by task."""
+    """The comparison of two evaluations by task."""
 
     difference: Interval | None
-    """Mean difference of the rewards, second minus first; the interval of one pair is infinite. None without pairs."""
+    """Mean difference of the rewards, second minus first; None without pairs. The interval of one pair is infinite."""
     pairs: int
     """Number of tasks with a reward on both sides."""
     unpaired: int
     """Number of tasks without a reward on at least one side."""
     gained: int
     lost: int
-    """Number of pairs whose reward is higher (`gained`), and lower (`lost`), in the second."""
+    """Number of pairs with a higher (`gained`) and with a lower (`lost`) reward in the second."""
     p_value: float
-    """Probability of a mean difference at least as far from 0 as this one if nothing had changed."""
+    """Probability of a mean difference at least as far from 0 as this one if there is no change."""
     verdict: Verdict
-    """Verdict on the second: `better`, `worse` or `no evidence`."""
+    """Verdict on the second evaluation: `better`, `worse` or `no evidence`."""
     method: str = "exact sign test"
-    """The test of the p-value."""
+    """Name of the test for the p-value."""
 
     @override
     def __str__(self) -> str:
@@ -66,16 +66,16 @@ def compare_rewards(
     seed: int = 0,
     stopped_in: tuple[float, float] | None = None,
 ) -> PairedComparison:
-    """Compare rewards of the same tasks in the same order; None is a task without a reward, which is no pair.
+    """Compare rewards of the same tasks in the same order. A task with the reward None forms no pair.
 
-    The verdict is `better` or `worse` only if the p-value is below `significance`. The test is a sign-flip test: if
-    nothing had changed, both signs of each change would be equally likely. Changes of one size give the exact sign
-    test, which for rewards of 0 and 1 is McNemar's; up to 16 different changes are counted exactly; for more, signs
-    are drawn with `seed`. If a side might have been stopped early, a test of a fixed number of tasks is not valid, and
-    the test is the sequential one for rewards in the range `stopped_in`.
+    The verdict is `better` or `worse` only if the p-value is below `significance`. The test is a sign-flip test:
+    without a change, both signs of each difference are equally likely. If all differences have the same size, it is
+    the exact sign test, which is McNemar's test for rewards of 0 and 1. Up to 16 other differences are enumerated; for
+    more, signs are sampled with `seed`. If an evaluation might have been stopped early, a test of a fixed number of
+    tasks is not valid. In this case the test is the sequential one for rewards in the range `stopped_in`.
 
     Raises:
-        ValueError: the lengths differ, or `significance` is not between 0 and 1.
+        ValueError: The lengths differ, or `significance` is not between 0 and 1.
     """
     check_share("significance", significance)
     both = list(zip(before, after, strict=True))
@@ -98,7 +98,7 @@ def compare_rewards(
 
 
 def _sign_flip_test(changes: Sequence[float], seed: int) -> tuple[float, str]:
-    """Return the two-sided p-value of the mean of changes, none of which is 0, and the name of the test."""
+    """Return the two-sided p-value of the mean of non-zero changes, and the name of the test."""
     sizes = [abs(change) for change in changes]
     if not sizes or min(sizes) >= max(sizes) * (1.0 - _ROUNDING):
         gained = sum(change > 0 for change in changes)
@@ -130,24 +130,24 @@ def _subset_sums(sizes: Sequence[float]) -> list[float]:
 @explain_fields
 @dataclass(frozen=True)
 class Stopping:
-    """The end of an evaluation with a sequential test."""
+    """The result of a sequential test during an evaluation."""
 
     verdict: Verdict
     """Verdict against the threshold or the baseline."""
     p_value: float
-    """P-value that is valid at any time."""
+    """P-value that is valid at any time of the evaluation."""
     tasks_run: int
     tasks_saved: int
-    """Number of tasks that did not run, because the verdict was certain."""
+    """Number of tasks that did not run because the verdict was reached."""
     against: str
     """`baseline` or `threshold 0.8`."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """The assumed bounds of rewards."""
+    """Assumed range of rewards."""
     note: str = ""
     """Reason why there was no test; empty if there was one."""
 
     def text(self) -> str:
-        """Return a description in one line."""
+        """Return a one-line description."""
         if self.note:
             return self.note
         verdict = "no verdict against" if self.verdict == "no evidence" else f"{self.verdict} than"
@@ -157,12 +157,12 @@ class Stopping:
 
 
 class SequentialTest:
-    """A test whether the mean of bounded changes is 0, valid for any number of interim looks.
+    """A test of whether the mean of bounded changes is 0, valid for any number of interim analyses.
 
-    It bets on better and on worse, each with half of the significance. If the mean is 0, the capital of a bet has a
-    mean of at most 1 at any stopping time, so that by Ville's inequality the probability that it ever reaches 1/a is at
-    most a. The capital is divided among fixed fractions of the largest stake, each of which bets on every change: this
-    needs no tuning, and the order of the changes does not matter.
+    The test bets on better and on worse, each with half of the significance. If the mean is 0, the expected capital of
+    a bet is at most 1 at any stopping time. By Ville's inequality, the probability that it ever reaches 1/a is at most
+    a. The capital is divided among fixed fractions of the largest stake, each of which bets on every change. This needs
+    no tuning, and the order of the changes does not matter.
 
     Args:
         largest_loss: Size of the most negative possible change.
@@ -175,7 +175,7 @@ class SequentialTest:
         self._log_capitals = [0.0] * len(shares), [0.0] * len(shares)
 
     def add(self, changes: Iterable[float], significance: float) -> tuple[Verdict, float]:
-        """Return the verdict over these and all earlier changes, and its two-sided p-value."""
+        """Add changes, and return the verdict over all changes with its two-sided p-value."""
         for change in changes:
             for logs, stakes in zip(self._log_capitals, self._stakes, strict=True):
                 for place, stake in enumerate(stakes):

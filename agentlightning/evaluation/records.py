@@ -1,6 +1,6 @@
-"""Evaluations as `evaluation` records of runs: writing, reading, and pairing with those of another run.
+"""Evaluations as `evaluation` records of runs: write, read, and pair them with those of another run.
 
-Tasks are recorded as digests; only the rollouts hold the text of a task.
+Tasks are recorded as digests. Only rollouts contain the text of a task.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, Ev
 from agentlightning.types.runs import RunRecord
 
 MOST_BYTES = 6 * 1024 * 1024
-"""Largest size of a record (limit: 8 MiB). Excess parts are dropped, samples first, and named in `left_out`."""
+"""Maximum size of a record (limit: 8 MiB). Parts above it are dropped, samples first, and named in `left_out`."""
 _LARGEST = 1e100
 
 
@@ -32,7 +32,7 @@ def _filled(sample: object) -> object:
 
 @dataclass
 class _Record:
-    """The fields of a record that form a result, in the order of their checks."""
+    """The fields of a record that form a result, in the order in which they are checked."""
 
     rewards: list[float | None]
     tasks: list[str]
@@ -48,7 +48,7 @@ _RECORD: TypeAdapter[_Record] = TypeAdapter(_Record)
 
 
 def record_of(result: EvaluationResult, tasks: Sequence[str]) -> dict[str, Any]:
-    """Return the data of a record; `tasks`: (T,) digests, see `tasks_of`."""
+    """Return the data of a record. `tasks`: (T,) digests, see `tasks_of`."""
     data: dict[str, Any] = {"rewards": result.rewards, "tasks": list(tasks), "n_samples": result.n_samples}
     data |= {"outcomes": result.outcomes, "failures": result.failures, "seconds": result.seconds}
     data["interval"] = _interval(result)
@@ -81,11 +81,10 @@ def _interval(result: EvaluationResult) -> dict[str, Any] | None:
 def result_of(data: Mapping[str, Any], run_id: str | None = None) -> EvaluationResult | None:
     """Return the evaluation of a record; None if it has no rewards by task.
 
-    A record of another algorithm needs only `rewards` and `tasks`; `rollout_ids` (one per task) link to their
-    conversations.
+    Records of other algorithms require only `rewards` and `tasks`. `rollout_ids` (one per task) link to conversations.
 
     Raises:
-        ValueError: a field has an invalid value; names it.
+        ValueError: A field has an invalid value. The message names the field.
     """
     if not isinstance(data.get("rewards"), list) or not isinstance(data.get("tasks"), list):
         return None
@@ -129,12 +128,12 @@ def _samples(record: _Record) -> list[list[EvaluatedRollout]]:
 
 
 def why_not_comparable(result: EvaluationResult) -> str:
-    """Return a message if a reward, or one of its dimensions, is too large to compare; else an empty text."""
+    """Return a message if a reward or one of its dimensions is too large to compare, otherwise an empty string."""
     values = (value for each in result.rollouts for value in (each.reward, *each.dimensions.values()))
     large = next((value for value in values if value is not None and abs(value) > _LARGEST), None)
     if large is None:
         return ""
-    return f"rewards of at most {_LARGEST:g} can be compared: squares of larger ones are not finite; got {large:g}"
+    return f"rewards must be at most {_LARGEST:g}, because squares of larger ones are not finite; got {large:g}"
 
 
 # --- pairs of runs ---------------------------------------------------------------------------------------------------
@@ -148,17 +147,17 @@ class RecordedEvaluation:
     step: int
     result: EvaluationResult
     family: str = ""
-    """Name shared with the evaluations of other versions of a prompt: its name without ` of <version>`."""
+    """Name without ` of <version>`, shared by the evaluations of all versions of a prompt."""
 
 
 def last_evaluations(records: Sequence[RunRecord], run_id: str = "") -> list[RecordedEvaluation]:
-    """Return the last evaluation of each name that has rewards by task, the latest one first.
+    """Return the last evaluation of each name that has rewards by task, latest first.
 
-    For evaluations of several versions of a prompt (`version`), `validation` and `validation of v3` count as one name,
-    and the best of them, which is the result of the run, is returned.
+    For evaluations of several versions of a prompt (`version`), `validation` and `validation of v3` count as one name.
+    The best of them is returned, because it is the result of the run.
 
     Raises:
-        BadRequestError: a record is not readable.
+        BadRequestError: A record is not readable.
     """
     last: dict[str, RunRecord] = {}
     for record in records:
@@ -194,12 +193,12 @@ def same_tasks(
     name: str | None = None,
     runs: tuple[str, str] = ("first", "second"),
 ) -> tuple[RecordedEvaluation, RecordedEvaluation]:
-    """Return the evaluations of two runs that share most tasks: those of equal names first, and the later ones first.
+    """Return the two evaluations with the most common tasks. The same name and later ones have priority.
 
-    With a `name`, only evaluations of that name count.
+    With a `name`, only evaluations with that name are considered.
 
     Raises:
-        BadRequestError: a run has no such evaluation, or no two share a task; lists the existing ones.
+        BadRequestError: A run has no such evaluation, or no two have a common task. The message lists the evaluations.
     """
     sides = [_named(side, name, run) for side, run in zip((records, others), runs, strict=True)]
 
@@ -212,13 +211,13 @@ def same_tasks(
         lists = (", ".join(f"{each.name} ({len(each.result.tasks)} tasks)" for each in side) for side in sides)
         held = "; ".join(f"run {run or '-'} has {names}" for run, names in zip(runs, lists, strict=True))
         raise BadRequestError(
-            f"no evaluations of these runs have a task in common: {held}. Evaluate both on one dataset"
+            f"the evaluations of these runs have no task in common: {held}. Evaluate both on the same dataset"
         )
     return one, other
 
 
 def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[RecordedEvaluation]:
-    """Return the evaluations of a name, or all; at least one."""
+    """Return the evaluations with a name, or all; at least one."""
     of_version = [record for record in records if record.name == name and _family(record) != name]
     evaluations = last_evaluations(of_version or records, run)
     if not evaluations:
@@ -232,6 +231,6 @@ def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[Rec
     if name is not None and not matches:
         names = [each.family for each in evaluations]
         near = closest_name(name, names)
-        hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(names)}"
+        hint = f"did you mean {near!r}?" if near else f"expected one of: {', '.join(names)}"
         raise BadRequestError(f"run {run or '-'} has no evaluation {name!r} with rewards by task; {hint}")
     return matches

@@ -1,7 +1,7 @@
-"""`report.html`: two runs side by side in one file, which needs no network and no script.
+"""`report.html`: two runs side by side in one file, without network access or scripts.
 
-It shows conversations on tasks that were won or lost. Agents' messages are untrusted text: secrets are hidden before
-anything is cut, and every part has a size limit.
+It shows conversations on tasks that were gained or lost. Agents' messages are untrusted text: secrets are hidden
+before texts are cut, and every part has a size limit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agentlightning.types.runs import Run, RunRecord
 from agentlightning.utils.masking import masked_text
 
 MOST_CONVERSATIONS = 10
-"""Largest number of won tasks, and of lost ones, with conversations: those whose reward differs most."""
+"""Maximum number of gained and of lost tasks with conversations. Those with the largest difference are shown."""
 _MESSAGE_CHARACTERS = 4000
 _MOST_MESSAGES = 40
 _TASK_CHARACTERS = 2000
 _READ_CHARACTERS = 1_000_000
-"""Largest number of characters read from one text; the rest is never shown, and need not be searched for secrets."""
+"""Maximum number of characters read from a text. The rest is never shown or searched for secrets."""
 _FIGURES = ("mean_reward", "reward", "accuracy", "score", "loss", "update.loss")
-"""Figures of steps for the chart, which draws the first one that a run has."""
+"""Metrics of steps for the chart. It shows the first one that a run has."""
 _MOST_POINTS = 400
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 760.0, 260.0, 56.0, 16.0, 12.0, 34.0
 _Points = list[tuple[int, float]]
@@ -39,12 +39,12 @@ _Points = list[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A won or lost task, with one rollout of each side."""
+    """A gained or lost task, with one rollout of each side."""
 
     before: EvaluatedRollout
     after: EvaluatedRollout
     change: float
-    """The change of the task's reward."""
+    """Change of the task's reward."""
     slices: tuple[str, ...]
 
 
@@ -61,11 +61,11 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Side:
-    """The part of the report about one run."""
+    """One run in the report."""
 
     run: Run
     records: Sequence[RunRecord]
-    """Records of its steps and evaluations."""
+    """Records of steps and evaluations."""
     evaluation: str
     """Description of the compared evaluation."""
     transcripts: Mapping[str, Transcript] = field(default_factory=dict[str, Transcript])
@@ -75,10 +75,9 @@ class Side:
 def report(
     promotion: Promotion, before: Side, after: Side, won: Sequence[Changed], lost: Sequence[Changed], *, judged: bool
 ) -> str:
-    """Return the page.
+    """Return the report as HTML.
 
-    Secrets are hidden, and untrusted text is escaped. `judged`: the page shows whether the rules are passed; without it
-    it shows only the figures.
+    Secrets are hidden, and untrusted text is escaped. With `judged`, the report shows the result of each rule.
     """
     from jinja2 import Environment, StrictUndefined
 
@@ -97,7 +96,7 @@ def report(
     scale = max((end for end in ends if end < math.inf), default=0.0) or 1.0
 
     def drawing(change: Interval | None) -> list[float] | None:
-        """Return low, mean and high as positions in a drawing of width 160, whose middle is 0."""
+        """Return low, mean and high as positions in a drawing of width 160 with 0 in the middle."""
         if change is None:
             return None
         ends = (max(-1.0, min(1.0, end / scale)) for end in (change.low, change.mean, change.high))
@@ -122,8 +121,8 @@ def report(
         cell=_cell,
         drawing=drawing,
         conversations=[
-            ("Won", list(map(conversation, won)), whole.gained),
-            ("Lost", list(map(conversation, lost)), whole.lost),
+            ("Tasks gained", list(map(conversation, won)), whole.gained),
+            ("Tasks lost", list(map(conversation, lost)), whole.lost),
         ],
     )
 
@@ -134,7 +133,7 @@ def _safe(value: Any) -> Any:
 
 
 def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
-    """Return the mean, and its interval for the line below."""
+    """Return the mean, and its interval for the line below it."""
     if interval is None or interval.high == math.inf:
         return "-" if interval is None else f"{interval.mean:{form}}", ""
     return f"{interval.mean:{form}}", f"{interval.low:{form}} to {interval.high:{form}}"
@@ -144,7 +143,7 @@ def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
 
 
 def _curves(sides: tuple[Side, Side]) -> tuple[str, list[_Points]]:
-    """Return the figure to draw, and the points of each side: from its steps, else from its evaluations."""
+    """Return the metric to draw, and the points of each side: from its steps, otherwise from its evaluations."""
     for name in _FIGURES:
         curves = [curve(side.records, name) for side in sides]
         if any(len(points) > 1 for points in curves):
@@ -168,7 +167,7 @@ def _thinned(points: _Points) -> _Points:
 
 
 def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
-    """Return the drawing: polylines, and the marks of both axes; None without a line of two points."""
+    """Return the drawing: polylines and the ticks of both axes; None without a line of at least two points."""
     if not any(len(points) > 1 for points in lines):
         return None
     steps, values = zip(*(point for points in lines for point in points), strict=True)
@@ -204,9 +203,9 @@ def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
 def changed_tasks(
     pairs: Sequence[tuple[EvaluatedTask, EvaluatedTask]], most: int = MOST_CONVERSATIONS
 ) -> tuple[list[Changed], list[Changed]]:
-    """Return the won and the lost tasks, the largest difference first, at most a fixed number of each.
+    """Return the gained and the lost tasks, largest difference first, at most a fixed number of each.
 
-    Among several samples, the worst of the worse side and the best of the other are shown.
+    Of several samples, the worst of the worse side and the best of the other side are shown.
     """
     changed = [
         _changed(early, late, late.reward - early.reward)
@@ -228,14 +227,14 @@ def _reward(rollout: EvaluatedRollout) -> float:
 
 
 async def transcripts(store: LightningStore, rollout_ids: Iterable[str]) -> dict[str, Transcript]:
-    """Return the transcript of each rollout in a store, by its id; a note replaces one that no longer exists."""
+    """Return the transcripts of rollouts in a store by id. A missing rollout has a note instead."""
     return {rollout_id: await _transcript(store, rollout_id) for rollout_id in dict.fromkeys(rollout_ids)}
 
 
 async def _transcript(store: LightningStore, rollout_id: str) -> Transcript:
     rollout = await store.get_rollout_by_id(rollout_id) if rollout_id else None
     if rollout is None:
-        return Transcript(note="the store has no such rollout" if rollout_id else "the record names no rollout")
+        return Transcript(note="the rollout is not in the store" if rollout_id else "the record has no rollout id")
     spans = list(await store.query_spans(rollout_id, "latest"))
     messages: list[Message] = []
     for call in TraceToMessages().adapt(spans):  # a call that continues a conversation repeats it
@@ -244,11 +243,11 @@ async def _transcript(store: LightningStore, rollout_id: str) -> Transcript:
         messages += prompt[min(len(messages), len(prompt)) if same is None else same :]
     task = _shown(rollout.input if isinstance(rollout.input, str) else _json(rollout.input), _TASK_CHARACTERS)
     if not messages:
-        return Transcript(task, note="no model call was recorded with its text")
+        return Transcript(task, note="no model call with text is recorded")
     shown, note = messages, ""
     if len(messages) > _MOST_MESSAGES:
         shown = [*messages[: _MOST_MESSAGES // 2], *messages[-_MOST_MESSAGES // 2 :]]
-        note = f"{len(messages) - len(shown)} messages in the middle are left out"
+        note = f"{len(messages) - len(shown)} messages in the middle are not shown"
     texts = ((str(message.get("role", "?")), _shown(_text(message), _MESSAGE_CHARACTERS)) for message in shown)
     return Transcript(task, tuple(texts), note)
 
@@ -266,6 +265,6 @@ def _json(value: object) -> str:
 
 
 def _shown(text: str, most: int) -> str:
-    """Return the beginning of a text without secrets."""
+    """Return the beginning of a text, without secrets."""
     text = masked_text(text[:_READ_CHARACTERS])
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"

@@ -1,8 +1,8 @@
-"""The result of an evaluation: rewards and outcomes by task, figures with their intervals, and a paired comparison.
+"""The result of an evaluation: rewards and outcomes by task, metrics with their intervals, and a paired comparison.
 
-A task's reward is the mean over its samples with a reward. A fault is not a low reward: a task whose samples all have
-none has no reward, is excluded from the mean, and counts as a failure. Intervals and tests use tasks as the sampling
-unit, because samples of one task are alike (Miller, "Adding error bars to evals", arXiv:2411.00640).
+A task's reward is the mean over its samples with a reward. An error is not a low reward: a task without any sample
+with a reward has no reward, is excluded from the mean, and counts as a failure. Intervals and tests use tasks as the
+sampling unit, because samples of one task are similar (Miller, "Adding error bars to evals", arXiv:2411.00640).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.utils.rewards import as_reward
 
 SCORED = ("scored", "policy_fault")
-"""Outcomes that count with their reward."""
+"""Outcomes of samples whose reward counts."""
 SUCCESS = 0.5
-"""Reward above which a sample succeeds, for rewards of 0 and 1."""
+"""Reward above which a sample is a success, for rewards of 0 and 1."""
 _Row = tuple[str, str, str]
-"""Name, figure and remark."""
+"""Name, value and remark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class EvaluatedRollout:
 
     rollout_id: str
     outcome: str
-    """Outcome of the latest attempt; the status of the rollout if nobody claimed it."""
+    """Outcome of the latest attempt, or the status of the rollout if it was not claimed."""
     reward: float | None
     seconds: float
-    """Duration of the latest attempt, from claim to end; 0 if nobody claimed it."""
+    """Duration of the latest attempt in seconds, from claim to end; 0 if the rollout was not claimed."""
     failure: str | None = None
-    """Class of the exception, else the reason in a word; None if it has a reward."""
+    """Class of the exception, or the reason as one word; None if the sample has a reward."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
-    """The dimensions of a reward by name, the primary one first."""
+    """Dimensions of the reward by name, the primary one first."""
     tokens: int | None = None
-    """Number of tokens in the prompts and answers of its model calls; None if not recorded."""
+    """Number of tokens in the prompts and completions of its model calls; None if not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +55,14 @@ class EvaluatedTask:
     """A task and its samples."""
 
     input: Any
-    """The task, or its digest in a result that was read from a record."""
+    """The task, or its digest in a result that is read from a record."""
     rollouts: tuple[EvaluatedRollout, ...]
     slices: tuple[str, ...] = ()
     """The slices of the task, such as `difficulty=hard`."""
     digest: str = field(default="", compare=False)
-    """Digest of the task, the same for equal tasks; the task cannot be read from it."""
+    """Digest of the task, the same for equal tasks. The task cannot be read from it."""
     repeat: int | None = field(default=None, compare=False)
-    """Number of equal tasks before it in the dataset; None counts those in the result."""
+    """Number of equal tasks before this one in the dataset; None counts those in the result."""
 
     @property
     def reward(self) -> float | None:
@@ -71,7 +71,7 @@ class EvaluatedTask:
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the samples that have one, without those larger than 1e15 in size."""
+        """Rewards of the samples that have one, without those with an absolute value above 1e15."""
         return [reward for rollout in self.rollouts if (reward := as_reward(rollout.reward)) is not None]
 
 
@@ -85,52 +85,52 @@ class PassAtK:
     tasks: int
     """Number of tasks with at least `k` samples that have a reward."""
     left_out: int
-    """Number of tasks with fewer."""
+    """Number of tasks with fewer samples."""
     threshold: float
-    """Reward above which a sample succeeds."""
+    """Reward above which a sample is a success."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variance:
-    """Variance of the rewards; the square roots are standard deviations."""
+    """Variance components of the rewards. Their square roots are standard deviations."""
 
     between: float
-    """Variance of the tasks' own mean rewards; more tasks make the mean more certain."""
+    """Variance of the mean rewards of tasks. More tasks reduce its effect on the mean."""
     within: float
-    """Variance of the samples of one task; more samples of each task reduce only its effect."""
+    """Variance of the samples of one task. More samples of each task reduce only this effect."""
 
 
 @explain_fields
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The result of `Trainer.evaluate`; prints as a table."""
+    """The result of `Trainer.evaluate`. `print` shows it as a table."""
 
     tasks: tuple[EvaluatedTask, ...] = ()
-    """The tasks in the order of the dataset, without those that an early stop skipped."""
+    """Tasks in the order of the dataset, without those skipped by an early stop."""
     seconds: float = 0.0
-    """Duration of the whole evaluation, in seconds."""
+    """Duration of the evaluation, in seconds."""
     run_id: str | None = None
-    """Id of the run of its rollouts; None if it made none."""
+    """Id of the run of the rollouts; None without a run."""
     place: str = field(default="", compare=False)
-    """The store of its rollouts."""
+    """Store of the rollouts."""
     stopping: Stopping | None = None
-    """The verdict of the sequential test; None without one."""
+    """Result of the sequential test; None without one."""
     left_out: tuple[str, ...] = ()
-    """Parts that did not fit into the record of this result, such as `slices`."""
+    """Parts that were too large for the record of this result, such as `slices`."""
 
     @property
     def rewards(self) -> list[float | None]:
-        """Reward of each task, in order; None if no sample has one."""
+        """Reward of each task, in order; None if no sample has a reward."""
         return [task.reward for task in self.tasks]
 
     @property
     def rollouts(self) -> list[EvaluatedRollout]:
-        """Every sample of every task."""
+        """All samples of all tasks."""
         return [rollout for task in self.tasks for rollout in task.rollouts]
 
     @property
     def n_samples(self) -> int:
-        """Largest number of samples of a task; 0 without tasks."""
+        """Maximum number of samples of a task; 0 without tasks."""
         return max((len(task.rollouts) for task in self.tasks), default=0)
 
     @property
@@ -140,7 +140,7 @@ class EvaluationResult:
 
     @property
     def failures(self) -> dict[str, int]:
-        """Number of samples without a reward, by the kind of their failure, the most frequent first."""
+        """Number of samples without a reward by kind of failure, most frequent first."""
         rollouts = ((r, r.reward is None or as_reward(r.reward) is not None) for r in self.rollouts)
         kinds = (rollout.failure if is_usable else "invalid_reward" for rollout, is_usable in rollouts)
         return dict(Counter(kind for kind in kinds if kind is not None).most_common())
@@ -156,7 +156,7 @@ class EvaluationResult:
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the tasks that have a reward; None without any."""
+        """Mean over the tasks with a reward; None without such tasks."""
         return _mean(self._earned)
 
     @property
@@ -168,11 +168,11 @@ class EvaluationResult:
     ) -> Interval | None:
         """Return the mean reward with its confidence interval; None without a task that has a reward.
 
-        The default `method` is Wilson's for rewards that are all 0 or 1, else Student's t over the tasks. `exact`
-        (Clopper-Pearson) and `bootstrap` (BCa, drawn with `seed`) are available by name.
+        The default `method` is Wilson's if all rewards are 0 or 1, otherwise Student's t over the tasks. `exact`
+        (Clopper-Pearson) and `bootstrap` (BCa, sampled with `seed`) are available by name.
 
         Raises:
-            ValueError: `confidence` is not between 0 and 1, or the method does not fit the rewards.
+            ValueError: `confidence` is not between 0 and 1, or the method is incompatible with the rewards.
         """
         return interval_of(self._earned, confidence=confidence, method=method, seed=seed)
 
@@ -181,24 +181,23 @@ class EvaluationResult:
     def pass_at(self, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> PassAtK:
         """Return the unbiased estimate of the probability that one of `k` samples has a reward above `threshold`.
 
-        A sample without a reward is not a failure; a task with fewer than `k` other samples is excluded and counted.
-        Rewards of 0 and 1 need no threshold.
+        A sample without a reward is not a failure. A task with fewer than `k` samples with a reward is excluded and
+        counted. Rewards of 0 and 1 need no threshold.
 
         Source: Chen et al., "Evaluating large language models trained on code", arXiv:2107.03374, equation 1.
 
         Raises:
-            ValueError: no task has `k` samples, `k` or `confidence` is out of range, or graded rewards have no
+            ValueError: No task has `k` samples, `k` or `confidence` is out of range, or graded rewards have no
                 threshold.
         """
         check_share("confidence", confidence)
         if not 1 <= k <= max(1, self.n_samples):
             raise ValueError(
-                f"pass@{k} needs k between 1 and the {self.n_samples} samples of each task; "
-                f"give evaluate() n_samples={k}"
+                f"pass@{k} requires k between 1 and the {self.n_samples} samples per task. Use evaluate(n_samples={k})"
             )
         if threshold is None:
             if (graded := self._graded) is not None:
-                raise ValueError(f"pass@{k} of rewards such as {graded:g} needs threshold=; without it they are 0 or 1")
+                raise ValueError(f"pass@{k} requires threshold= for rewards other than 0 and 1; got {graded:g}")
             threshold = SUCCESS
         chances: list[float] = []  # of each task with n samples and c successes: 1 - C(n - c, k) / C(n, k)
         for rewards in (task.rewards for task in self.tasks if len(task.rewards) >= k):
@@ -209,12 +208,12 @@ class EvaluationResult:
 
     @property
     def _graded(self) -> float | None:
-        """A reward other than 0 and 1; None if there is none."""
+        """A reward other than 0 and 1; None if all are 0 or 1."""
         return next((reward for task in self.tasks for reward in task.rewards if reward not in (0.0, 1.0)), None)
 
     @property
     def variance(self) -> Variance | None:
-        """Variance of the rewards between tasks and between samples of a task; an estimate below 0 is 0.
+        """Variance of the rewards between tasks and between samples of a task. Negative estimates are set to 0.
 
         None with fewer than two tasks, or if no task has two samples.
 
@@ -241,18 +240,18 @@ class EvaluationResult:
         """Return the result with one dimension as the reward, also for interval, slices and comparison.
 
         Raises:
-            ValueError: no reward has this dimension.
+            ValueError: No reward has this dimension.
         """
         if name not in self.dimensions:
             near = closest_name(name, self.dimensions)
-            hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(self.dimensions) or 'none'}"
+            hint = f"did you mean {near!r}?" if near else f"expected one of: {', '.join(self.dimensions) or '(none)'}"
             raise ValueError(f"no reward has a dimension {name!r}; {hint}")
         samples = ([replace(r, reward=r.dimensions.get(name), dimensions={}) for r in t.rollouts] for t in self.tasks)
         return self._part(replace(task, rollouts=tuple(own)) for task, own in zip(self.tasks, samples, strict=True))
 
     @property
     def slices(self) -> dict[str, EvaluationResult]:
-        """The result of each slice, such as `difficulty=hard`, in the order of their names; empty without slices."""
+        """Result of each slice, such as `difficulty=hard`, ordered by name; empty without slices."""
         parts: dict[str, list[EvaluatedTask]] = {}
         for task in self.tasks:
             for name in task.slices:
@@ -260,42 +259,42 @@ class EvaluationResult:
         return {name: self._part(parts[name]) for name in sorted(parts)}
 
     def _part(self, tasks: Iterable[EvaluatedTask]) -> EvaluationResult:
-        """Return a part of the result. The verdict of the sequential test does not apply to it, but its use counts."""
+        """Return a part of the result. It has no verdict of the sequential test, but records that the test was used."""
         stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
         return replace(self, tasks=tuple(tasks), stopping=stopping)
 
     # --- comparison --------------------------------------------------------------------------------------------------
 
     def compare(self, other: EvaluationResult, *, significance: float = 0.05, seed: int = 0) -> PairedComparison:
-        """Return whether `other` is better than this result on the same tasks.
+        """Compare `other` with this result on the same tasks.
 
         The verdict is `better` or `worse` only if the p-value is below `significance`. The test is exact for rewards of
-        0 and 1 (McNemar) and for few tasks; for many graded rewards signs of differences are drawn with `seed`. If one
-        of the results might have been stopped early, the sequential test compares the tasks that both have.
+        0 and 1 (McNemar) and for few tasks. For many graded rewards, signs of differences are sampled with `seed`. If a
+        result might have been stopped early, the sequential test compares the common tasks.
 
         Raises:
-            ValueError: the tasks differ, or `significance` is not between 0 and 1.
+            ValueError: The tasks differ, or `significance` is not between 0 and 1.
         """
         check_share("significance", significance)
         reward_range = sequential_range(self, other)
         if reward_range is None:
             pairs = self._same_tasks(other)
         elif not (pairs := shared_tasks(self, other)):
-            raise ValueError("a paired comparison needs the same tasks; the two have none in common")
+            raise ValueError("a paired comparison requires the same tasks; the results have none in common")
         before, after = [early.reward for early, _ in pairs], [late.reward for _, late in pairs]
         return compare_rewards(before, after, significance=significance, seed=seed, stopped_in=reward_range)
 
     def _same_tasks(self, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
         if len(self.tasks) != len(other.tasks):
             raise ValueError(
-                f"a paired comparison needs the same tasks: {len(self.tasks)} here, {len(other.tasks)} there"
+                f"a paired comparison requires the same tasks; got {len(self.tasks)} and {len(other.tasks)} tasks"
             )
         pairs = list(zip(self.tasks, other.tasks, strict=True))
         for number, (mine, its) in enumerate(pairs):
             if mine.input != its.input and digest_of(mine) != digest_of(its):
                 raise ValueError(
-                    f"a paired comparison needs the same tasks in the same order: task {number} is {mine.input!r} here "
-                    f"and {its.input!r} there"
+                    f"a paired comparison requires the same tasks in the same order; task {number} is {mine.input!r} "
+                    f"and {its.input!r}"
                 )
         return pairs
 
@@ -311,7 +310,7 @@ class EvaluationResult:
         return captured.get().rstrip("\n")
 
     def __rich__(self) -> Any:
-        """Return the table for a rich console; untrusted text cannot control the terminal."""
+        """Return the table for a rich console, without terminal control characters."""
         from rich.table import Table
         from rich.text import Text
 
@@ -333,14 +332,14 @@ class EvaluationResult:
             pass_at = self.pass_at(k)
             yield self._interval_row(f"pass@{k}", pass_at.interval, pass_at.tasks)
         if (variance := self.variance) is not None:
-            within = f"within {variance.within**0.5:.3f}, of {self.n_samples} samples each"
+            within = f"{variance.within**0.5:.3f} within a task, {self.n_samples} samples each"
             yield "deviation between tasks", f"{variance.between**0.5:.3f}", within
         if self.stopping is not None:
             yield "sequential test", self.stopping.verdict, self.stopping.text()
         yield from ((outcome, str(count), "") for outcome, count in sorted(self.outcomes.items()))
         yield from (("  failed", str(count), failure) for failure, count in self.failures.items())
         yield from ((f"{name} time", f"{seconds:.2f} s", "") for name, seconds in self.durations.items())
-        yield "whole time", f"{self.seconds:.2f} s", f"kept in {self.place}" if self.place else ""
+        yield "total time", f"{self.seconds:.2f} s", f"stored in {self.place}" if self.place else ""
 
     def _mean_row(self, name: str) -> _Row:
         return self._interval_row(name, self.interval(), len(self._earned))
@@ -353,9 +352,9 @@ class EvaluationResult:
 
 
 def shared_tasks(one: EvaluationResult, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
-    """Return the tasks that both have, in the order of the first.
+    """Return the tasks that both results have, in the order of the first.
 
-    A task that occurs twice counts as two tasks: its first occurrences are compared with each other.
+    A task that occurs twice counts as two tasks. First occurrences are compared with each other.
     """
     its = dict(_by_place(other))
     return [(task, its[place]) for place, task in _by_place(one) if place in its]
@@ -371,7 +370,7 @@ def _by_place(result: EvaluationResult) -> Iterator[tuple[tuple[str, int], Evalu
 
 
 def sequential_range(*results: EvaluationResult) -> tuple[float, float] | None:
-    """Return the reward range of the results that a sequential test might have stopped; None without any.
+    """Return the reward range of the results that a sequential test might have stopped; None without such results.
 
     A test of a fixed number of tasks is not valid for them, even if they ran all tasks.
     """

@@ -1,10 +1,10 @@
-"""Means with confidence intervals, and p-values: the exact McNemar test, and several tests at once.
+"""Means with confidence intervals, and p-values: the exact McNemar test, and corrections for multiple tests.
 
 Sources: the exact (conditional, two-sided binomial) form of McNemar, "Note on the sampling error of the difference
 between correlated proportions", Psychometrika 12 (1947) 153-157; the interval of Wilson, "Probable inference, the law
 of succession, and statistical inference", J. Am. Stat. Assoc. 22 (1927) 209-212; that of Clopper and Pearson, "The use
 of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413; the
-bias-corrected and accelerated (BCa) one of Efron, "Better bootstrap confidence intervals", J. Am. Stat. Assoc. 82
+bias-corrected and accelerated (BCa) interval of Efron, "Better bootstrap confidence intervals", J. Am. Stat. Assoc. 82
 (1987) 171-185, with the acceleration of Efron and Tibshirani, An Introduction to the Bootstrap (1993), equation 14.15;
 Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6 (1979) 65-70.
 """
@@ -19,11 +19,11 @@ from statistics import NormalDist
 from typing import Literal, get_args
 
 IntervalMethod = Literal["wilson", "exact", "student", "bootstrap"]
-"""`wilson` and `exact` (Clopper-Pearson): for values of 0 and 1. `student`: t over the values. `bootstrap`: BCa."""
+"""`wilson` and `exact` (Clopper-Pearson): for values of 0 and 1. `student`: Student's t. `bootstrap`: BCa."""
 RESAMPLES = 2000
-"""Number of draws of a bootstrap interval."""
+"""Number of samples of a bootstrap interval."""
 _Bounds = tuple[float, float, float]
-"""A mean, and the lower and the upper bound of its interval."""
+"""A mean, and the lower and upper limits of its interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,10 @@ class Interval:
     low: float
     high: float
     method: str = ""
-    """The name of the method."""
+    """Name of the method."""
 
     def text(self, *, signed: bool = False) -> str:
-        """Return the text `0.500 (0.400 to 0.600)`; a single value has only a mean."""
+        """Return a text such as `0.500 (0.400 to 0.600)`. A single value has only a mean."""
         form = "+.3f" if signed else ".3f"
         if self.high == math.inf:
             return f"{self.mean:{form}}"
@@ -49,10 +49,10 @@ def interval_of(
 ) -> Interval | None:
     """Return the mean of the values with its interval; None without values.
 
-    The default `method` is Wilson's if all values are 0 or 1, else Student's t.
+    The default `method` is Wilson's if all values are 0 or 1, otherwise Student's t.
 
     Raises:
-        ValueError: `confidence` is not between 0 and 1; the method is unknown, or needs values of 0 and 1.
+        ValueError: `confidence` is not between 0 and 1, the method is unknown, or it requires values of 0 and 1.
     """
     check_share("confidence", confidence)
     if method is not None and method not in get_args(IntervalMethod):
@@ -63,7 +63,7 @@ def interval_of(
     if method is None:
         method = "student" if other is not None else "wilson"
     if method in ("wilson", "exact") and other is not None:
-        raise ValueError(f"method={method!r} is for rewards of 0 and 1; got {other}. Take 'bootstrap' or 'student'")
+        raise ValueError(f"method={method!r} requires rewards of 0 and 1; got {other}. Use 'bootstrap' or 'student'")
     if method == "bootstrap":
         return Interval(*_bootstrap(values, confidence, seed), method)
     function = {"wilson": _wilson, "exact": _clopper_pearson, "student": t_interval}[method]
@@ -74,7 +74,7 @@ def check_share(name: str, value: float) -> None:
     """Check a significance or confidence.
 
     Raises:
-        ValueError: it is not between 0 and 1.
+        ValueError: The value is not between 0 and 1.
     """
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name}={value} must be between 0 and 1")
@@ -84,7 +84,7 @@ def check_share(name: str, value: float) -> None:
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> _Bounds:
-    """Return the mean of one or more values with the bounds of its Student's t interval; infinite for a single one."""
+    """Return the mean of one or more values with its Student's t interval, which is infinite for a single value."""
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return mean, -math.inf, math.inf
@@ -96,7 +96,7 @@ def t_interval(values: Sequence[float], confidence: float = 0.95) -> _Bounds:
 def t_quantile(p: float, freedom: int) -> float:
     """Return the quantile of Student's t distribution, for `p` of 0.5 or more.
 
-    Exact for one and two degrees of freedom, else within 1 % up to p = 0.995.
+    The result is exact for one and two degrees of freedom, otherwise within 1 % up to p = 0.995.
 
     Source: the expansion in Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.5.
     """
@@ -115,7 +115,7 @@ def t_quantile(p: float, freedom: int) -> float:
 
 
 def wilson_bounds(mean: float, count: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the bounds of Wilson's interval of a share among a number of trials."""
+    """Return the limits of Wilson's interval for a share of a number of trials."""
     z = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     shrink = 1.0 + z * z / count
     centre = (mean + z * z / (2 * count)) / shrink
@@ -129,7 +129,7 @@ def _wilson(values: Sequence[float], confidence: float) -> _Bounds:
 
 
 def _clopper_pearson(values: Sequence[float], confidence: float) -> _Bounds:
-    """Return the bounds for values of 0 and 1, which contain the true share with at least the `confidence`."""
+    """Return limits for values of 0 and 1 that contain the true share with at least the `confidence`."""
     count, successes = len(values), int(sum(values))
     tail = (1.0 - confidence) / 2.0
     low = 0.0 if successes == 0 else _share_with_tail(successes - 1, count, 1.0 - tail)
@@ -150,7 +150,7 @@ def _share_with_tail(most: int, count: int, tail: float) -> float:
 
 
 def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds:
-    """Return the BCa bounds; infinite for a single value."""
+    """Return the BCa limits, which are infinite for a single value."""
     count, mean = len(values), math.fsum(values) / len(values)
     if count == 1:
         return mean, -math.inf, math.inf
@@ -177,9 +177,9 @@ def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of the exact McNemar test: without a change, each differing pair is a fair coin.
+    """Return the two-sided p-value of the exact McNemar test; 1.0 if no pair differs.
 
-    1.0 if no pair differs.
+    Without a change, each differing pair is equally likely to be gained or lost.
     """
     differing = gained + lost
     ways, term = 0, 1  # sum and last term of C(differing, k) for k = 0 .. min(gained, lost)

@@ -1,4 +1,4 @@
-"""Digests that distinguish the tasks of evaluations, and the slices that tasks belong to."""
+"""Digests and slices of the tasks of evaluations."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agentlightning.store.rules.values import to_json
 from agentlightning.utils.masking import masked_text
 
 SliceBy: TypeAlias = "str | Callable[[Any], object]"
-"""A field of the task (`meta.difficulty` is nested), or a function of the task."""
+"""A field of the task, such as the nested `meta.difficulty`, or a function of the task."""
 MISSING = "(missing)"
-"""The slice of the tasks without the field."""
+"""Slice of the tasks without the field."""
 MOST_SLICES = 100
-"""Largest number of slices of one field; a field with more values distinguishes tasks and does not group them."""
+"""Maximum number of slices of one field. A field with more values does not group tasks."""
 
 
 def tasks_of(tasks: Iterable[object]) -> list[str]:
-    """Return a digest of each task. Equal tasks have equal digests, and the task cannot be read from its digest."""
+    """Return a digest of each task. Equal tasks have the same digest, and a task cannot be read from its digest."""
     texts = (json.dumps(to_json(task, "task"), sort_keys=True, separators=(",", ":")) for task in tasks)
     return [hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts]
 
@@ -41,8 +41,8 @@ def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> l
     Tasks without the field, or for which a function returns None, are in the slice `(missing)`.
 
     Raises:
-        TypeError: an item of `by` is neither a field nor a function.
-        ValueError: a field that no task has; a field with more than 100 values; no field at all; a name twice.
+        TypeError: An item of `by` is neither a field nor a function.
+        ValueError: No task has the field, a field has more than 100 values, `by` is empty, or a name occurs twice.
     """
     tasks = list(tasks)
     if by is None:
@@ -51,10 +51,10 @@ def slices_of(tasks: Iterable[Any], by: SliceBy | Sequence[SliceBy] | None) -> l
     if not isinstance(fields, (list, tuple)):
         raise TypeError(f"slices must be a field, a function or a list of them; got {type(by).__name__}")
     if not fields:
-        raise ValueError("slices needs a field or a function; the list is empty")
+        raise ValueError("slices is an empty list; expected a field or a function")
     names = [_name(field) for field in fields]
     if len(set(names)) < len(names):
-        raise ValueError(f"slices has two of one name: {', '.join(names)}; give functions names of their own")
+        raise ValueError(f"slices contains a name twice: {', '.join(names)}. Use functions with different names")
     columns = [_labels(tasks, field, name) for field, name in zip(fields, names, strict=True)]
     return list(zip(*columns, strict=True))
 
@@ -63,7 +63,7 @@ def _name(field: object) -> str:
     if isinstance(field, str) and field:
         return field
     if not callable(field):
-        raise TypeError(f"slices takes names of fields and functions; got {field!r}")
+        raise TypeError(f"slices must contain names of fields or functions; got {field!r}")
     name = getattr(field, "__name__", "")
     return "slice" if name in ("", "<lambda>") else name
 
@@ -72,14 +72,14 @@ def _labels(tasks: Sequence[Any], field: SliceBy, name: str) -> list[str]:
     values = [_field(task, field) if isinstance(field, str) else field(task) for task in tasks]
     if isinstance(field, str) and tasks and all(value is None for value in values):
         keys = sorted(map(str, cast("Mapping[object, object]", tasks[0]))) if isinstance(tasks[0], Mapping) else []
-        hint = f"; the first has {', '.join(keys[:20])}" if keys else ""
+        hint = f"; fields of the first task: {', '.join(keys[:20])}" if keys else ""
         raise ValueError(f"slices={field!r}: no task has this field{hint}")
     texts = [None if value is None else str(value) for value in values]
     shown = {text: MISSING if text is None else cut(masked_text(text), 80) for text in set(texts)}
     labels = [f"{name}={shown[text]}" for text in texts]
     if len(slices := set(labels)) > MOST_SLICES:
         raise ValueError(
-            f"slices={name!r} makes {len(slices)} slices; {MOST_SLICES} at most. Give a function that groups its values"
+            f"slices={name!r} has {len(slices)} values; the maximum is {MOST_SLICES}. Use a function that groups them"
         )
     return labels
 

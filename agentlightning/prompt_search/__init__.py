@@ -1,1 +1,1 @@
-"""The searches over prompts: beam search and GEPA, with their common candidates, scores, critics and records."""
+"""Prompt searches: beam search and GEPA, with their common candidates, scores, critics and records."""

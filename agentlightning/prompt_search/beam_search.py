@@ -1,12 +1,12 @@
-"""The beam search of APO: rounds of critiques and edits, selection on validation tasks, and the best so far.
+"""The beam search of APO: rounds of critiques and edits, selection on validation tasks, and the best version so far.
 
 Sources: ProTeGi (Pryzant et al., EMNLP 2023, arXiv:2305.03495), algorithm 1, and TextGrad (arXiv:2406.07496) for the
 critique and the edit; successive halving (Jamieson and Talwalkar, AISTATS 2016, arXiv:1502.07943, figure 1) for the
-selection. Differences: the rollouts of a round run at once; scores are kept per prompt and task; the leader is the
-version with the largest lower bound of its interval over all its validation tasks. If many versions are judged on a few
-tasks, the apparent best is mostly due to chance ("On over-fitting in model selection", Cawley and Talbot, JMLR 11,
-2010). So the best is chosen only among versions that ran on the whole validation set: the leader of each round, and at
-the end a few other members of beams.
+selection. Differences: the rollouts of a round run concurrently; scores are stored per prompt and task; the leader is
+the version with the largest lower limit of its interval over all its validation tasks. If many versions are judged on a
+few tasks, the apparent best is mostly due to chance ("On over-fitting in model selection", Cawley and Talbot, JMLR 11,
+2010). Therefore, the best is chosen only from versions that ran on the full validation set: the leader of each round,
+and at the end a few other members of beams.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CALLS_OF_VERSION = 2
 _RUNGS = (0.25, 0.5, 1.0)
 """Parts of a validation batch after which the worse half of the candidates is dropped."""
 _FEWEST = 4
-"""Smallest number of tasks of the first part."""
+"""Minimum number of tasks in the first part."""
 _Judged = tuple[PromptVersion, float | None, Sequence[RolloutResult]]
 """A version, its mean on tasks (None if too few have a reward), and its results."""
 
@@ -68,7 +68,7 @@ class BeamSteps(Protocol):
 
 @dataclass
 class BeamSearch:
-    """One search. Belongs to the algorithm's loop; `state` has its current results."""
+    """One search, used only in the algorithm's event loop. `state` has its current results."""
 
     steps: BeamSteps
     state: SearchState
@@ -84,7 +84,7 @@ class BeamSearch:
         self._texts.add(_text_of(self.state.seed))
 
     async def run(self) -> None:
-        """Search until the end of the rounds, or until a limit or the critic ends the search."""
+        """Search until the end of the rounds, or until a limit or a failing critic ends the search."""
         steps, state, chat = self.steps, self.state, self.state.chat
         batches = batch_iter_over_dataset(state.train, steps.gradient_batch_size, random.Random(f"{steps.seed} train"))
         judging = batch_iter_over_dataset(state.val, steps.val_batch_size, random.Random(f"{steps.seed} val"))
@@ -102,7 +102,7 @@ class BeamSearch:
             except NoCandidateError as error:
                 reason = str(error)
                 if chat.seconds_left() <= 0:  # nothing ran because there was no time
-                    reason = f"The limit on seconds is reached: {chat.limits.seconds}"
+                    reason = f"The time limit is reached: {chat.limits.seconds}"
                 elif self.best_score == -math.inf:
                     raise
             number += 1
@@ -111,19 +111,19 @@ class BeamSearch:
             state.write_history()
         state.stop_reason = reason or "finished"
         if reason is not None:
-            logger.warning("The search ends early with %s as the best: %s", self.state.best.version, reason)
+            logger.warning("search ends early, best version %s: %s", self.state.best.version, reason)
 
     async def _run_round(
         self, number: int, beam: list[PromptVersion], batches: Iterator[list[Any]], tasks: Sequence[Any]
     ) -> tuple[list[PromptVersion], str | None]:
-        """Return the beam after a round, and the reason if no further round is possible."""
+        """Return the beam after a round, and a reason if no further round is possible."""
         began = time.monotonic()
         children, reason = await self._children(number, beam, batches)
         beam = await self._select(number, list({v.version: v for v in (*beam, *children)}.values()), tasks)
         self._members |= {version.version: version for version in beam}
         leader = leader_of(beam)
         if leader.digest in self.state.validated:
-            logger.info("%s leads and was validated already", prefix_of(number, version=leader.version))
+            logger.info("%s leads and is already validated", prefix_of(number, version=leader.version))
         else:
             await self._validate(number, [leader], "validation")
         await self._record_round(number, beam, len(children), time.monotonic() - began)
@@ -146,7 +146,7 @@ class BeamSearch:
     async def _children(
         self, number: int, beam: Sequence[PromptVersion], batches: Iterator[list[Any]]
     ) -> tuple[list[PromptVersion], str | None]:
-        """Return the new versions of a round, and the reason if no more can be made."""
+        """Return the new versions of a round, and a reason if no more can be created."""
         history, names = self.state.history, list(self.state.seed.templates)
         target = names[(number - 1) % len(names)]  # the templates are edited in turns
         parents, factor = self._parents(number, beam), self.steps.branch_factor
@@ -178,14 +178,14 @@ class BeamSearch:
         failed = [version for version in versions if version.state in ("failed", "refused")]
         reason = next((each.problems[0] for each in failed if each.version in self._limited), None)
         if reason is None and len(failed) == len(versions):
-            reason = f"critic and editor gave no version: {failed[0].problems[0]}"
+            reason = f"critic and editor returned no version: {failed[0].problems[0]}"
             no_answer = all(version.state == "failed" for version in failed)
             if no_answer and len(self.state.history.versions) == len(versions) + 1:  # nothing was ever made
-                raise ChatError(f"The search cannot begin: {reason}")
+                raise ChatError(f"The search cannot start: {reason}")
         return reason
 
     def _versions_at_once(self) -> int:
-        """Return the largest number of versions between critique and edit, so that a limit covers whole versions."""
+        """Return the maximum number of versions between critique and edit, so that a limit covers complete versions."""
         chat, critic = self.state.chat, self.critic
         calls = chat.calls_left(critic.gradient_model, critic.apply_edit_model) // _CALLS_OF_VERSION
         return int(max(1, min(chat.concurrency, calls)))
@@ -194,7 +194,7 @@ class BeamSearch:
         width = self.steps.beam_width
         if len(beam) < width:
             logger.warning(
-                "%s the beam holds %d prompts and %d are expanded: some are expanded more than once",
+                "%s beam of %d prompts, %d to expand: some are expanded more than once",
                 *(prefix_of(number), len(beam), width),
             )
             return [beam[place % len(beam)] for place in range(width)]
@@ -208,7 +208,7 @@ class BeamSearch:
         place: tuple[int, int],
         slots: asyncio.Semaphore,
     ) -> None:
-        """Run the parent, call critic and editor, check the text, and always record the version."""
+        """Run the parent, call critic and editor, check the text, and record the version in any case."""
         prefix = prefix_of(version.round, *place, parent.version)
         branch = Branch(random.Random(f"{self.steps.seed} {version.version}"), prefix)
         view = dataclasses.replace(parent, target=version.target)
@@ -220,7 +220,7 @@ class BeamSearch:
                 template, problems = await self._checked(text, version.target, branch)
             if template is None:
                 version.state, version.problems = "refused" if text.strip() else "failed", problems
-                logger.error("%s no version came of it: %s", prefix, " ".join(problems))
+                logger.error("%s no version: %s", prefix, " ".join(problems))
             else:
                 version.templates[version.target] = template
                 shown = prefix_of(version.round, *place, version.version)
@@ -231,7 +231,7 @@ class BeamSearch:
             if isinstance(error, LimitReached):
                 self._limited.add(version.version)
             else:
-                logger.error("%s no version came of it: %s", prefix, error)
+                logger.error("%s no version: %s", prefix, error)
         finally:
             current_branch.reset(token)
         version.critique, version.bill = branch.critique, branch.bill
@@ -241,7 +241,7 @@ class BeamSearch:
         seed = self.state.seed.templates[target]
         checked = check_version(text, seed)
         if checked.template is None and text.strip():
-            logger.warning("%s the text is sent back once: %s", branch.prefix, " ".join(checked.problems))
+            logger.warning("%s text returned to the editor once: %s", branch.prefix, " ".join(checked.problems))
             checked = check_version(await self.critic.repair(text, checked.problems, seed, branch), seed)
         return checked
 
@@ -250,10 +250,10 @@ class BeamSearch:
     async def _select(
         self, number: int, candidates: Sequence[PromptVersion], tasks: Sequence[Any]
     ) -> list[PromptVersion]:
-        """Return the new beam, the best first: run the candidates on parts of the batch, dropping the worse half each.
+        """Return the new beam, best first. After each part of the batch, the worse half of the candidates is dropped.
 
         Raises:
-            NoCandidateError: no version has enough scored rollouts.
+            NoCandidateError: No version has enough scored rollouts.
         """
         steps, remaining = self.steps, list(candidates)
         ends = sorted({max(min(_FEWEST, len(tasks)), math.ceil(len(tasks) * part)) for part in _RUNGS})
@@ -275,9 +275,9 @@ class BeamSearch:
         logger.info("%s candidates: %s", prefix_of(number), scores)
         logger.info("%s top: %s", prefix_of(number), ", ".join(f"{v.version}:{mean:.3f}" for mean, v in ranked))
         if not beam:
-            first = f"; the first failure: {failures[0]}" if failures else ""
+            first = f". First failure: {failures[0]}" if failures else ""
             raise NoCandidateError(
-                f"No beam candidates any more: of {len(candidates)} versions none earned something on at least "
+                f"No beam candidates left: none of {len(candidates)} versions has a reward on at least "
                 f"{steps.minimum_coverage:.0%} of {len(tasks)} validation tasks{first}"
             )
         return beam
@@ -288,7 +288,7 @@ class BeamSearch:
         version.judge(state.score(state.evaluator.known(version.templates, "val") or results))
         score = state.score(results)
         if not state.is_enough(score):
-            logger.warning("%s only %d of %d tasks earned something", prefix, score.scored, score.tasks)
+            logger.warning("%s only %d of %d tasks have a reward", prefix, score.scored, score.tasks)
             mean = None
         return version, mean, results
 
@@ -299,12 +299,12 @@ class BeamSearch:
         [(_, _, results)] = await self._validate(0, [seed], "validation")
         if seed.failures == seed.tasks:
             raise NoCandidateError(
-                f"The agent earned nothing on any of {seed.tasks} validation tasks with the seed; the first failure: "
+                f"The seed has no reward on any of {seed.tasks} validation tasks. First failure: "
                 f"{next(filter(None, (result['failure'] for result in results)), 'no reward')}"
             )
 
     async def _validate_members(self, number: int) -> None:
-        """Run further members of beams on the whole validation set, all at once, before the final choice."""
+        """Run additional members of beams on the full validation set concurrently, before the final choice."""
         members = [version for version in self._members.values() if version.digest not in self.state.validated]
         members.sort(key=_lower_bound, reverse=True)
         before = self.state.best
@@ -314,9 +314,9 @@ class BeamSearch:
             await self.state.log.best("validation", self.best_score, number)
 
     async def _validate(self, number: int, versions: Sequence[PromptVersion], name: str) -> list[_Judged]:
-        """Judge versions on the whole validation set; each becomes the best if it is strictly better.
+        """Judge versions on the full validation set. A version becomes the best if it is strictly better.
 
-        `name` is the name of their records; a round has one record of each name.
+        `name` is the name of their records. A round has one record with each name.
         """
         judged = await all_of(*(self._judge(number, version, self.state.val) for version in versions))
         for version, mean, results in judged:
@@ -331,7 +331,7 @@ class BeamSearch:
         for version, mean, _ in judged:
             if version is not self.state.best:
                 logger.warning(
-                    "%s best not updated: %s with %s stays before %s",
+                    "%s best unchanged: %s with %s, ahead of %s",
                     prefix_of(number, version=version.version),
                     *(self.state.best.version, _score_text(self.best_score), _score_text(mean)),
                 )
@@ -339,7 +339,7 @@ class BeamSearch:
 
 
 def leader_of(beam: Sequence[PromptVersion]) -> PromptVersion:
-    """Return the version with the largest lower bound of the mean."""
+    """Return the version with the largest lower limit of the mean."""
     return max(beam, key=_lower_bound)
 
 

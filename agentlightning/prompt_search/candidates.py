@@ -1,7 +1,7 @@
-"""Checks a model's text of a prompt template against the seed: placeholders, code fences, braces.
+"""Check a prompt template written by a model against the seed: placeholders, code fences, braces.
 
-A version has the placeholders of the seed, in the seed's engine. A code fence around the text, and braces of the engine
-`f-string` that are no placeholders, are repaired. Every other problem is a sentence in one request for a repair.
+A version must have the placeholders of the seed, in the seed's engine. A code fence around the text is removed, and
+braces of the engine `f-string` that are not placeholders are escaped. One repair request lists all other problems.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from xml.etree import ElementTree
 from agentlightning.types import PromptTemplate
 
 _MOST_CHARACTERS = 32_000
-"""Largest length of a version in characters, or four times the seed's if that is more."""
+"""Maximum length of a version in characters, or four times the seed's length if that is larger."""
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[^`]*")
-"""The opening line of a code fence; the closing line has only its marks."""
+"""Opening line of a code fence. The closing line has only its fence characters."""
 _INTRODUCTION = 200
-"""Largest number of characters outside a fenced text that count as an introduction."""
+"""Maximum number of characters outside a fenced text that count as an introduction."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _POML_NAME = re.compile(r"\{\{\s*([A-Za-z_]\w*)")
 
 
 class CheckedText(NamedTuple):
-    """The version of a text, or its problems."""
+    """The version that a text defines, or its problems."""
 
     template: PromptTemplate | None
     """The version; None if there are problems."""
@@ -71,7 +71,7 @@ def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
     """Return the variables of a template, each with its expressions: `task` may have `task[question]`.
 
     Raises:
-        ValueError: the template is malformed.
+        ValueError: The template is malformed.
     """
     if template.engine == "f-string":
         names = dict[str, set[str]]()
@@ -90,7 +90,7 @@ def placeholders(template: PromptTemplate) -> dict[str, set[str]]:
 
 
 def written_placeholders(template: PromptTemplate) -> list[str]:
-    """Return the placeholders of a template as written in it; none if it is malformed."""
+    """Return the placeholders of a template as they are written; none if it is malformed."""
     try:
         names = placeholders(template)
     except ValueError:
@@ -99,12 +99,12 @@ def written_placeholders(template: PromptTemplate) -> list[str]:
 
 
 def placeholder_list(template: PromptTemplate) -> str:
-    """Return the placeholders of a template for a sentence of a request."""
+    """Return the placeholders of a template as text for a request."""
     return ", ".join(written_placeholders(template)) or "(there are none)"
 
 
 def same_text(template: PromptTemplate) -> str:
-    """Return a normalized text, equal for versions that differ only in white space."""
+    """Return a normalized text, the same for versions that differ only in white space."""
     return " ".join(template.template.split())
 
 
@@ -113,7 +113,7 @@ def _written(expression: str, engine: str) -> str:
 
 
 def _without_fence(text: str, seed: str) -> str:
-    """Return a text without the code fence that a model put around it and without an introduction."""
+    """Return a text without an introduction and a code fence around it."""
     if next(_fences(seed.split("\n")), None):  # the seed has fences: only one around the whole text is removed
         lines = text.strip().split("\n")
         is_whole = len(lines) > 1 and (opening := _FENCE.fullmatch(lines[0])) and lines[-1].strip(" \t") == opening[1]
@@ -143,8 +143,8 @@ def _fences(lines: Sequence[str]) -> Iterator[tuple[int, int]]:
 def _with_escaped_braces(text: str, of_seed: Mapping[str, set[str]]) -> str:
     """Return an f-string template with doubled braces except in placeholders, such as for JSON and code.
 
-    If a text already has doubled braces, they stay, and single ones are doubled; else every brace outside a placeholder
-    is doubled. `{name}` with a name that is not in the seed stays: it may be meant as a placeholder.
+    If a text already has doubled braces, they remain, and single ones are doubled. Otherwise every brace outside a
+    placeholder is doubled. `{name}` with a name that is not in the seed remains, as it may be meant as a placeholder.
     """
     expressions = {*of_seed, *(each for own in of_seed.values() for each in own)}
     try:

@@ -1,14 +1,14 @@
-"""The model calls of APO: a critique of rollouts, an edit by it, and the repair of a text, with prompts from files.
+"""The model calls of APO: critique of rollouts, edit based on it, and repair of a text, with prompts from files.
 
-| ending of the file | format |
+| File extension | Format |
 | --- | --- |
-| `.jinja`, `.j2` | a bounded jinja sandbox; a line `=== system ===` or `=== user ===` begins a message of that role |
-| `.poml` | rendered by the package `poml`, which is loaded for it |
-| any other | plain text: the instruction; template, rollouts and critique are appended |
+| `.jinja`, `.j2` | a limited jinja sandbox; a line `=== system ===` or `=== user ===` starts a message of that role |
+| `.poml` | rendered by the package `poml` |
+| any other | plain text with the instruction; template, rollouts and critique are appended |
 
 The variables are `prompt_template` (text), `placeholders` (list of texts), and `experiments` (list of `RolloutResult`)
-for a critique, `critique` (text) for an edit. Roles are read before the variables are filled in, so that no text of an
-agent can begin a message.
+for a critique, `critique` (text) for an edit. Roles are read before the variables are filled in, so text of an agent
+cannot start a message.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Branch:
 
 
 current_branch = ContextVar[Branch | None]("agentlightning_branch", default=None)
-"""The branch of the version that the current asyncio task makes."""
+"""Branch of the version that the current asyncio task creates."""
 
 
 @dataclass
 class Critic:
-    """Calls the models. Belongs to the algorithm's loop."""
+    """Caller of the models, used only in the algorithm's event loop."""
 
     chat: Chat
     gradient_model: str
@@ -69,19 +69,19 @@ class Critic:
     async def critique(
         self, template: PromptTemplate, results: Sequence[RolloutResult], most: int, branch: Branch
     ) -> tuple[Path, str]:
-        """Return the drawn file, and the critique of at most `most` of the rollouts. Secrets are hidden."""
+        """Return the selected prompt file, and the critique of at most `most` rollouts. Secrets are hidden."""
         path = branch.rng.choice(list(self.gradient_files))
         shown = masked(choose_cases(results, most, branch.rng))
         text = await self._ask(path, template, {"experiments": shown}, self.gradient_model, "critique", branch)
         return path, text.strip()
 
     async def edit(self, template: PromptTemplate, critique: str, branch: Branch) -> tuple[Path, str]:
-        """Return the drawn file, and the text of a new version."""
+        """Return the selected prompt file, and the text of a new version."""
         path = branch.rng.choice(list(self.edit_files))
         return path, await self._ask(path, template, {"critique": critique}, self.apply_edit_model, "edit", branch)
 
     async def repair(self, text: str, problems: Sequence[str], seed: PromptTemplate, branch: Branch) -> str:
-        """Return the text, with its problems repaired if the editor can."""
+        """Return the text after one attempt of the editor to repair its problems."""
         request = (
             "This text was to be a prompt template and cannot be used as one:\n\n"
             f"<template>\n{text}\n</template>\n\n" + "\n".join(f"- {problem}" for problem in problems) + "\n\n"
@@ -103,10 +103,10 @@ class Critic:
 
 
 def choose_cases(results: Sequence[RolloutResult], count: int, rng: random.Random) -> list[RolloutResult]:
-    """Return at most `count` results for a critic, the worst first: half of them the worst, the others the best.
+    """Return at most `count` results for a critic, worst first: half of them the worst, the others the best.
 
-    Ties are broken at random. Rollouts without a reward are included if too few have one, and always one of them if
-    `count` is at least three, because the prompt may have made the agent fail.
+    Ties are broken at random. Rollouts without a reward are included if too few have one. One of them is always
+    included if `count` is at least three, because the prompt may have caused the failure.
     """
     drawn = list(results)
     rng.shuffle(drawn)
@@ -121,15 +121,15 @@ def choose_cases(results: Sequence[RolloutResult], count: int, rng: random.Rando
 
 
 def check_files(setting: str, files: Sequence[str | Path] | None, own: Sequence[Path]) -> list[Path]:
-    """Return the files of a setting; the built-in ones for None.
+    """Return the files of a setting, or the built-in files for None.
 
     Raises:
-        BadRequestError: there is no file, one cannot be read, or is POML without the package `poml`; names it.
+        BadRequestError: A file is missing, cannot be read, or is POML and the package `poml` is not installed.
     """
     if files is None:
         return list(own)
     if isinstance(files, (str, Path)) or not files:
-        raise BadRequestError(f"{setting} must be a list of paths, or None for the files of ours; got {files!r}")
+        raise BadRequestError(f"{setting} must be a list of paths, or None for the built-in files; got {files!r}")
     for path in map(Path, files):
         try:
             path.read_text(encoding="utf-8")
@@ -144,7 +144,7 @@ def messages_of(path: Path, context: Mapping[str, Any]) -> list[Message]:
     """Return the messages of a prompt file.
 
     Raises:
-        BadRequestError: the file cannot be filled in; names it and the error.
+        BadRequestError: The file cannot be rendered. The message has its name and the error.
     """
     try:
         if path.suffix == ".poml":
@@ -156,11 +156,11 @@ def messages_of(path: Path, context: Mapping[str, Any]) -> list[Message]:
         if not parts:
             return [{"role": "user", "content": render(text, context)}]
         if re.sub(r"\{#.*?#\}", "", before, flags=re.DOTALL).strip():
-            raise ValueError("there is text above the first line that names a role")
+            raise ValueError("text above the first line with a role")
         roles = zip(parts[::2], parts[1::2], strict=True)
         return [{"role": role, "content": render(content, context).strip()} for role, content in roles]
     except Exception as error:  # boundary: files of the user, in two languages with their own errors
-        raise BadRequestError(f"The prompt file {str(path)!r} cannot be filled in: {error}") from error
+        raise BadRequestError(f"The prompt file {str(path)!r} cannot be rendered: {error}") from error
 
 
 def _below(text: str, context: Mapping[str, Any]) -> str:
@@ -181,6 +181,6 @@ def _poml() -> Any:
     try:
         import poml  # pyright: ignore[reportMissingImports] -- not needed for our own files
     except ImportError as error:
-        text = "A prompt file of the kind .poml needs the package 'poml', which is not installed: pip install poml"
+        text = "A .poml prompt file requires the package 'poml'. Install it with: pip install poml"
         raise BadRequestError(text) from error
     return cast(Any, poml)

@@ -1,4 +1,4 @@
-"""Runs candidate prompts on tasks; concurrent evaluations form one round of rollouts."""
+"""Run candidate prompts on tasks. Concurrent evaluations form one round of rollouts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from agentlightning.types import (
 logger = logging.getLogger(__name__)
 
 Templates = Mapping[str, PromptTemplate]
-"""Prompt templates by the names of their resources."""
+"""Prompt templates by resource name."""
 MOST_WITH_MESSAGES = 1000
-"""Number of training results that are kept with their messages; older ones keep only the score."""
+"""Number of training results that are stored with their messages. Older ones keep only the score."""
 _Key = tuple[str, RolloutMode, str]
 """Digest of the prompts, mode, digest of the task."""
 
 
 def digest_of(templates: Templates) -> str:
-    """Return a digest of a set of prompts; equal sets have equal digests."""
+    """Return a digest of a set of prompts. Equal sets have the same digest."""
     texts = {name: [template.engine, template.template] for name, template in sorted(templates.items())}
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:32]
 
@@ -53,29 +53,29 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Round:
-    """Evaluations that began at the same time."""
+    """Evaluations that started at the same time."""
 
     pending: dict[_Key, _Pending] = field(default_factory=dict[_Key, _Pending])
     evaluations: int = 0
     waiting: int = 0
-    """Number of evaluations whose caller still waits."""
+    """Number of evaluations with a waiting caller."""
 
 
 class CandidateEvaluator:
-    """Runs candidates on tasks. Belongs to the event loop of the algorithm.
+    """Runner of candidates on tasks, used only in the algorithm's event loop.
 
     Concurrent calls form one round: they are enqueued in one call to the store, and each returns when its own tasks
-    have ended. Each candidate is published with all other `resources`, under `<name>-<run>-<version>`. Scores are kept
-    per candidate, mode and task, so that nothing runs twice. Rollouts that are late, or whose callers have left, are
-    cancelled.
+    have ended. Each candidate is published with all other `resources`, under `<name>-<run>-<version>`. Scores are
+    stored per candidate, mode and task, so that nothing runs twice. Rollouts that are late or have no waiting caller
+    are cancelled.
 
     Args:
-        read: returns the results of ended rollouts, in their order.
-        name: name of the algorithm, in the ids of the resources.
-        timeout_seconds: time limit of the rollouts of one candidate; a round of several has the sum.
-        config: configuration of each rollout; without its own time limit an attempt has `timeout_seconds`.
-        missing: with `retry`, a task without a reward runs once more.
-        seconds_left: returns the remaining seconds of the search; rollouts that are open then are also cancelled.
+        read: Returns the results of ended rollouts, in their order.
+        name: Name of the algorithm in the ids of the resources.
+        timeout_seconds: Time limit for the rollouts of one candidate. A round of several candidates has the sum.
+        config: Configuration of each rollout. Without its own time limit an attempt has `timeout_seconds`.
+        missing: With `retry`, a task without a reward runs once more.
+        seconds_left: Returns the remaining seconds of the search. Rollouts that are then open are also cancelled.
     """
 
     def __init__(
@@ -97,12 +97,12 @@ class CandidateEvaluator:
         self._results: dict[_Key, RolloutResult] = {}
         self._published: dict[str, str] = {}
         self._next: tuple[_Round, asyncio.Task[None]] | None = None
-        """The round that accepts further evaluations, and its asyncio task."""
+        """The round that accepts evaluations, and its asyncio task."""
         self.rollouts = 0
         """Number of enqueued rollouts."""
 
     def resources_with(self, templates: Templates) -> NamedResources:
-        """Return all resources, with these prompts replacing those of the same names."""
+        """Return all resources, with these prompts in place of those with the same names."""
         return {**self._resources, **templates}
 
     def known(self, templates: Templates, mode: RolloutMode) -> list[RolloutResult]:
@@ -166,7 +166,7 @@ class CandidateEvaluator:
         results = await self._run_tasks(unknown, seconds, is_final=not self._retries)
         failed = {key: unknown[key] for key, result in results.items() if result["final_reward"] is None}
         if failed and self._retries and self._seconds_left() > 0:
-            logger.info("%d of %d rollouts earned nothing and are played once more", len(failed), len(unknown))
+            logger.info("%d of %d rollouts have no reward and run once more", len(failed), len(unknown))
             results |= await self._run_tasks(failed, seconds, is_final=True)
         for key, pending in unknown.items():
             if not pending.result.done():
@@ -175,7 +175,7 @@ class CandidateEvaluator:
     async def _run_tasks(
         self, pending: Mapping[_Key, _Pending], seconds: float, *, is_final: bool
     ) -> dict[_Key, RolloutResult]:
-        """Enqueue tasks at once and return their results.
+        """Enqueue tasks in one call and return their results.
 
         Results with a reward (with `is_final`: all results) are delivered as soon as their rollouts have ended.
         """

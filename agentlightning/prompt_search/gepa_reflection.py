@@ -1,7 +1,8 @@
 """Reflection of GEPA: the records of rollouts for the model, and the texts that it proposes.
 
-The prompt and the parsing of the reply are those of the package (`InstructionProposalSignature`); the calls go through
-`Chat`, all of an iteration at the same time. A proposal that is no version of the seed's template is sent back once.
+The prompt and the parsing of the reply are those of the package (`InstructionProposalSignature`). The calls use `Chat`,
+and all calls of an iteration are concurrent. A proposal that is not a version of the seed's template is returned to the
+model once.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from agentlightning.utils.masking import masked
 logger = logging.getLogger("agentlightning.algorithm.gepa")
 T = TypeVar("T")
 Candidate = dict[str, str]
-"""Texts by the names of their templates, in the package's form."""
+"""Texts by template name, in the form of the package."""
 Record = Mapping[str, Any]
 _MODEL_SPANS = ("gen_ai.", "llm.")
 _SHOWN_SPANS = 20
 
 
 class Interrupted(Exception):
-    """The run was cancelled; ends the package's thread."""
+    """Raised in the package's thread to end it after the run was cancelled."""
 
 
 class LoopBridge:
-    """Calls of the package's thread into the event loop. `close` cancels the pending one."""
+    """Bridge for calls from the package's thread into the event loop. `close` cancels the pending call."""
 
     def __init__(self) -> None:
         self._loop, self._closed = asyncio.get_running_loop(), False
@@ -50,7 +51,7 @@ class LoopBridge:
         """Run a coroutine in the event loop and return its result.
 
         Raises:
-            Interrupted: the run was cancelled.
+            Interrupted: The run was cancelled.
         """
         if self._closed:
             work.close()
@@ -69,7 +70,7 @@ class LoopBridge:
             raise Interrupted("the run was cancelled") from None
 
     def close(self) -> None:
-        """Refuse further calls, and cancel the running one. Called in the event loop."""
+        """Reject later calls, and cancel the running one. Called in the event loop."""
         self._closed = True
         if self._running is not None and not self._running.done():
             self._running.cancel()
@@ -80,12 +81,12 @@ def templates_of(candidate: Candidate, seeds: Templates) -> dict[str, PromptTemp
 
 
 class Reflector:
-    """A `ReflectionLM` of the package that calls through `Chat`. Used only by the package's thread.
+    """A `ReflectionLM` of the package that uses `Chat`. Used only by the package's thread.
 
     Args:
-        prompts: prompt of the reflection, one for all templates or one for each; None is the package's.
-        fields: further fields of the requests, such as `temperature`.
-        add: called with each proposal, a version without a name, and its source candidate.
+        prompts: Prompt for the reflection, one for all templates or one for each; None for the package's prompt.
+        fields: Additional fields of the requests, such as `temperature`.
+        add: Called with each proposal, a version without a name, and its source candidate.
     """
 
     def __init__(
@@ -100,9 +101,9 @@ class Reflector:
         self._chat, self._bridge, self._seeds, self._add = chat, bridge, seeds, add
         self._prompts, self._fields = prompts, fields
         self.failures: list[str] = []
-        """Reasons of the latest consecutive unanswered calls."""
+        """Reasons of the latest consecutive failed calls."""
         self.error: Exception | None = None
-        """The error that ends the search, or the reached limit: the package only logs it."""
+        """The error or reached limit that ends the search. The package only logs it."""
 
     @property
     def total_cost(self) -> float:
@@ -145,7 +146,7 @@ class Reflector:
             text = await self._ask(messages, "reflection", version.bill)
             checked = check_version(text, self._seeds[name])
             if checked.template is None and text.strip():
-                logger.warning("%s: the proposed text is sent back once: %s", name, " ".join(checked.problems))
+                logger.warning("%s: proposed text returned to the model once: %s", name, " ".join(checked.problems))
                 problems = "\n".join(f"- {problem}" for problem in checked.problems)
                 request = (
                     f"This cannot be used:\n{problems}\nIts placeholders must be exactly these, as they are written: "
@@ -157,7 +158,7 @@ class Reflector:
                 )
                 checked = check_version(text, self._seeds[name])
         except ChatError as error:
-            logger.error("%s: no text was proposed: %s", name, error)
+            logger.error("%s: no text proposed: %s", name, error)
             self.failures.append(str(error))
             version.state, version.problems = "failed", (str(error),)
             return version
@@ -169,7 +170,7 @@ class Reflector:
         self.failures.clear()
         version.critique = text
         if checked.template is None:
-            logger.warning("%s: the proposed text is refused: %s", name, " ".join(checked.problems))
+            logger.warning("%s: proposed text rejected: %s", name, " ".join(checked.problems))
             version.state, version.problems = "refused", checked.problems
         else:
             version.templates[name] = checked.template
@@ -213,7 +214,7 @@ def _conversations(result: RolloutResult) -> str:
 
 
 def _notes(result: RolloutResult) -> dict[str, str]:
-    """Return the agent's own notes: attributes of its annotations, messages, rewards by name, failed spans."""
+    """Return notes of the agent: attributes of annotations, messages, rewards by name, failed spans."""
     notes = dict[str, str]()
     for span in result["spans"][:_SHOWN_SPANS]:
         attributes: Mapping[str, Any] = span["attributes"]

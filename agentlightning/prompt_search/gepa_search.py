@@ -1,6 +1,6 @@
 """The search of GEPA with the package `gepa`: adapter and callback on rollouts of the store and records of the run.
 
-The package runs in its own thread; all access to the store happens in the event loop of the algorithm.
+The package runs in its own thread. All access to the store is in the event loop of the algorithm.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger("agentlightning.algorithm.gepa")
 Batch = EvaluationBatch[RolloutResult, RolloutResult]
 
 _MOST_FAILURES = 3
-"""Number of consecutive unanswered model calls, each after its retries, that ends the search."""
+"""Number of consecutive failed model calls, each after its retries, that ends the search."""
 _MOST_IDLE = 50
 """Number of consecutive iterations without a rollout that ends the search."""
 _STATE = "gepa_state.bin"
 _REWARDS, _TASKS = "agentlightning_rewards", "agentlightning_validation"
-"""Keys in the adapter's part of the package's state: rewards of the validation tasks by the digest of the candidate;
-digest of the ordered validation tasks, which the package identifies only by number."""
+"""Keys in the adapter's part of the package's state: rewards of the validation tasks by candidate digest, and digest of
+the ordered validation tasks, which the package identifies only by number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +56,16 @@ class Task:
 
 
 class GEPASearch:
-    """One search: adapter, callback, stopper and logger of the package in one.
+    """One search: adapter, callback, stopper and logger of the package.
 
-    A task without a reward gets slightly less than the mean of the candidate's other tasks: so it does not change a
-    mean, and a minibatch with a fault never counts as perfect. A candidate with rewards on too few tasks is never the
+    A task without a reward gets slightly less than the mean of the candidate's other tasks. It does not change the
+    mean, and a minibatch with an error never counts as perfect. A candidate with rewards on too few tasks is never the
     best.
 
     Args:
-        records: returns the records of results for the model, see `GEPA.make_reflective_dataset`.
-        prompts, fields: see `Reflector`.
-        settings: arguments of `gepa.optimize`.
+        records: Returns the records of results for the model, see `GEPA.make_reflective_dataset`.
+        prompts, fields: See `Reflector`.
+        settings: Arguments of `gepa.optimize`.
     """
 
     propose_new_texts = None
@@ -86,7 +86,7 @@ class GEPASearch:
         self.failures = self._reflector.failures
         self._versions = {self._seed.digest: self._seed}
         self._names: dict[int, str] = {}
-        """Names of versions by the package's numbers of their candidates."""
+        """Names of versions by the candidate numbers of the package."""
         self._unrecorded: list[PromptVersion] = []
         self._known_seed_scores: Mapping[int, float] | None = None
         self._iteration = self._idle_since = 0
@@ -119,7 +119,7 @@ class GEPASearch:
         """Run the package in a thread until it ends.
 
         Raises:
-            Exception: an error that the package logged but did not raise.
+            Exception: An error that the package logged but did not raise.
         """
         state = self._state
         optimize = cast(Any, api.optimize)  # pyright: ignore[reportUnknownMemberType] -- its type parameters are not known
@@ -159,9 +159,9 @@ class GEPASearch:
             await state.log.best("validation", best.score, best.round)
 
     def _best(self) -> PromptVersion:
-        """Return the version with the largest mean on all validation tasks; the seed if no other has a larger one.
+        """Return the version with the largest mean on all validation tasks, or the seed if no version is better.
 
-        Excludes versions with rewards on too few tasks, or that ran on a part of them.
+        Excludes versions with rewards on too few tasks, and versions that did not run on all tasks.
         """
         state, whole = self._state, list[PromptVersion]()
         for each in state.history.versions:
@@ -172,7 +172,7 @@ class GEPASearch:
         return state.seed if best.score == state.seed.score else best
 
     def should_stop(self, gepa_state: GEPAState[Any, Any]) -> bool:
-        """Return whether the search must end: a limit is reached, no model answers, or nothing new is proposed."""
+        """Return whether the search must end: a limit is reached, model calls fail, or nothing new is proposed."""
         error = self._reflector.error
         try:
             self._state.chat.check_limits()
@@ -184,16 +184,16 @@ class GEPASearch:
         if error is not None:
             self._stopped_by = str(error)
         elif len(self.failures) >= _MOST_FAILURES:
-            self._stopped_by = f"the model did not answer {len(self.failures)} times in a row: {self.failures[-1]}"
+            self._stopped_by = f"{len(self.failures)} consecutive model calls failed: {self.failures[-1]}"
         elif gepa_state.i - self._idle_since >= _MOST_IDLE:
-            self._stopped_by = f"{_MOST_IDLE} iterations brought no version that was not known"
+            self._stopped_by = f"no new version in {_MOST_IDLE} iterations"
         best = max(gepa_state.program_full_scores_val_set, default=-math.inf)
         return self._stopped_by is not None or (self._perfect is not None and best >= self._perfect)
 
     # --- versions ----------------------------------------------------------------------------------------------------
 
     def _version_of(self, candidate: Candidate) -> PromptVersion:
-        """Return the version of a candidate; create one if it is unknown."""
+        """Return the version of a candidate, or create one if it is unknown."""
         templates = templates_of(candidate, self._seed.templates)
         version = self._versions.get(digest_of(templates))
         if version is None:
@@ -231,10 +231,10 @@ class GEPASearch:
         return self.batch_evaluate([(candidate, batch)])[0]
 
     def batch_evaluate(self, items: list[tuple[Candidate, list[Task]]]) -> list[Batch]:
-        """Run candidates, all of them in one round, and return scores, results, and results as trajectories.
+        """Run all candidates in one round, and return scores, results, and results as trajectories.
 
         Raises:
-            LimitReached: the limit on seconds interrupted it.
+            LimitReached: The time limit was reached.
         """
 
         async def run_all() -> list[list[RolloutResult]]:
@@ -271,7 +271,7 @@ class GEPASearch:
         is_seed = version is self._seed
         if is_seed and not score.scored:
             failures = ", ".join(sorted({str(result["failure"]) for result in results}))
-            raise NoCandidateError(f"The seed earned nothing on any of {len(results)} validation tasks: {failures}")
+            raise NoCandidateError(f"The seed has no reward on any of {len(results)} validation tasks: {failures}")
         if len(results) < len(state.val):  # the package tries a merged candidate on a few of them
             if version.digest not in state.validated:
                 version.judge(score)
@@ -295,7 +295,7 @@ class GEPASearch:
         logger.info("%s", message)
 
     def on_iteration_start(self, event: IterationStartEvent) -> None:
-        """Set the iteration number of the versions made from now on."""
+        """Set the iteration number for new versions."""
         self._iteration = event["iteration"]
 
     def on_merge_attempted(self, event: MergeAttemptedEvent) -> None:
@@ -305,7 +305,7 @@ class GEPASearch:
             version.parent = " + ".join(self._names[each] for each in parents if each in self._names) or None
 
     def on_iteration_end(self, event: IterationEndEvent) -> None:
-        """Record the versions and the figures of an iteration."""
+        """Record the versions and the metrics of an iteration."""
         gepa_state = cast("GEPAState[Any, Any]", event["state"])
         candidates = gepa_state.program_candidates
         self._names = {place: self._version_of(each).version for place, each in enumerate(candidates)}
@@ -329,10 +329,10 @@ _UNSEEN = RolloutResult(
 
 
 class PairedAcceptance:
-    """Judges a proposal by the minibatch tasks for which both it and its parent have scores.
+    """Criterion that judges a proposal by the minibatch tasks for which the proposal and its parent have scores.
 
     Raises:
-        BadRequestError: the criterion is neither a known name nor an object of the package.
+        BadRequestError: The criterion is neither a known name nor an object of the package.
     """
 
     _CRITERIA: Mapping[str, Callable[[], AcceptanceCriterion]] = {
@@ -370,12 +370,12 @@ class PairedAcceptance:
 
 
 class _DataOnly(pickle.Unpickler):
-    """Reads the data that the package writes (lists, texts, numbers) and calls nothing."""
+    """Unpickler for the data that the package writes (lists, strings, numbers). It calls nothing."""
 
     @override
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(
-            f"it names {module_name}.{global_name}; expected data alone, a program may be hidden in it"
+            f"it refers to {module_name}.{global_name}; expected only data, because other content can run a program"
         )
 
 
@@ -387,7 +387,8 @@ def read_saved(run_dir: Path, state: SearchState) -> Any:
     """Return the `GEPAState` in a folder; None without one.
 
     Raises:
-        BadRequestError: it cannot be read, is more than data, or has other seed prompts or validation tasks.
+        BadRequestError: The state cannot be read, contains more than data, or has different seed prompts or
+            validation tasks.
     """
     if not (run_dir / _STATE).exists():
         return None
@@ -396,18 +397,16 @@ def read_saved(run_dir: Path, state: SearchState) -> Any:
             _DataOnly(file).load()  # before the package itself reads it, which would call the functions that it names
         saved = cast(Any, GEPAState).load(str(run_dir))
     except Exception as error:  # a damaged pickle can raise any error
-        raise BadRequestError(
-            f"{run_dir / _STATE} cannot be read ({error}): delete it, or give another run_dir"
-        ) from error
+        raise BadRequestError(f"Cannot read {run_dir / _STATE} ({error}). Delete it, or use another run_dir") from error
     if saved.program_candidates[0] != {name: template.template for name, template in state.seed.templates.items()}:
         raise BadRequestError(
-            f"run_dir={str(run_dir)!r} holds the search of other prompts than initial_resources has now. Give them "
-            "again, or give another run_dir"
+            f"run_dir={str(run_dir)!r} contains a search with other prompts than initial_resources. Use the same "
+            "prompts, or another run_dir"
         )
     digest = _digest_of_tasks(state.val)
     if saved.adapter_state.get(_TASKS, digest) != digest:
         raise BadRequestError(
-            f"run_dir={str(run_dir)!r} holds a search that chose by other validation tasks than val_dataset has now, "
-            "or in another order: its scores say nothing of these. Give them again, or give another run_dir"
+            f"run_dir={str(run_dir)!r} contains a search with other validation tasks than val_dataset, or in another "
+            "order. Use the same tasks, or another run_dir"
         )
     return saved

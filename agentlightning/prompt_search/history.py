@@ -1,7 +1,7 @@
-"""The record of a search over prompts: its versions, their records in the store, and the result.
+"""The history of a prompt search: versions, their records in the store, and the result.
 
-Each version is a `prompt` record of the run, written when the version is made, so that a restarted run makes only the
-missing versions.
+Each version is a `prompt` record of the run. It is written when the version is created, so that a restarted run creates
+only the missing versions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from agentlightning.types import NamedResources, PromptTemplate, ResourcesUpdate
 logger = logging.getLogger(__name__)
 
 VersionState = Literal["candidate", "kept", "dropped", "refused", "duplicate", "failed"]
-"""`candidate`: not judged yet. `kept`: in the search's current set. `dropped`: others were better. `refused`: its text
-is no version of the seed. `duplicate`: another version has the text. `failed`: critic or editor returned no text."""
+"""`candidate`: not judged yet. `kept`: in the current set of the search. `dropped`: others were better. `refused`: the
+text is not a version of the seed. `duplicate`: another version has the text. `failed`: critic or editor returned no
+text."""
 WITHOUT_TEXT: tuple[VersionState, ...] = ("refused", "duplicate", "failed")
 """States of versions that never run."""
 _SPENT = "spent/"
-"""Prefix of the names of records with the usage of failed or forgotten versions."""
+"""Prefix of the names of records with the usage of failed or discarded versions."""
 _PLAIN = ("version", "target", "round", "parent", "critique", "state", "score", "tasks", "failures")
 
 
@@ -47,32 +48,32 @@ class PromptVersion:
     version: str
     """Name of the version; `v0` is the seed."""
     templates: dict[str, PromptTemplate]
-    """All searched templates, by the names of their resources."""
+    """All searched templates by resource name."""
     target: str
-    """Name of the template that differs from its parent; for the seed the first one."""
+    """Name of the template that differs from the parent; for the seed the first one."""
     round: int = 0
-    """Round that made it; 0 is before the first."""
+    """Round that created the version; 0 is before the first round."""
     parent: str | None = None
-    """Name of the version that it was made from."""
+    """Name of the parent version."""
     critique: str | None = None
-    """The critic's text on the parent."""
+    """Critique of the parent."""
     state: VersionState = "candidate"
     problems: tuple[str, ...] = ()
-    """Reasons why it is refused."""
+    """Reasons why the version is refused."""
     score: float | None = None
-    """Mean reward on its validation tasks so far; None without any."""
+    """Mean reward on its validation tasks so far; None without rewards."""
     interval: tuple[float, float] | None = None
     """95 % interval of the score."""
     tasks: int = 0
-    """Number of validation tasks that it has run on."""
+    """Number of validation tasks on which it has run."""
     failures: int = 0
-    """Number of these tasks without a reward, because of a fault or a late rollout."""
+    """Number of these tasks without a reward, because of an error or a late rollout."""
     bill: Bill = field(default_factory=Bill)
     """Usage of its critique and its edit."""
 
     @property
     def prompt_template(self) -> PromptTemplate:
-        """The template that differs from its parent."""
+        """The template that differs from the parent."""
         return self.templates[self.target]
 
     @property
@@ -82,7 +83,7 @@ class PromptVersion:
 
     @property
     def digest(self) -> str:
-        """Digest of the prompts; equal prompts have equal digests."""
+        """Digest of the prompts. Equal prompts have the same digest."""
         return digest_of(self.templates)
 
     def judge(self, score: Score) -> None:
@@ -91,7 +92,7 @@ class PromptVersion:
         self.interval = None if score.mean is None else (score.low, score.high)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the version as JSON data; `from_json` reads it back."""
+        """Return the version as JSON data for `from_json`."""
         plain = {name: getattr(self, name) for name in _PLAIN}
         more = {"problems": list(self.problems), "interval": self.interval and list(self.interval)}
         templates = {name: _template_as_json(template) for name, template in self.templates.items()}
@@ -119,11 +120,11 @@ def _template_as_json(template: PromptTemplate) -> dict[str, Any]:
 
 
 class History:
-    """The versions of one run, in the order of their numbers, and their records. Belongs to the algorithm's loop.
+    """The versions of one run by number, and their records. Used only in the algorithm's event loop.
 
     Args:
-        folder: folder of `history.json`; None writes none.
-        published: returns the resources of a version by its name, None if it was never published.
+        folder: Folder for `history.json`; None for no file.
+        published: Returns the resources of a version by its name, or None if it was never published.
     """
 
     def __init__(
@@ -138,21 +139,21 @@ class History:
         self._recorded: dict[str, PromptVersion] = {}
         """Versions of earlier starts that have not been reused yet."""
         self._highest = self._taken = 0
-        """Numbers of the last recorded version and of the last used name: records are written once."""
+        """Numbers of the last recorded version and of the last used name. Records are written once."""
 
     @property
     def has_recorded(self) -> bool:
-        """True while `recorded` or `resume` have not returned all versions of an earlier start."""
+        """True until `recorded` or `resume` have returned all versions of an earlier start."""
         return bool(self._recorded)
 
     async def open(self, seed: PromptVersion) -> Bill:
         """Start with the seed, and return the usage of earlier starts of the run.
 
-        A record hides text that looks like a secret. The text of such a version is read from its published resources;
-        a version that was never published is made again.
+        A record hides text that looks like a secret. The text of such a version is read from its published resources.
+        A version that was never published is created again.
 
         Raises:
-            BadRequestError: the run began with other prompts.
+            BadRequestError: The run started with other prompts.
         """
         self.versions = [seed]
         if not self._log.run_id:
@@ -165,8 +166,8 @@ class History:
             await self._log.prompt(0, seed.version, seed.as_json())
         elif first["digest"] != seed.digest:
             raise BadRequestError(
-                f"Run {self._log.run_id!r} began with other prompts than initial_resources has now. Give them again, "
-                "or give the run another run_id"
+                f"Run {self._log.run_id!r} started with other prompts than initial_resources. Use the same prompts, or "
+                "another run_id"
             )
         versions = {name: PromptVersion.from_json(each) for name, each in data.items()}
         self._highest = max((version.number for version in versions.values()), default=0)
@@ -182,15 +183,15 @@ class History:
             if version.digest == data[name]["digest"]:
                 self._recorded[name] = version
         if versions:
-            logger.info("Run %s goes on: %d versions are there already", self._log.run_id, len(self._recorded))
+            logger.info("run %s: resumed with %d versions", self._log.run_id, len(self._recorded))
         return Bill().merge(*(version.bill for version in versions.values()), *spent)
 
     async def resume(self, *, discard: bool) -> list[PromptVersion]:
-        """Return the versions of earlier starts, in the order of their numbers; with `discard` they are dropped."""
+        """Return the versions of earlier starts by number. With `discard` they are dropped."""
         versions, self._recorded = sorted(self._recorded.values(), key=lambda each: each.number), {}
         if discard:
             if versions:
-                logger.warning("Run %s begins anew: its %d versions are forgotten", self._log.run_id, len(versions))
+                logger.warning("run %s: restarted, %d versions discarded", self._log.run_id, len(versions))
             if self._log.run_id:
                 await self._rewind(0)
             return []
@@ -200,14 +201,14 @@ class History:
         return versions
 
     def next_names(self, count: int) -> list[str]:
-        """Return unused names for the next versions; the names of `resume` are also in use."""
+        """Return unused names for the next versions. Names of `resume` are also in use."""
         last = max(self._taken, *(version.number for version in self.versions))
         return [f"v{last + 1 + number}" for number in range(count)]
 
     async def recorded(self, wanted: Sequence[PromptVersion]) -> list[PromptVersion | None]:
-        """Return the version of an earlier start for each version of a round, None without one.
+        """Return the version of an earlier start for each version of a round, or None.
 
-        A round whose parents differ from the recorded ones is made again, and so are all later rounds.
+        If the parents of a round differ from the recorded ones, this round and all later rounds are repeated.
         """
         versions = [self._recorded.pop(version.version, None) for version in wanted]
         if all(
@@ -215,13 +216,13 @@ class History:
             for old, new in zip(versions, wanted, strict=True)
         ):
             return versions
-        logger.warning("Run %s goes another way from round %d on", self._log.run_id, wanted[0].round)
+        logger.warning("run %s: differs from its record, repeated from round %d", self._log.run_id, wanted[0].round)
         self._recorded.clear()
         await self._rewind(wanted[0].round - 1)
         return [None] * len(wanted)
 
     async def record(self, version: PromptVersion) -> None:
-        """Record a version; for a failed one only its usage, because a resumed run makes it again."""
+        """Record a version. For a failed one, record only its usage, because a resumed run creates it again."""
         if not self._log.run_id:
             return
         if version.state != "failed":
@@ -241,7 +242,7 @@ class History:
         await self._log.rewind(step)
 
     def write(self, **more: object) -> None:
-        """Write `history.json`, with the current state of every version, into the folder if there is one."""
+        """Write `history.json` with the current state of all versions, if a folder is set."""
         if self._folder is None:
             return
         data = {**more, "versions": [version.as_json() for version in self.versions]}
@@ -254,25 +255,25 @@ class History:
 @explain_fields
 @dataclass
 class PromptResult:
-    """The best prompts and all versions of a search. Prints as a table."""
+    """The best prompts and all versions of a search. `print` shows it as a table."""
 
     best: PromptVersion
-    """The best version; the seed if nothing was better."""
+    """The best version, or the seed if no version was better."""
     history: list[PromptVersion]
-    """All versions in the order of their creation, including refused ones; the seed is the first."""
+    """All versions in order of creation, including refused ones. The seed is the first."""
     best_resources: NamedResources = field(default_factory=dict, repr=False)
-    """All initial resources with the best prompts instead of the seed's, for `Trainer.evaluate`."""
+    """All initial resources with the best prompts in place of the seed's, for `Trainer.evaluate`."""
     bill: Bill = field(default_factory=Bill)
-    """The usage of critics and editors in all starts of the run."""
+    """Usage of critics and editors over all starts of the run."""
     rollouts: int = 0
-    """Number of rollouts that this start of the run has enqueued."""
+    """Number of rollouts enqueued by this start of the run."""
     stop_reason: str = "finished"
     """`finished`, or the reason for an early end of the search."""
     p_value: float | None = None
-    """P-value of the exact sign test of the best against the seed on the validation tasks, multiplied by the number of
-    versions that it was chosen from; None if they were not compared."""
+    """P-value of the exact sign test of the best version against the seed on the validation tasks, multiplied by the
+    number of versions from which it was chosen; None if they were not compared."""
     seconds: float = 0.0
-    """Seconds from the beginning of this start to its end."""
+    """Duration of this start in seconds."""
 
     @property
     def seed(self) -> PromptVersion:
@@ -281,12 +282,12 @@ class PromptResult:
 
     @property
     def best_templates(self) -> dict[str, PromptTemplate]:
-        """The best prompts by the names of their resources."""
+        """The best prompts by resource name."""
         return self.best.templates
 
     @property
     def best_prompt(self) -> PromptTemplate:
-        """The template of the best version that differs from its parent: the prompt, if there is only one."""
+        """The template of the best version that differs from its parent. For one template, the best prompt."""
         return self.best.prompt_template
 
     def diff(self) -> str:
@@ -299,7 +300,7 @@ class PromptResult:
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything except the resources, which may hold keys, as JSON data."""
+        """Return everything as JSON data, except the resources, which may contain API keys."""
         return {
             "best": self.best.version,
             "stop_reason": self.stop_reason,

@@ -25,34 +25,34 @@ from agentlightning.types import Rollout
 logger = logging.getLogger(__name__)
 
 MissingPolicy = Literal["retry", "skip", "zero"]
-"""Treatment of a task whose rollout has no reward, because of a fault or because it was late. `retry` runs it once more
-and then excludes it from the mean, `skip` excludes it at once, `zero` counts it as 0."""
+"""Handling of a task without a reward, because of an error or a late rollout. `retry` runs it once more and then
+excludes it from the mean, `skip` excludes it immediately, `zero` counts it as 0."""
 _READ_AT_ONCE = 32
 """Number of rollouts whose spans are fetched at the same time."""
 _TEXT = 2_000
-"""Largest number of characters of one message or one value of a span."""
+"""Maximum number of characters of a message or of a span value."""
 _MESSAGES, _SPANS, _ITEMS, _DEEPEST = 24, 40, 200, 6
-"""Largest numbers of messages of a conversation, spans of a rollout, list items, and levels; both ends are kept."""
+"""Maximum numbers of messages of a conversation, spans of a rollout, list items, and levels. Both ends are kept."""
 _SPAN_FIELDS = {"name", "attributes", "status", "start_time", "end_time"}
 
 
 class NoCandidateError(NoScoredRolloutError, ValueError):
-    """No version could be judged, because no rollout has a reward."""
+    """No version can be judged, because no rollout has a reward."""
 
 
 class RolloutResult(TypedDict):
-    """The ending of a rollout, as JSON data. Long texts are cut."""
+    """The result of a rollout, as JSON data. Long texts are cut."""
 
     rollout_id: str
     task: Any
-    """The input of the rollout."""
+    """Input of the rollout."""
     status: str
     final_reward: float | None
-    """The reward; None without one, because a fault is not a low reward."""
+    """Reward; None without one, because an error is not a low reward."""
     failure: str | None
-    """Reason for the missing reward, or the agent's own fault; None without either."""
+    """Reason for the missing reward, or the error of the agent; None without either."""
     messages: list[Any]
-    """The conversations of the latest attempt, each `{"messages": [...], "tools": [...]}`."""
+    """Conversations of the latest attempt, each `{"messages": [...], "tools": [...]}`."""
     spans: list[dict[str, Any]]
     """Spans of the latest attempt: name, attributes, status and times."""
 
@@ -91,7 +91,7 @@ def _conversations(ended: Evidence, adapter: TraceToMessages) -> list[Any]:
     try:
         calls = adapter.adapt(ended.counted)
     except ValueError as error:  # nothing that the adapter can read
-        logger.debug("rollout %s shows no messages: %s", ended.rollout.rollout_id, error)
+        logger.debug("rollout %s: no messages: %s", ended.rollout.rollout_id, error)
         return []
     conversations = list[Any]()
     for number, call in enumerate(calls):  # a call that continues a conversation repeats it
@@ -126,13 +126,13 @@ class Score:
     """The score of a candidate on tasks."""
 
     mean: float | None
-    """Mean over the tasks that count; None without any."""
+    """Mean over the tasks that count; None without such tasks."""
     low: float
-    """Lower bound of the 95 % interval of the mean, see `interval`."""
+    """Lower limit of the 95 % interval of the mean, see `interval`."""
     high: float
     tasks: int
     scored: int
-    """Number of tasks with a reward; the others failed."""
+    """Number of tasks with a reward. The others failed."""
 
     @property
     def coverage(self) -> float:
@@ -145,17 +145,17 @@ def rewards_of(results: Sequence[RolloutResult]) -> list[float | None]:
 
 
 def score_of(rewards: Sequence[float | None], missing: MissingPolicy = "retry") -> Score:
-    """Return the score of rewards, one per task; None for a task without a reward."""
+    """Return the score of rewards, one per task. The reward None is a task without a reward."""
     earned = [reward for reward in rewards if reward is not None]
     counted = earned + [0.0] * (len(rewards) - len(earned) if missing == "zero" else 0)
     return Score(*interval(counted), len(rewards), len(earned))
 
 
 def interval(rewards: Sequence[float]) -> tuple[float | None, float, float]:
-    """Return mean and 95 % interval; None and infinite bounds for no rewards.
+    """Return mean and 95 % interval; None and infinite limits without rewards.
 
-    For rewards between 0 and 1 it is Wilson's with the mean as the share of successes: no rewards of that mean vary
-    more than 0 and 1, so it is never too narrow, even if a few are equal by chance. Otherwise it is Student's t.
+    For rewards between 0 and 1 it is Wilson's interval with the mean as the share of successes. It is never too narrow,
+    because no rewards with that mean vary more than 0 and 1. For other rewards it is Student's t interval.
     """
     if not rewards:
         return None, -math.inf, math.inf
@@ -166,6 +166,6 @@ def interval(rewards: Sequence[float]) -> tuple[float | None, float, float]:
 
 
 def sign_test(before: Sequence[float | None], after: Sequence[float | None]) -> float:
-    """Return the two-sided p-value of the exact sign test on the tasks with a reward in both."""
+    """Return the two-sided p-value of the exact sign test on the tasks with a reward on both sides."""
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
     return mcnemar_exact(sum(new > old for old, new in pairs), sum(new < old for old, new in pairs))

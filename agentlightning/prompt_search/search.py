@@ -1,4 +1,4 @@
-"""The common parts, state and records of searches over prompts, and the chat for their model calls."""
+"""Common components, state and records of prompt searches, and the chat for their model calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_LIMITS = RolloutConfig(timeout_seconds=None, unresponsive_seconds=None, max_attempts=1, retry_condition=[])
-"""Configuration of the rollout of the model calls: the Trainer's limits are for agents."""
+"""Configuration of the rollout for the model calls. The Trainer's limits apply only to agents."""
 
 
 @contextlib.asynccontextmanager
@@ -35,18 +35,18 @@ async def open_chat(
     purpose: str,
     setting: str,
 ) -> AsyncGenerator[Chat]:
-    """Yield the chat of a run: from the program or the environment, else through the gateway.
+    """Yield the chat of a run: from the program or the environment, otherwise through the gateway.
 
-    Calls through the gateway belong to their own rollout.
+    Calls through the gateway belong to a separate rollout.
 
     Args:
-        make: returns a chat with this source; with None the chat of the program or the environment.
-        models: models that the program names, in addition to the one of its own `Chat`.
-        purpose: input of the rollout.
-        setting: the argument that names a model, for the error.
+        make: Returns a chat with this source, or for None the chat of the program or the environment.
+        models: Models named by the program, in addition to the model of its `Chat`.
+        purpose: Input of the rollout.
+        setting: Argument that names a model, for the error message.
 
     Raises:
-        BadRequestError: no model is available, or the gateway serves several models and none is named.
+        BadRequestError: No model is available, or the gateway serves several models and none is named.
     """
     chat = make(None)
     try:
@@ -60,7 +60,7 @@ async def open_chat(
     models = models or ([chat.model] if chat.model else [])
     served = [entry["model_name"] for entry in llm_proxy.model_list]
     if not models and len(served) > 1:
-        raise BadRequestError(f"The gateway serves {', '.join(served)}: say which is asked, {setting}")
+        raise BadRequestError(f"The gateway serves several models ({', '.join(served)}). Choose one: {setting}")
     calls = {"calls_of": purpose}
     for rollout in await store.query_rollouts(status_in=["preparing", "running"], limit=-1):
         if rollout.input == calls:  # of an earlier start that was killed
@@ -75,7 +75,7 @@ async def open_chat(
 
 @dataclass
 class SearchState:
-    """The parts of a search, and the rewards on the whole validation set. Belongs to the algorithm's loop."""
+    """The components and the state of a search. Used only in the algorithm's event loop."""
 
     chat: Chat
     history: History
@@ -87,11 +87,11 @@ class SearchState:
     missing: MissingPolicy
     minimum_coverage: float
     best: PromptVersion
-    """The best version so far; at first the seed."""
+    """Best version so far; initially the seed."""
     stop_reason: str = "interrupted"
-    """Reason for the end of the search; `interrupted` until it ends by itself."""
+    """Reason for the end of the search; `interrupted` until the search completes."""
     validated: dict[str, list[float | None]] = field(default_factory=dict[str, list[float | None]])
-    """Rewards on the whole validation set, by the digests of the versions."""
+    """Rewards on the full validation set, by version digest."""
     began: float = field(default_factory=time.monotonic)
 
     def score(self, results: Sequence[RolloutResult]) -> Score:
@@ -99,13 +99,13 @@ class SearchState:
         return score_of(rewards_of(results), self.missing)
 
     def is_enough(self, score: Score) -> bool:
-        """True if enough tasks have a reward to judge a version."""
+        """Return True if enough tasks have a reward to judge a version."""
         return score.scored > 0 and score.coverage >= self.minimum_coverage
 
     def p_value(self) -> float | None:
-        """Return the p-value of the best against the seed, times the number of versions to choose from (Bonferroni).
+        """Return the p-value of the best version against the seed, or None if they were not compared.
 
-        Each of these might have looked better by chance. None if the two were not compared.
+        It is multiplied by the number of versions to choose from (Bonferroni), as each may look better by chance.
         """
         before, after = self.validated.get(self.seed.digest), self.validated.get(self.best.digest)
         if self.best is self.seed or before is None or after is None:
@@ -123,7 +123,7 @@ class SearchState:
         counts_for_best: bool = False,
         **more: object,
     ) -> None:
-        """Store and record the results of a version on the whole validation set."""
+        """Store and record the results of a version on the full validation set."""
         self.validated[version.digest] = rewards = rewards_of(results)
         failures = [result["failure"] for result in results]
         data: dict[str, object] = {"rewards": rewards, "tasks": tasks_of(self.val), "failures": failures}
@@ -138,14 +138,14 @@ class SearchState:
         states: Sequence[VersionState],
         **more: object,
     ) -> None:
-        """Record the figures of a round, with the number of its versions in each state, and the usage so far."""
+        """Record the metrics of a round, the number of versions in each state, and the usage so far."""
         present, bill = [version.state for version in versions], self.chat.bill
         counts = {state: present.count(state) for state in states}
         used = {"calls": bill.calls, "tokens": bill.tokens, "cost": bill.cost}
         await self.log.step(number, {**figures, **counts, "rollouts": self.evaluator.rollouts, **used, **more})
 
     def write_history(self, **more: object) -> None:
-        """Write `history.json`, if there is a folder for it."""
+        """Write `history.json`, if a folder is set."""
         self.history.write(best=self.best.version, bill=self.chat.bill.as_json(), **more)
 
     def result(self) -> PromptResult:

@@ -1,4 +1,4 @@
-"""Writes the second part of `docs/reference/cli.md` out of the commands: `python -m tests.cli.reference`."""
+"""Generates the second part of `docs/reference/cli.md` from the commands: `python -m tests.cli.reference`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agentlightning.cli.main import COMMANDS, load
 PAGE = Path(__file__).parents[2] / "docs/reference/cli.md"
 
 FIRST = "## agl demo"
-"""Mark of the generated part; the text before it is written by hand."""
+"""Start of the generated part. The text before it is written by hand."""
 
 
 def page() -> str:
@@ -33,7 +33,7 @@ def section(path: tuple[str, ...], command: Any) -> Iterator[str]:
         yield f"```bash\n{' '.join(example.split())}\n```\n"
     rows = [row(parameter) for parameter in command.params if parameter.name != "help"]
     if rows:
-        yield "\n".join(["| | default | what it says |", "| --- | --- | --- |", *rows]) + "\n"
+        yield "\n".join(["| Name | Default | Description |", "| --- | --- | --- |", *rows]) + "\n"
     for name, below in getattr(command, "commands", {}).items():
         yield from section((*path, name), below)
 
@@ -45,7 +45,7 @@ def row(parameter: Any) -> str:
     is_none = default is None or default is False or default == [] or callable(default)
     shown = "" if is_none else f"`{default}`"
     help_text = re.sub(r"\s+", " ", parameter.help or "").replace("|", "\\|")
-    variable = f" Variable `{parameter.envvar}`." if parameter.envvar else ""
+    variable = f" (variable `{parameter.envvar}`)" if parameter.envvar else ""
     return f"| `{name}` | {shown} | {help_text}{variable} |"
 
 

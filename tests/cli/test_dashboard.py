@@ -40,7 +40,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_a_finished_run_is_served_until_ctrl_c(run_folder: Path, terminal: Terminal) -> None:
     process = terminal([*AGL, run_folder], apart=True)
-    [address] = re.findall(r"the page: (http://127\.0\.0\.1:\d+/)", process.until(r"the page: .*\n"))
+    [address] = re.findall(r"dashboard: (http://127\.0\.0\.1:\d+/)", process.until(r"dashboard: .*\n"))
     with urllib.request.urlopen(address + "v1/agl/runs/the-run") as reply:
         assert b'"succeeded"' in reply.read()
     assert process.interrupted() == 0
@@ -57,11 +57,11 @@ def other_server() -> Iterator[str]:
 
 def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: str) -> None:
     for arguments, message in (
-        ([str(tmp_path / "none.db")], "There is no store file"),
-        (["memory"], "can be asked by its own process only"),
-        (["http://127.0.0.1:9"], "No server answers at http://127.0.0.1:9/"),
-        ([other_server], "is no store server"),
-        (["http://"], "no address of a server"),
+        ([str(tmp_path / "none.db")], "none.db' not found"),
+        (["memory"], "is available only in its own process"),
+        (["http://127.0.0.1:9"], "Cannot reach a server at http://127.0.0.1:9/"),
+        ([other_server], "is not a store server"),
+        (["http://"], "is not the address of a server"),
         (["http://127.0.0.1:4747", "--port", "80"], "--port 80 has no effect"),
     ):
         ended = run(*arguments)
@@ -79,4 +79,4 @@ async def test_the_page_of_a_server_is_named(
     monkeypatch.setattr(pages.Pages.__init__, "__defaults__", (tmp_path,))
     ended = await asyncio.to_thread(run, server.endpoint)
     assert ended.returncode == 0, ended
-    assert ended.stdout.strip() == f"the page: {server.endpoint}/"
+    assert ended.stdout.strip() == f"dashboard: {server.endpoint}/"

@@ -48,13 +48,13 @@ def test_another_distribution_in_the_same_folder_is_named_with_what_it_has_put_t
     theirs = {"agentlightning/__init__.py": "theirs = 1\n", "agentlightning/more.py": "theirs = 2\n"}
     _install(site, "agentlightning", "0.3.0", theirs)
     message = _said(site)
-    assert "agentlightning 0.3.0 has agentlightning/__init__.py, agentlightning/more.py there" in message
-    assert "agentlightning/__init__.py there, not as agl-framework 0.4.0 has installed it" in message
+    assert "agentlightning 0.3.0 also installed agentlightning/__init__.py, agentlightning/more.py in this" in message
+    assert "agentlightning/__init__.py differ from the files of agl-framework 0.4.0" in message
 
 
 def test_what_an_uninstalled_one_has_left_is_seen(site: Path) -> None:
     (site / "agentlightning" / "left.py").write_text("theirs = 3\n")
-    assert "agentlightning/left.py there, of no installed distribution" in _said(site)
+    assert "agentlightning/left.py belong to no installed distribution" in _said(site)
 
 
 def test_a_package_that_hides_the_installed_one_is_seen(site: Path, tmp_path: Path) -> None:

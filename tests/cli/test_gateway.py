@@ -75,7 +75,7 @@ def test_a_file_names_models_limits_and_policies(start: Any, tmp_path: Path) -> 
         }
         (tmp_path / "gateway.json").write_text(json.dumps(config))
         process, urls = start("--config", "gateway.json", "--store", "memory")
-        _ask(urls["the role solver: OPENAI_BASE_URL"], "hello")
+        _ask(urls["role solver: OPENAI_BASE_URL"], "hello")
         with pytest.raises(urllib.error.HTTPError, match="429"):
             _ask(urls["OPENAI_BASE_URL"], "hello")
         assert _end(process)["calls"] == {"ok": 1, "refused": 1}
@@ -97,9 +97,9 @@ def test_a_file_names_fallbacks_and_aliases_as_litellm_does(start: Any, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ([], "Say where the model is"),
-        (["--upstream", "http://127.0.0.1:1/v1"], "--upstream and --model belong together"),
-        (["--api-key", "KEY", "--replay", "x"], "--api-key goes with --upstream"),
+        ([], "No model is set"),
+        (["--upstream", "http://127.0.0.1:1/v1"], "--upstream and --model must be used together"),
+        (["--api-key", "KEY", "--replay", "x"], "--api-key requires --upstream"),
         (["--upstream", "nowhere", "--model", "m"], "api_base must be a URL"),
         (["--config", "none.yaml"], "No such file"),
         (["--replay", "none.jsonl"], "cannot be read"),
@@ -117,8 +117,8 @@ def test_wrong_use_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("[1]", "must hold a mapping"),
-        ("modles: []", "unknown modles"),
+        ("[1]", "must contain a mapping"),
+        ("modles: []", "unknown keys modles"),
         ("limits: {speed: 3}", "limits: "),
         ("health: {speed: 3}", "health: "),
         (

@@ -201,7 +201,7 @@ async def test_people_are_told_in_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "new.db").exists()
     assert "Nothing was written (--dry-run)." in done.stdout
-    assert "1 rollouts not carried over (not_ended): ro-000000000000" in done.stdout
+    assert "1 rollouts not imported (not_ended): ro-000000000000" in done.stdout
     done = agl("import-v03", dump, "--store", str(tmp_path / "new.db"))
     lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line and line[0].islower()}
     assert lines["rollouts"] == ["4", "3", "0", "1"]
@@ -289,7 +289,7 @@ def test_ctrl_c_says_that_it_may_go_on(tmp_path: Path, terminal: Terminal) -> No
     time.sleep(0.3)
     assert running.interrupted() == 130, running.errors
     assert "Traceback" not in running.errors
-    assert "The same command goes on" in running.errors
+    assert "Repeat the command to continue" in running.errors
     assert "rollouts" in running.said
 
 
@@ -328,7 +328,7 @@ async def test_a_store_of_this_package_is_no_source(tmp_path: Path) -> None:
 
 def test_a_target_that_dies_with_the_process_is_refused(tmp_path: Path) -> None:
     dump = str(write_dump(tmp_path / "dump", older()))
-    for target, says in (("memory", "in memory"), (str(tmp_path / "no" / "new.db"), "no store file")):
+    for target, says in (("memory", "in memory"), (str(tmp_path / "no" / "new.db"), "Store file")):
         done = agl("import-v03", dump, "--store", target)
         assert done.returncode == 2
         assert says in done.stderr

@@ -89,7 +89,7 @@ async def test_what_the_agent_raised_is_shown_with_its_traceback(agl: Any, store
     await store.close()
     out = (await agl("rollouts", "show", made.rollout_id))[1]
     assert "failed infrastructure_fault exception, KeyError: 'x'" in out
-    assert f"--- {made.attempt.attempt_id} ended in\n  Traceback ...\n    in agent\n  KeyError: 'x'\n" in out
+    assert f"--- {made.attempt.attempt_id}: traceback\n  Traceback ...\n    in agent\n  KeyError: 'x'\n" in out
 
 
 async def test_an_attempt_that_is_not_there_is_told_which_are(agl: Any, store_file: Any) -> None:
@@ -112,10 +112,10 @@ async def test_rollouts_that_have_ended_are_tried_again_and_others_are_left_alon
     path, ids = store_file
     code, out, err = await agl("rollouts", "retry", ids["failed"], ids["queued"])
     assert (code, out) == (1, f"{ids['failed']}: failed -> requeuing\n")
-    assert f"{ids['queued']}: queuing, unchanged: it has not ended; cancel it first" in err
+    assert f"{ids['queued']}: queuing, unchanged: it has not ended. Cancel it first" in err
     code, out, err = await agl("rollouts", "cancel", ids["failed"], ids["scored"])
     assert (code, out) == (1, f"{ids['failed']}: requeuing -> cancelled\n")
-    assert "has ended already" in err
+    assert "it has already ended" in err
     store = SQLiteLightningStore(path)
     assert [(await store.get_rollout_by_id(ids[name])).status for name in ("failed", "scored", "queued")] == [
         "cancelled", "succeeded", "queuing",
@@ -129,7 +129,7 @@ async def test_all_open_rollouts_of_a_run_are_cancelled_at_once(agl: Any, store_
     assert (await agl("rollouts", "cancel", "--run", "run-1"))[:2] == (0, "")
     for wrong in ([], ["ro-1", "--run", "run-1"]):
         code, _, err = await agl("rollouts", "cancel", *wrong)
-        assert (code, "Say which rollouts" in err) == (2, True)
+        assert (code, "Name either rollout ids" in err) == (2, True)
 
 
 async def test_an_export_holds_a_rollout_in_each_line(agl: Any, store_file: Any, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_each_version_of_resources_is_shown_without_its_key(agl: Any, stor
     code, out, _ = await agl("resources", "show", resources_id, "--version", "1")
     assert (code, json.loads(out)["resources"]["llm"]["api_key"]) == (0, None)
     code, _, err = await agl("resources", "show", resources_id, "--version", "9")
-    assert (code, f"There are no resources '{resources_id}' in version 9" in err) == (2, True)
+    assert (code, f"Resources '{resources_id}' not found in version 9" in err) == (2, True)
 
 
 async def test_workers_are_listed_and_notes_among_them_are_not(agl: Any) -> None:

@@ -99,7 +99,7 @@ def test_an_unforeseen_error_is_one_line_and_its_traceback_comes_when_asked_for(
     monkeypatch.setattr("agentlightning.cli.doctor.run_checks", broken)
     assert main(["doctor"]) == 70
     [line] = capsys.readouterr().err.splitlines()
-    assert line == "agl: unforeseen LookupError: no such thing. `agl --debug ...` shows where."
+    assert line == "agl: unexpected LookupError: no such thing. Run `agl --debug ...` to see the traceback."
     if variable == "AGL_DEBUG":
         monkeypatch.setenv("AGL_DEBUG", "1")
     assert main(["--debug", "doctor"] if variable == "--debug" else ["doctor"]) == 70

@@ -43,7 +43,7 @@ def test_a_better_candidate_is_promoted_with_exit_code_0(place: tuple[str, dict[
     done = shell(*words, SOME_API_KEY=SECRET)  # it knows the secret from its environment
     assert (done.returncode, done.stderr) == (0, "")
     assert "promoted: better: 12 tasks gained, 0 lost of 40 pairs" in done.stdout
-    assert f"written: {page}" in done.stdout
+    assert f"report written to {page}" in done.stdout
     assert page.stat().st_mode & 0o77 == 0
     text = page.read_text()
     assert "Promoted:" in text
@@ -62,7 +62,7 @@ def test_a_worse_one_is_not_with_exit_code_1_and_the_reason_of_each_rule(
     assert report["promoted"] is False
     failed = {rule["rule"]: rule["reason"] for rule in report["rules"] if not rule["passed"]}
     assert set(failed) == {"better", "slices", "floor short"}
-    assert "worse in level=easy, level=odd" in failed["slices"]
+    assert "worse slices: level=easy, level=odd" in failed["slices"]
     assert [each["evaluation"] for each in report["evaluations"]] == ["evaluation", "evaluation"]
     assert report["comparison"]["lost"] == 24
 
@@ -71,14 +71,14 @@ def test_a_worse_one_is_not_with_exit_code_1_and_the_reason_of_each_rule(
     ("words", "message"),
     [
         (["easy odd", "steps-only"], "cannot be compared task by task: it has no evaluation. Record one"),
-        (["easy odd", "easy odd"], "was given twice"),
-        (["easy odd", "nobody"], "There is no run 'nobody'"),
-        (["easy odd", "hard", "--floor", "short"], "--floor takes NAME=VALUE, such as accuracy=0.8; got 'short'"),
-        (["easy odd", "hard", "--floor", "a=1", "--floor", "a=2"], "given twice for 'a'"),
+        (["easy odd", "easy odd"], "is named twice"),
+        (["easy odd", "nobody"], "Run 'nobody' not found"),
+        (["easy odd", "hard", "--floor", "short"], "--floor: expected NAME=VALUE, such as accuracy=0.8; got 'short'"),
+        (["easy odd", "hard", "--floor", "a=1", "--floor", "a=2"], "set twice for 'a'"),
         (["easy odd", "hard", "--floor", "shrot=1"], "did you mean 'short'?"),
         (["easy odd", "hard", "--significance", "5"], "significance=5.0 must be between 0 and 1"),
-        (["easy odd", "hard", "--evaluation", "held_out"], "there are: evaluation"),
-        (["easy odd", "hard", "--report", "/dev/null/report.html"], "The report '/dev/null/report.html' cannot be"),
+        (["easy odd", "hard", "--evaluation", "held_out"], "expected one of: evaluation"),
+        (["easy odd", "hard", "--report", "/dev/null/report.html"], "Cannot write the report '/dev/null/report.html'"),
     ],
 )
 def test_wrong_input_is_exit_code_2_and_one_line(
@@ -111,7 +111,7 @@ def test_runs_without_common_tasks_are_compared_as_far_as_they_go(
 ) -> None:
     store, runs = place
     assert main(["compare", runs["easy odd"], "steps-only", "--store", store]) == 0
-    assert "no evaluation task by task: run steps-only cannot be compared" in capsys.readouterr().out
+    assert "no evaluation to compare: run steps-only cannot be compared" in capsys.readouterr().out
     assert main(["compare", runs["easy odd"], runs["other"], "--store", store, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["evaluations"][-1]["shared_tasks"] == 3
@@ -188,6 +188,6 @@ def test_the_page_obeys_nobody_needs_nothing_and_draws_the_curve(
     assert "\u202e" not in text
     assert "\x00" not in text
     assert text.count("<polyline") == 2
-    assert {"Won (12)", "Lost (24)"} <= set(re.findall(r"<h2>(\w+ \(\d+\))</h2>", text))
+    assert {"Tasks gained (12)", "Tasks lost (24)"} <= set(re.findall(r"<h2>(\w+ \w+ \(\d+\))</h2>", text))
     assert "Not promoted:" in text
     assert SECRET not in text

@@ -88,7 +88,7 @@ def test_a_function_of_python_may_be_the_run(folder: Path, capsys: pytest.Captur
     assert main(["run", "my_agent.py:answer", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"result": {"answer": 42, "of": "<class 'object'>"}}
     assert main(["run", "my_agent:answer", "--train", "x.jsonl"]) == 2
-    assert "--train: TARGET 'my_agent:answer' is a function" in capsys.readouterr().err
+    assert "--train: no effect, because TARGET 'my_agent:answer' is a function" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_a_function_of_python_may_be_the_run(folder: Path, capsys: pytest.Captur
     [
         (["nothing.yaml"], "the file nothing.yaml: No such file or directory"),
         (["my_agent:anser"], "my_agent has no 'anser'; did you mean 'answer'?"),
-        (["no_such_module:main"], "there is no module 'no_such_module'"),
+        (["no_such_module:main"], "module 'no_such_module' not found"),
         (["run.yaml", "--set", "agnt=x:y"], "unknown key 'agnt'; did you mean 'agent'?"),
         (["run.yaml", "--set", "trainer"], "expected key=value"),
         (["run.yaml", "--agent", "agent"], "expected module:object"),
-        (["run.yaml", "--train", "gone.jsonl"], "there is no file 'gone.jsonl'"),
+        (["run.yaml", "--train", "gone.jsonl"], "file 'gone.jsonl' not found"),
         (["run.yaml", "--set", "trainer.n_runnrs=2"], "n_runners"),
         (["run.yaml", "--set", "trainer.initial_resources.prompt.engine=x"], "trainer.initial_resources"),
     ],
@@ -179,13 +179,13 @@ def test_tasks_come_out_of_a_file(folder: Path, name: str, text: str, tasks: lis
 
 def test_a_line_that_is_no_json_is_named(folder: Path) -> None:
     Path("t.jsonl").write_text("1\nx\n")
-    with pytest.raises(BadRequestError, match=r"--train t.jsonl, line 2 is no JSON"):
+    with pytest.raises(BadRequestError, match=r"--train t.jsonl, line 2 is not JSON"):
         load_dataset("--train", "t.jsonl")
 
 
 def test_a_file_whose_name_is_taken_by_a_module_is_refused(folder: Path) -> None:
     Path("json.py").write_text("x = 1")
-    with pytest.raises(BadRequestError, match="another module is called 'json' already; rename the file"):
+    with pytest.raises(BadRequestError, match=r"another module has the name 'json'\. Rename the file"):
         load_target("TARGET", "json.py:x")
 
 

@@ -81,15 +81,15 @@ async def test_runs_are_listed_the_newest_first(agl: Any) -> None:
     assert "1 held_out (step 3)" in lines[2]
     assert (await agl("list", "--state", "failed"))[1].splitlines()[-1] == "1 runs"
     out = (await agl("list", "--limit", "2"))[1]
-    assert "2 of 3 runs; --offset 2 shows the next ones" in out
+    assert "2 of 3 runs; use --offset 2 for the next page" in out
     listed_runs = json.loads((await agl("list", "--contains", "first", "--json"))[1])
     assert [run["run_id"] for run in listed_runs] == ["run-first"]
 
 
 async def test_a_run_whose_algorithm_is_silent_is_told_apart(agl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "running, silent" not in (await agl("list"))[1]
+    assert "running, no" not in (await agl("list"))[1]
     monkeypatch.setattr("agentlightning.cli.run_texts.SILENT_SECONDS", -1.0)
-    assert "running, silent for" in (await agl("list"))[1]
+    assert "running, no heartbeat for" in (await agl("list"))[1]
 
 
 async def test_a_run_is_shown_with_settings_steps_evaluations_and_alarms(agl: Any) -> None:
@@ -101,7 +101,7 @@ async def test_a_run_is_shown_with_settings_steps_evaluations_and_alarms(agl: An
     assert "update.loss" in out
     assert "evaluation held_out after step 3: 0" in out
     assert "alarm drift after step 2: too many" in out
-    assert "ended by ValueError: no such planet" in (await agl("show", "run-second"))[1]
+    assert "failed with ValueError: no such planet" in (await agl("show", "run-second"))[1]
     only = (await agl("show", "run-first", "--figure", "update.loss", "--limit", "1"))[1]
     assert "0.333333" in only
     assert "1 of 3 steps" in only
@@ -110,14 +110,14 @@ async def test_a_run_is_shown_with_settings_steps_evaluations_and_alarms(agl: An
 async def test_an_unknown_run_is_told_with_the_nearest_name(agl: Any) -> None:
     code, _, err = await agl("show", "run-frist")
     assert code == 2
-    assert "There is no run 'run-frist'" in err
+    assert "Run 'run-frist' not found" in err
     assert "did you mean 'run-first'?" in err
     assert "agl runs list --store" in (await agl("show", "-"))[2]
 
 
 async def test_a_store_in_memory_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert await asyncio.to_thread(main, ["runs", "list", "--store", "memory"]) == 2
-    assert "can be asked by its own process only" in capsys.readouterr().err
+    assert "is available only in its own process" in capsys.readouterr().err
 
 
 async def test_the_ledger_shows_each_call_and_each_token_of_a_row(agl: Any) -> None:
@@ -135,7 +135,7 @@ async def test_the_ledger_shows_each_call_and_each_token_of_a_row(agl: Any) -> N
     tokens = json.loads((await agl("ledger", "run-first", "--step", "1", "--row", "0", "--json"))[1])["tokens"]
     assert (tokens[2]["ratio"], tokens[2]["clipped"], tokens[2]["call_id"]) == (0.75, 1, "c1")
     code, _, err = await agl("ledger", "run-first", "--step", "1", "--row", "7")
-    assert (code, "recorded no tokens of row 7; it has: 0" in err) == (2, True)
+    assert (code, "has no recorded tokens for row 7; rows with tokens: 0" in err) == (2, True)
 
 
 async def test_a_check_says_what_does_not_add_up(agl: Any, place: str) -> None:

@@ -118,12 +118,12 @@ def test_arguments_go_to_vllm_as_they_are(tmp_path: Path, version: str, code: in
     if code == 7:
         assert done.stdout == "['vllm', 'serve', 'm', '--help', '--port', '1']\n"
     else:
-        assert f"vllm {version} gives no token ids" in done.stderr
+        assert f"vllm {version} does not return token ids" in done.stderr
 
 
 def test_vllm_that_is_not_installed_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["vllm", "serve"]) == 2
-    assert capsys.readouterr().err.startswith("agl: agl vllm runs the package 'vllm', which is not installed")
+    assert capsys.readouterr().err.startswith("agl: agl vllm requires the package 'vllm'. Install it")
     assert main(["vllm", "serve", "--help"]) == 2  # the options of vLLM are its own
 
 

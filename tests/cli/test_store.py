@@ -29,7 +29,7 @@ def serve_store(serve: Any) -> Serve:
     def start(*arguments: str) -> tuple[Process, str]:
         server, [line, page] = serve("store", *arguments, lines=2)
         url = line.split()[-1]
-        assert page == f"its page: {url}/"
+        assert page == f"dashboard: {url}/"
         return server, url
 
     return start
@@ -77,12 +77,12 @@ def test_the_options_name_one_place(db: str | None, backend: Backend | None, mon
 @pytest.mark.parametrize(
     ("db", "backend", "mongo_uri", "text"),
     [
-        ("run.db", None, "mongodb://h", "Give --db or --mongo-uri, not both"),
-        ("run.db", Backend.MEMORY, None, "--backend memory does not fit 'sqlite:///run.db'"),
-        ("postgresql://u:s3cret@h/d", Backend.MONGO, None, r"does not fit 'postgresql://u:\*\*\*@h/d'"),
-        (None, Backend.SQLITE, "mongodb://h", "--backend sqlite does not fit 'mongodb://h'"),
-        (None, None, "127.0.0.1:27017", "--backend mongo does not fit"),
-        (None, Backend.POSTGRES, None, "needs its database: --db postgresql://"),
+        ("run.db", None, "mongodb://h", "Use either --db or --mongo-uri, not both"),
+        ("run.db", Backend.MEMORY, None, "--backend memory and 'sqlite:///run.db' are incompatible"),
+        ("postgresql://u:s3cret@h/d", Backend.MONGO, None, r"--backend mongo and 'postgresql://u:\*\*\*@h/d' are"),
+        (None, Backend.SQLITE, "mongodb://h", "--backend sqlite and 'mongodb://h' are incompatible"),
+        (None, None, "127.0.0.1:27017", "--backend mongo and .* are incompatible"),
+        (None, Backend.POSTGRES, None, "--backend postgres requires --db postgresql://"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(
@@ -103,7 +103,7 @@ def test_options_that_contradict_each_other_are_refused(
         (["--max-bytes", "lots"], "--max-bytes 'lots': expected bytes"),
         (["--lease-seconds", "0"], "lease_seconds must be positive"),
         (["--db", "http://127.0.0.1:1", "--keep-last", "3"], "served by another process, which retention"),
-        (["--db", "x.db", "check"], "--db before 'check' has no effect; write: agl store check --db ..."),
+        (["--db", "x.db", "check"], "--db before 'check' has no effect. Use: agl store check --db ..."),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(
@@ -211,7 +211,7 @@ asyncio.run(main())
 os.kill(os.getpid(), signal.SIGTERM)
 """
     ended = run_program("python", "-c", program, code=code)
-    assert ("ended at once" in ended.stderr) == (code != 0), ended.stderr
+    assert ("stopped immediately" in ended.stderr) == (code != 0), ended.stderr
 
 
 def test_an_echo_at_the_very_end_of_the_interpreter_does_not_end_it() -> None:
@@ -241,7 +241,7 @@ async def test_a_served_file_is_copied_and_checked_while_it_is_served(
     made = await client(endpoint).enqueue_rollout("x")
     served, copy = str(tmp_path / "run.db"), str(tmp_path / "copy.db")
     assert await asyncio.to_thread(main, ["store", "backup", copy, "--db", served]) == 0
-    assert "as" in capsys.readouterr().out
+    assert "consistent copy" in capsys.readouterr().out
     assert await asyncio.to_thread(main, ["store", "backup", copy, "--db", served]) == 2
     assert "replace it with --force" in capsys.readouterr().err
     assert await asyncio.to_thread(main, ["store", "backup", copy, "--db", served, "--force"]) == 0
@@ -278,11 +278,11 @@ def test_a_file_that_is_not_whole_is_exit_code_1_and_a_list(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("db", "text"),
     [
-        ("mongodb://u:s3cret@h/d", "'mongodb://u:***@h/d' is no file of a store: mongodump"),
+        ("mongodb://u:s3cret@h/d", "'mongodb://u:***@h/d' is not the file of a store: copy"),
         ("postgres://h/d", "pg_dump"),
-        ("http://127.0.0.1:4747", "run this command where that server's file is"),
+        ("http://127.0.0.1:4747", "run this command on the machine with the server's file"),
         ("memory", "a store in memory has no file"),
-        ("missing.db", "There is no store file 'missing.db'"),
+        ("missing.db", "'missing.db'"),
     ],
 )
 def test_what_has_no_file_is_told_what_to_use_instead(
@@ -302,7 +302,7 @@ def test_statistics_of_a_file_that_is_not_there_make_none(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["store", "stats"]) == 2
-    assert "There is no store file 'agl.db'" in capsys.readouterr().err
+    assert "Store file 'agl.db' not found" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -335,10 +335,10 @@ async def test_two_versions_of_a_prompt_are_compared_by_the_rollouts_that_used_t
     ("query", "status", "message"),
     [
         ("before=run", 400, "after="),
-        ("before=run:x&after=run", 400, "names no side"),
+        ("before=run:x&after=run", 400, "is not a side of a comparison"),
         ("before=resources:a&after=run", 400, "resources:ID@VERSION"),
         ("before=none&after=run", 404, "no run 'none'"),
-        ("before=run:3&after=run:0", 404, "at the steps 0, 4"),
+        ("before=run:3&after=run:0", 404, "Steps with evaluations: 0, 4"),
         ("before=resources:none@1&after=run", 404, "no version 1"),
         ("before=run:0&after=other:0", 400, "no task in common"),
         ("before=run:0&after=run:4&limit=-1", 400, "limit must be"),
@@ -366,7 +366,7 @@ async def test_what_is_not_there_is_told_by_its_name(page: Page) -> None:
         ("/rollouts/ro-none/explanation", 404, "'ro-none'"),
         (f"/rollouts/{rollout.rollout_id}/explanation?attempt_id=at-none", 404, "'at-none'"),
         (f"/rollouts/{rollout.rollout_id}/attempts/at-none/tree", 404, rollout.attempt.attempt_id),
-        (f"/rollouts/{waiting.rollout_id}/attempts/latest/conversation", 400, "nobody has claimed it"),
+        (f"/rollouts/{waiting.rollout_id}/attempts/latest/conversation", 400, "it has not been claimed"),
     ):
         assert message in (await page.get(path, status))["detail"]
 

@@ -58,13 +58,13 @@ def test_the_page_goes_on_without_its_server(open_view: OpenView, demo_server: S
         arg=len(list(SCRIPTS.glob("*.js"))),
     )
     demo_server.kill()
-    expect(page.locator("[data-state=offline]")).to_contain_text("the server does not answer")
+    expect(page.locator("[data-state=offline]")).to_contain_text("no response from the server")
     expect(page.locator("tbody [data-run]")).to_have_count(1)
     for name in ("Rollouts", "Compare", "Resources", "Workers", "Settings", "Runs"):
         page.get_by_role("navigation", name="Views").get_by_role("link", name=name, exact=True).click()
         expect(page.get_by_role("heading", level=1, name=name)).to_be_visible()
     page.evaluate(f"location.hash = '#/rollouts/{rollout_id}?tab=waterfall'")
-    expect(page.locator("main [data-state=error]")).to_contain_text("The server does not answer")
+    expect(page.locator("main [data-state=error]")).to_contain_text("No response from the server")
     assert page.url.startswith(demo_server.address)
     demo_server.start()
     expect(page.locator("[data-connection=live]")).to_be_visible(timeout=30_000)

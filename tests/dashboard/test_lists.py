@@ -65,7 +65,7 @@ def test_worker_version_and_run_are_filters_too(open_view: OpenView, store_addre
 
 def test_what_is_typed_and_chosen_is_in_the_address(open_view: OpenView, store_address: str) -> None:
     page = open_view("/rollouts", address=store_address)
-    page.get_by_label("Text of the input").fill("apples")
+    page.get_by_label("Input contains").fill("apples")
     expect(page).to_have_url(re.compile(r"text=apples"))
     page.get_by_label("step from", exact=True).fill("2")
     expect(page).to_have_url(re.compile(r"step_from=2"))
@@ -75,7 +75,7 @@ def test_what_is_typed_and_chosen_is_in_the_address(open_view: OpenView, store_a
     expect(page).to_have_url(re.compile(r"mode=train"))
     total_of(page, summaries(store_address, input_contains="apples", step_from=2, mode_in=["train"])["total"])
     page.reload()
-    expect(page.get_by_label("Text of the input")).to_have_value("apples")
+    expect(page.get_by_label("Input contains")).to_have_value("apples")
     page.get_by_role("button", name="Clear 3 filters").click()
     total_of(page, 1408)
 
@@ -107,7 +107,7 @@ def test_the_columns_that_are_chosen_stay_chosen(open_view: OpenView, store_addr
         page.reload()
 
 
-@pytest.mark.parametrize(("form", "button"), [("csv", "Export CSV"), ("jsonl", "JSON lines")])
+@pytest.mark.parametrize(("form", "button"), [("csv", "Export CSV"), ("jsonl", "Export JSON Lines")])
 def test_what_passes_the_filter_is_written_into_a_file(
     open_view: OpenView, store_address: str, tmp_path: Path, form: str, button: str
 ) -> None:
@@ -124,7 +124,7 @@ def test_what_passes_the_filter_is_written_into_a_file(
         assert set(rows[0]) == {"Rollout", "Reward", "Input"}
     else:
         assert [json.loads(line)["rollout_id"] for line in text.splitlines()] == [each["rollout_id"] for each in items]
-    expect(page.get_by_text(f"{len(items)} rollouts written")).to_be_visible()
+    expect(page.get_by_text(f"{len(items)} rollouts exported")).to_be_visible()
 
 
 def test_from_a_rollout_to_the_next_one_of_its_list_and_back(open_view: OpenView, store_address: str) -> None:
@@ -163,4 +163,4 @@ def test_a_rollout_that_left_its_list_says_so(open_view: OpenView, demo_server: 
     page = open_view(f"/rollouts/{made['rollout_id']}?list=status%3Dqueuing&at=0", address=address)
     expect(page.locator("[data-place='0']")).to_contain_text("1 of 1")
     ask(address, f"/rollouts/{made['rollout_id']}", {"status": "cancelled"})
-    expect(page.get_by_text("It is not in its list any more")).to_be_visible(timeout=10_000)
+    expect(page.get_by_text("This rollout is no longer in the list")).to_be_visible(timeout=10_000)

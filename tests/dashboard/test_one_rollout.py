@@ -30,7 +30,7 @@ def test_five_thousand_spans_are_a_tree_of_which_only_what_is_in_view_is_drawn(
     tree = page.get_by_role("treegrid", name="Spans")
     expect(tree).to_have_attribute("aria-rowcount", str(SPANS))
     assert page.locator("[data-span]").count() < 100
-    expect(page.get_by_text(re.compile(r"9 failed.*still run"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"9 failed.*some are running"))).to_be_visible()
     tree.focus()
     page.keyboard.press("End")
     last = page.locator("[data-span][aria-selected=true]")
@@ -48,15 +48,15 @@ def test_a_part_of_the_time_is_zoomed_and_left_again(open_view: OpenView, many_s
     address, rollout_id = many_spans
     page = open_view(f"/rollouts/{rollout_id}?tab=waterfall", address=address)
     tree, part = page.get_by_role("treegrid", name="Spans"), page.get_by_test_id("part")
-    expect(part).to_have_text("whole time")
+    expect(part).to_have_text("full time range")
     tree.focus()
     page.keyboard.press("+")
     expect(part).to_contain_text(" to ")
     before = part.text_content()
     page.keyboard.press("]")
     expect(part).not_to_have_text(str(before))
-    page.get_by_role("button", name="Whole").click()
-    expect(part).to_have_text("whole time")
+    page.get_by_role("button", name="Reset zoom").click()
+    expect(part).to_have_text("full time range")
 
 
 def test_spans_are_chosen_by_kind(open_view: OpenView, store_address: str) -> None:
@@ -120,8 +120,8 @@ def test_a_rollout_is_queued_again_only_after_a_question_and_then_claimed(
     expect(page.get_by_role("button", name="Cancel…")).to_be_disabled()
     page.get_by_role("button", name="Retry…").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("Queue this rollout again?")
-    dialog.get_by_role("button", name="Queue it again").click()
+    expect(dialog).to_contain_text("Retry this rollout?")
+    dialog.get_by_role("button", name="Retry the rollout").click()
     expect(dialog).to_be_hidden()
     claimed = ask(demo_server.address, "/queues/rollouts/dequeue", {"limit": 1, "run_id": rollout["run_id"]})
     assert [claim["rollout_id"] for claim in claimed] == [rollout["rollout_id"]]
@@ -180,7 +180,7 @@ def test_a_conversation_of_many_calls_is_drawn_page_by_page_and_its_first_calls_
     expect(page.locator("[data-whole=true]")).to_have_text(f"Calls 1 to 50 of {turns}")
     expect(page.locator("[data-call]")).to_have_count(50)
     expect(page.locator("[data-call=c0]")).to_contain_text("answer 0")
-    expect(page.get_by_text("training reads rewards from spans. Its reward of 1 was set")).to_be_visible()
+    expect(page.get_by_text("training reads rewards from spans. The reward of 1 was set")).to_be_visible()
     page.get_by_role("button", name="5", exact=True).first.click()
     expect(page.locator("[data-call]")).to_have_count(turns % 50)
     expect(page.locator(f"[data-call=c{turns - 1}]")).to_contain_text(f"result {turns - 2}")

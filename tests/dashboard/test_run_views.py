@@ -51,7 +51,7 @@ def test_a_run_is_stopped_only_after_a_question(open_view: OpenView, tmp_path: P
     server = serve(tmp_path / "runs.db")
     ask(server.address, "/runs/run-1/start", {"algorithm": "GRPO"})
     page = open_view("/runs", address=server.address)
-    page.get_by_role("button", name="Actions of run-1").click()
+    page.get_by_role("button", name="Actions for run-1").click()
     page.get_by_role("menuitem", name="Stop").click()
     dialog = page.get_by_role("dialog")
     expect(dialog).to_be_visible()
@@ -104,9 +104,9 @@ def test_the_curves_of_a_run_are_those_of_its_rollouts_and_evaluations(open_view
 def test_the_verdict_has_its_p_value_and_leads_to_the_tasks(open_view: OpenView, store_address: str) -> None:
     page = open_view(f"/runs/{the_run(store_address)}")
     verdict = page.locator("[data-verdict]")
-    expect(verdict).to_contain_text("better than at its start")
+    expect(verdict).to_contain_text("better than at the start")
     expect(verdict).to_contain_text(re.compile(r"p [<=≈] ?0\.\d+"))
-    verdict.get_by_role("link", name="Task by task").click()
+    verdict.get_by_role("link", name="Compare by task").click()
     expect(page.get_by_role("table", name="Tasks")).to_be_visible()
 
 
@@ -114,7 +114,7 @@ def test_the_ledger_s_bars_are_the_ledger_s_records_and_add_up(open_view: OpenVi
     run_id = the_run(store_address)
     page = loaded(open_view(f"/runs/{run_id}"))
     expect(page.get_by_test_id("ledger-sum")).to_contain_text("✓")
-    shown = rows_of(page, "What became of the model calls")
+    shown = rows_of(page, "Model calls by outcome")
     for place, step in enumerate(shown["step"]):
         endings: dict[str, int] = {}
         for record in records(store_address, run_id, "ledger", step_from=int(step), step_to=int(step)):
@@ -130,18 +130,18 @@ def test_every_figure_of_a_step_has_its_chart_and_unit(open_view: OpenView, stor
     charts = " ".join(page.locator("figcaption").all_text_contents()).lower()
     for word in ("time of a step", "entropy", "kl", "clip", "drift", "tokens"):
         assert word in charts, word
-    assert all(cell.endswith(" s") or cell == "–" for cell in rows_of(page, "Time of a step by phase")["generate"])
+    assert all(cell.endswith(" s") or cell == "–" for cell in rows_of(page, "Step time by phase")["generate"])
 
 
 def test_an_asynchronous_run_shows_its_groups_in_flight_and_their_age(
     open_view: OpenView, store_address: str, tmp_path: Path, serve: Serve
 ) -> None:
     drawn = {
-        "Groups in flight when a step began": ("in_flight", ["4", "3", "4"], "groups"),
-        "Waiting for the groups of a step": ("waited_seconds", ["1.5", "0.25", "2"], "s"),
-        "Mean age of the trained calls": ("mean_staleness", ["0", "0.5", "0.75"], "weight versions"),
-        "Greatest age of a trained call": ("max_staleness", ["0", "1", "2"], "weight versions"),
-        "Groups dropped as too stale": ("dropped_groups", ["0", "0", "3"], "groups"),
+        "Groups in progress at the start of a step": ("in_flight", ["4", "3", "4"], "groups"),
+        "Wait for the groups of a step": ("waited_seconds", ["1.5", "0.25", "2"], "s"),
+        "Mean age of trained calls": ("mean_staleness", ["0", "0.5", "0.75"], "weight versions"),
+        "Maximum age of trained calls": ("max_staleness", ["0", "1", "2"], "weight versions"),
+        "Dropped stale groups": ("dropped_groups", ["0", "0", "3"], "groups"),
     }
 
     async def make() -> None:
@@ -168,7 +168,7 @@ def test_an_asynchronous_run_shows_its_groups_in_flight_and_their_age(
 def test_a_click_on_a_step_opens_its_rollouts_and_so_does_the_keyboard(open_view: OpenView, store_address: str) -> None:
     run_id = the_run(store_address)
     page = loaded(open_view(f"/runs/{run_id}"))
-    plot = page.locator('[data-chart="What became of the model calls"] .u-over')
+    plot = page.locator('[data-chart="Model calls by outcome"] .u-over')
     plot.hover()  # in its middle, as the click; a chart that is drawn anew meanwhile is looked for again
     plot.click()
     expect(page).to_have_url(re.compile(r"#/rollouts\?.*step_from=2"))
@@ -211,7 +211,7 @@ def _long_run(path: Path, steps: int) -> None:
 def test_ten_thousand_steps_stay_smooth(open_view: OpenView, tmp_path: Path, serve: Serve) -> None:
     _long_run(tmp_path / "long.db", 10_000)
     page = open_view("/runs/long", address=serve(tmp_path / "long.db").address)
-    expect(page.locator('[data-chart="What became of the model calls"] canvas')).to_be_visible(timeout=60_000)
+    expect(page.locator('[data-chart="Model calls by outcome"] canvas')).to_be_visible(timeout=60_000)
     expect(page.get_by_test_id("ledger-sum")).to_contain_text("100,000 calls captured")
     assert page.locator("table tbody tr").count() < 5000, "the tables for screen readers are thinned"
     page.mouse.wheel(0, 4000)
@@ -222,8 +222,8 @@ def test_an_alarm_that_lasts_stands_above_with_what_to_try(open_view: OpenView, 
     _long_run(tmp_path / "alarm.db", 60)
     page = open_view("/runs/long", address=serve(tmp_path / "alarm.db").address)
     alarms = page.get_by_test_id("alarms")
-    expect(alarms).to_contain_text("Step 40 on: entropy collapse. the entropy fell")
-    expect(alarms).to_contain_text("To try: less learning_rate")
+    expect(alarms).to_contain_text("Step 40 onward: entropy collapse. the entropy fell")
+    expect(alarms).to_contain_text("Try: less learning_rate")
 
 
 def test_a_run_without_steps_says_so_and_one_that_failed_shows_its_error(
@@ -234,7 +234,7 @@ def test_a_run_without_steps_says_so_and_one_that_failed_shows_its_error(
     error = {"type": "ValueError", "message": "no tasks", "traceback": "Traceback: line 1"}
     ask(server.address, "/runs/run-1", {"state": "failed", "error": error})
     page = open_view("/runs/run-1", address=server.address)
-    expect(page.get_by_text("No step of this run has ended yet")).to_be_visible()
+    expect(page.get_by_text("No completed steps yet")).to_be_visible()
     expect(page.get_by_text("✕ ValueError")).to_be_visible()
     expect(page.get_by_text("Traceback: line 1")).to_be_visible()
 
@@ -250,7 +250,7 @@ def test_a_group_shows_rewards_advantages_and_where_its_tokens_part(open_view: O
     page = open_view(f"/runs/{run_id}/steps/1/groups/{task}")
     table = page.get_by_role("table", name="Rollouts of the group")
     expect(table.locator("tbody tr")).to_have_count(len(members))
-    expect(page.get_by_test_id("parting")).to_contain_text(re.compile(r"same up to token \d+"))
+    expect(page.get_by_test_id("parting")).to_contain_text(re.compile(r"first different token is token \d+"))
     for member in members:
         cells = table.locator("tbody tr", has_text=member["rollout_id"]).locator("td").all_text_contents()
         advantage = entries[member["rollout_id"]]["advantage"]
@@ -275,7 +275,7 @@ def test_a_step_before_the_last_ones_is_reached_by_keyboard_and_parts_of_bars_di
     run_async(make)
     page = open_view("/runs/many%20steps", address=serve(tmp_path / "steps.db").address)
     expect(page.locator('[data-chart^="KL of an update"]')).to_be_visible()
-    swatches = page.locator('[data-chart="Time of a step by phase"] .u-marker')
+    swatches = page.locator('[data-chart="Step time by phase"] .u-marker')
     expect(swatches.last).to_be_visible()
     drawn = swatches.evaluate_all("all => all.map(each => each.style.background).filter(Boolean)")
     assert len(set(drawn)) == 2
@@ -310,7 +310,7 @@ def test_sides_are_chosen_on_the_page_and_a_wrong_one_says_what_is_missing(
 ) -> None:
     run_id = the_run(store_address)
     page = open_view("/compare")
-    expect(page.get_by_text("Choose what to compare")).to_be_visible()
+    expect(page.get_by_text("Select two sides to compare")).to_be_visible()
     for side, step in (("Before", "0"), ("After", "3")):
         group = page.get_by_role("group", name=side)
         group.get_by_role("combobox", name=f"{side}: run").click()
@@ -334,7 +334,7 @@ def test_the_curve_of_a_real_run_grows_while_the_page_is_open(
     page = open_view("/runs", address=address, may_fail=True)
     page.locator("tbody a").first.click()
     counts: list[int] = []
-    bars = page.locator('[data-chart="What became of the model calls"] table:not(.u-legend) tbody tr')
+    bars = page.locator('[data-chart="Model calls by outcome"] table:not(.u-legend) tbody tr')
     for count in (1, 2):
         expect(bars).to_have_count(count, timeout=90_000)
         counts.append(bars.count())

@@ -85,10 +85,10 @@ def test_each_row_says_with_which_call_it_began_and_why(open_view: OpenView, two
     for row, call in ((4, explanation["calls"][0]), (5, explanation["calls"][1])):
         assert call["begins"], "each call begins a row of its own"
         expect(page.locator(f"[data-row='{row}']")).to_contain_text(
-            f"begins with call {call['number']}: {call['begins'].replace('_', ' ')}"
+            f"starts with call {call['number']}: {call['begins'].replace('_', ' ')}"
         )
     assert explanation["notes"], "the tokens part between the calls"
-    expect(page.get_by_role("region", name="Where new rows began")).to_contain_text(
+    expect(page.get_by_role("region", name="Reasons for new rows")).to_contain_text(
         explanation["notes"][0].splitlines()[0][:40]
     )
 
@@ -111,9 +111,9 @@ def test_engine_and_trainer_stand_side_by_side_with_their_difference(
     address, rollout_id = two_rows
     page = open_view(f"/rollouts/{rollout_id}?tab=tokens&colour=difference", address=address)
     facts = facts_of(page, 4, 3).replace("−", "-")
-    for fact in ("(engine) -0.5", "(trainer) -0.25", "trainer - engine 0.25", "answer of call 1", "weights 7"):
+    for fact in ("(engine) -0.5", "(trainer) -0.25", "trainer - engine 0.25", "reply of call 1", "weights 7"):
         assert fact in facts, (fact, facts)
-    assert "answer of call 2" in facts_of(page, 5, 5)
+    assert "reply of call 2" in facts_of(page, 5, 5)
     colours = [
         page.locator(f"[data-row='4'] #token-{at}").evaluate("each => getComputedStyle(each).backgroundColor")
         for at in (2, 3)
@@ -144,7 +144,7 @@ def test_a_row_of_several_calls_says_where_each_answer_begins(open_view: OpenVie
     page = open_view(f"/rollouts/{record['name']}?tab=tokens")
     row = record["data"]["rows"][0]["row"]
     parts = page.locator(f"[data-row='{row}'] [data-part]")
-    expect(parts).to_have_text(["given", "answer 1", "given", "answer 2"])
+    expect(parts).to_have_text(["prompt", "reply 1", "prompt", "reply 2"])
     page.get_by_role("listbox").first.focus()
     page.keyboard.press("End")
-    expect(page.get_by_test_id("token-facts").first).to_contain_text("answer of call 2")
+    expect(page.get_by_test_id("token-facts").first).to_contain_text("reply of call 2")

@@ -25,7 +25,7 @@ def test_a_wrong_token_is_refused_and_the_right_one_opens_the_page_until_a_reloa
 ) -> None:
     page = open_view("/runs", address=token_address, may_fail=True)
     page.get_by_role("link", name="Enter the token").first.click()
-    field = page.get_by_label("Token of the server", exact=True)
+    field = page.get_by_label("Server token", exact=True)
     field.fill("wrong")
     page.get_by_role("button", name="Use").click()
     expect(page.locator("[data-token=refused]")).to_be_visible()
@@ -63,9 +63,9 @@ def test_a_set_of_resources_shows_what_it_holds(open_view: OpenView, theme: str)
 def test_workers_say_what_they_did(open_view: OpenView) -> None:
     page = open_view("/workers")
     expect(page.locator("[data-worker]")).to_have_count(2)
-    expect(page.get_by_text("without a sign of life for 30.0 s is silent")).to_be_visible()
+    expect(page.get_by_text("sends no heartbeat for 30.0 s, its rollout is requeued")).to_be_visible()
     page.clock.set_fixed_time(time.time() * 1000 + 60_000)  # a minute later, without waiting for it
-    expect(page.get_by_text("? silent")).to_have_count(2)
+    expect(page.get_by_text("? no heartbeat")).to_have_count(2)
     expect(page.locator("[data-status=gone]")).to_have_count(2)  # they had nothing to do: no fault, no orange
 
 

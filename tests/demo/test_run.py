@@ -50,8 +50,8 @@ def test_a_whole_demo_turns_a_wrong_habit_into_the_right_one_reports_and_leaves_
     done = run_program(agl_script, "demo", "--out", out, folder=tmp_path, timeout=800)
     assert done.stderr == ""
     for text in (
-        "512 tasks to train on, 256 held out",
-        "held-out tasks: 256, the same before and after",
+        "512 training tasks, 256 held-out tasks",
+        "held-out tasks: 256, same tasks before and after",
         "exact McNemar test, two-sided: p = ",
         "verdict: better",
         "--- a conversation before training",
@@ -93,7 +93,7 @@ def test_it_trains_on_the_users_own_tasks(tmp_path: Path) -> None:
     command = [*QUICK, "demo", "--steps", "2", "--runners", "1", "--tasks", tasks, "--out", tmp_path / "run"]
     done = run_program(*command, folder=ROOT, timeout=250, code=None)
     assert done.returncode in (0, 1), done.stdout + done.stderr  # two steps from a bad start need not make it better
-    assert "32 tasks to train on, 8 held out" in done.stdout
+    assert "32 training tasks, 8 held-out tasks" in done.stdout
     assert "user: Please tell me" in done.stdout
     assert ("verdict: better" in done.stdout) == (done.returncode == 0)
     assert json.loads((tmp_path / "run" / "config.json").read_text())["demo"]["tasks"] == tasks
@@ -163,8 +163,8 @@ LONG = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
         (None, ["tasks.jsonl", '{"question"']),
         ([], ["is empty", '{"question"']),
         ([*[GOOD] * 16, "not json"], ["line 17: not JSON", '{"question": "What is 34 plus 5?", "answer": 39}']),
-        (_sums(15), ["15 different questions, at least 16 are needed"]),
-        ([*_sums(16), LONG], ["the question '1 2 3 1 2 3", "takes 301 tokens", "has room for 136"]),
+        (_sums(15), ["15 different questions. At least 16 are required"]),
+        ([*_sums(16), LONG], ["the question '1 2 3 1 2 3", "has 301 tokens", "accepts at most 136"]),
     ],
     ids=["no file", "empty", "no JSON", "too few", "too long a question"],
 )
@@ -266,7 +266,7 @@ def test_ctrl_c_in_training_ends_everything_and_says_where_the_run_lies(demo: An
     output = process.said
     assert "Traceback" not in output
     run = tmp_path / "run"
-    begin = f"interrupted; the run lies in {run} and holds: checkpoints, config.json, log.txt, "
+    begin = f"interrupted; the run folder {run} contains: checkpoints, config.json, log.txt, "
     assert output.splitlines()[-1].startswith(begin)
     assert {"config.json", "log.txt", "metrics.jsonl", "model", "store.db"} <= {path.name for path in run.iterdir()}
     _, alive = psutil.wait_procs(family, timeout=1)
@@ -287,5 +287,5 @@ def test_ctrl_c_in_the_warm_start_ends_it_too(demo: Any, tmp_path: Path) -> None
     assert "Traceback" not in process.said
     assert (
         process.said.splitlines()[-1]
-        == f"interrupted; the run lies in {tmp_path / 'run'} and holds: config.json, log.txt"
+        == f"interrupted; the run folder {tmp_path / 'run'} contains: config.json, log.txt"
     )

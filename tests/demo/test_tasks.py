@@ -78,9 +78,9 @@ def test_blank_lines_do_not_count_and_texts_are_answers_too(tmp_path: Path) -> N
         ("not json", "not JSON"),
         ('{"question": "What is 2?"}', r"the field 'answer' is missing \(found: question\)"),
         ('{"answer": 2}', "the field 'question' is missing"),
-        ("[1, 2]", "a JSON object is expected, not list"),
-        ('{"question": " ", "answer": 2}', "'question' must be a text that is not empty"),
-        *((f'{{"question": "What?", "answer": {answer}}}', "'answer' must be a number or a text")
+        ("[1, 2]", "expected a JSON object, got list"),
+        ('{"question": " ", "answer": 2}', "'question' must be a non-empty string"),
+        *((f'{{"question": "What?", "answer": {answer}}}', "'answer' must be a number or a string")
           for answer in ("true", "NaN", "Infinity", "null", '""', "[1]")),
     ],
 )  # fmt: skip

@@ -62,7 +62,7 @@ SLICES = ["easy"] * 40 + ["hard"] * 10
 def test_a_slice_that_is_worse_stops_a_candidate_that_is_better_on_the_whole() -> None:
     before, after = result([0.0] * 40 + [1.0] * 10, SLICES), result([1.0] * 40 + [0.0] * 10, SLICES)
     promotion = judge_promotion(before, after)
-    assert promotion.reasons == ["slices: worse in hard; worse: p below 0.05 among 2 slices (Holm)"]
+    assert promotion.reasons == ["slices: worse slices: hard; limit: p below 0.05 (Holm, 2 slices)"]
     assert [(part.name, part.worse, part.p_value) for part in promotion.slices] == [
         ("easy", False, pytest.approx(2 * 2 / 2**40)),
         ("hard", True, pytest.approx(2 / 2**10)),
@@ -102,7 +102,7 @@ def test_dimensions_have_floors_and_ceilings() -> None:
 def test_a_dimension_and_a_figure_of_rollouts_of_one_name_are_distinguished() -> None:
     before = result([0.0] * 10)
     after = result([1.0] * 10, dimensions={"seconds": 9.0}, tokens=400)  # of each rollout 2 seconds
-    with pytest.raises(ValueError, match=r"hold 'reward\.seconds' or 'rollout\.seconds' against the ceiling"):
+    with pytest.raises(ValueError, match=r"For the ceiling, use 'reward\.seconds' or 'rollout\.seconds'"):
         failed(before, after, ceilings={"seconds": 5.0})
     assert failed(before, after, ceilings={"reward.seconds": 5.0, "rollout.seconds": 5.0}) == ["ceiling reward.seconds"]
     assert failed(before, after, ceilings={"tokens": 400, "rollout.tokens": 399}) == ["ceiling rollout.tokens"]
@@ -182,12 +182,12 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], message: str) -
         (
             result([0.0] * 3, dimensions={"safe": 1.0}),
             {"floors": {"saef": 1.0}},
-            "no figure 'saef' .*; did you mean 'safe'",
+            "no metric 'saef' .*; did you mean 'safe'",
         ),
-        (result([0.0] * 3), {"ceilings": {"tokens": 1.0}}, "has recorded no 'tokens' to hold against a ceiling"),
-        (EvaluationResult((EvaluatedTask("other", ()),)), {}, "of 3 and 1 tasks none is on both sides"),
-        (result([1.7e308] * 3), {}, r"rewards of at most 1e\+100 can be compared.*; got 1.7e\+308"),
-        (result([1.0] * 3, dimensions={"cost": -1e101}), {}, r"rewards of at most 1e\+100 .*; got -1e\+101"),
+        (result([0.0] * 3), {"ceilings": {"tokens": 1.0}}, "has no recorded 'tokens' for the ceiling"),
+        (EvaluationResult((EvaluatedTask("other", ()),)), {}, "of 3 and 1 tasks have no task in common"),
+        (result([1.7e308] * 3), {}, r"rewards must be at most 1e\+100.*; got 1.7e\+308"),
+        (result([1.0] * 3, dimensions={"cost": -1e101}), {}, r"rewards must be at most 1e\+100.*; got -1e\+101"),
     ],
 )
 def test_evaluations_that_cannot_be_judged_are_refused(

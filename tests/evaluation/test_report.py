@@ -43,8 +43,8 @@ async def transcript_of(*calls: Messages) -> Transcript:
     with runner.run_context(agent=agent, store=store) as ready:
         rollout = await ready.step({"question": "x" * 3000}, resources={})
     transcripts_by_id = await transcripts(store, [rollout.rollout_id, "ro-none", ""])
-    assert transcripts_by_id["ro-none"].note == "the store has no such rollout"
-    assert transcripts_by_id[""].note == "the record names no rollout"
+    assert transcripts_by_id["ro-none"].note == "the rollout is not in the store"
+    assert transcripts_by_id[""].note == "the record has no rollout id"
     return transcripts_by_id[rollout.rollout_id]
 
 
@@ -67,9 +67,9 @@ async def test_a_secret_at_the_cut_is_hidden_whole(monkeypatch: pytest.MonkeyPat
 async def test_the_middle_of_very_many_messages_is_not_shown() -> None:
     transcript = await transcript_of([*(("user", str(number)) for number in range(100)), ("assistant", "end")])
     assert (len(transcript.messages), transcript.messages[-1]) == (40, ("assistant", "end"))
-    assert transcript.note == "61 messages in the middle are left out"
+    assert transcript.note == "61 messages in the middle are not shown"
 
 
 async def test_a_rollout_without_calls_says_so() -> None:
     transcript = await transcript_of()
-    assert (transcript.messages, transcript.note) == ((), "no model call was recorded with its text")
+    assert (transcript.messages, transcript.note) == ((), "no model call with text is recorded")

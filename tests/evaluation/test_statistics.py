@@ -83,7 +83,7 @@ def test_a_bootstrap_interval_lies_within_the_values(values: list[float]) -> Non
 @pytest.mark.parametrize(
     ("values", "settings", "message"),
     [
-        ([0.5], {"method": "wilson"}, "for rewards of 0 and 1; got 0.5"),
+        ([0.5], {"method": "wilson"}, "requires rewards of 0 and 1; got 0.5"),
         ([0.5], {"method": "normal"}, "must be one of wilson, exact, student, bootstrap"),
         ([1.0], {"confidence": 0.0}, r"confidence=0\.0"),
         ([], {"confidence": 95}, "confidence=95 must be between 0 and 1"),

@@ -50,10 +50,10 @@ def test_a_secret_is_no_name_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("tasks", "by", "error", "message"),
     [
-        ([{"level": 1}], "levle", ValueError, "no task has this field; the first has level"),
-        (list(range(200)), str, ValueError, "makes 200 slices; 100 at most"),
-        ([1], [], ValueError, "the list is empty"),
-        ([1], [lambda task: 1, lambda task: 2], ValueError, "two of one name"),
+        ([{"level": 1}], "levle", ValueError, "no task has this field; fields of the first task: level"),
+        (list(range(200)), str, ValueError, "has 200 values; the maximum is 100"),
+        ([1], [], ValueError, "slices is an empty list"),
+        ([1], [lambda task: 1, lambda task: 2], ValueError, "contains a name twice"),
         ([1], 3, TypeError, "a field, a function or a list of them; got int"),
         ([1], [3], TypeError, "got 3"),
     ],

@@ -102,7 +102,7 @@ FIRST = (
     *("rollout", "LitAgent", "Trainer", "Rollout", "emit_reward", "Algorithm", "GRPO", "GRPOSettings"),
     *("EvaluationResult", "LightningStore", "LitAgentRunner", "Tracer", "TraceAdapter", "LLMProxy", "Chat"),
 )
-"""The main names of a page, which come first on it. Then come the other names of `agl`, then those of packages alone."""
+"""The main names, which come first on their page. Then come the other names of `agl`, then those of packages."""
 
 
 def pages_of_packages() -> dict[str, list[str]]:

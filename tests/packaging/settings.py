@@ -1,4 +1,4 @@
-"""Writes `docs/reference/settings.md` out of the package: `python -m tests.packaging.settings`.
+"""Generates `docs/reference/settings.md` from the package: `python -m tests.packaging.settings`.
 
 Variables come from `env_var.py`, arguments from the docstring and the signature of `Trainer`, metrics from
 `store/http/metrics.py`, names of spans and keys from `semconv.py`, exit codes from `exit_codes.py`.
@@ -31,22 +31,22 @@ KEYS_OF_SPANS = ("STALE", "CHANGED_TEXTS", "HIDDEN_KEYS")
 KEYS = (
     ("On the resource of a span", semconv.LightningResourceAttributes, ""),
     ("Written by emitters", semconv.LightningSpanAttributes, ""),
-    ("Of a reward", semconv.RewardAttributes, "agentlightning.reward.<i>."),
-    ("Of a link", semconv.LinkAttributes, "agentlightning.link.<i>."),
-    ("Of a model call, on `raw_gen_ai_request`", semconv.LightningCallAttributes, ""),
-    ("Of the span `agentlightning.spans_cut`", semconv.LightningCutAttributes, ""),
+    ("For a reward", semconv.RewardAttributes, "agentlightning.reward.<i>."),
+    ("For a link", semconv.LinkAttributes, "agentlightning.link.<i>."),
+    ("For a model call, on `raw_gen_ai_request`", semconv.LightningCallAttributes, ""),
+    ("On the span `agentlightning.spans_cut`", semconv.LightningCutAttributes, ""),
 )
 
 
 def short_names() -> Iterator[tuple[str, str, str]]:
-    """Yield argument, short name and class of whatever the Trainer knows by a name."""
+    """Yield argument, short name and class of each component that the Trainer accepts by name."""
     registries = {"algorithm": AlgorithmRegistry, "strategy": ExecutionStrategyRegistry, "trackers": TrackerRegistry}
     for argument, registry in registries.items():
         yield from ((f"`{argument}`", f"`{name}`", f"`{path}`") for name, path in registry.items())
 
 
 def meanings(owner: ModuleType | type, within: str | None = None) -> dict[str, str]:
-    """Return the docstrings below the constants of a module, or of a class in it, by their names."""
+    """Return the docstrings of the constants of a module, or of a class in it, by name."""
     body = ast.parse(inspect.getsource(owner)).body
     if within is not None:
         [body] = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == within]
@@ -62,7 +62,7 @@ def meanings(owner: ModuleType | type, within: str | None = None) -> dict[str, s
 
 
 def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, default and meaning of each argument that a docstring of ours explains under `Args:`."""
+    """Yield name, default and description of each argument under `Args:` in a docstring."""
     explained: dict[str, str] = {}
     part = inspect.cleandoc(text).partition("Args:\n")[2].partition("\n\n")[0]
     for entry in re.split(r"\n    (?=\w)", "\n" + part):
@@ -75,7 +75,7 @@ def arguments(function: Callable[..., Any], text: str) -> Iterator[tuple[str, st
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(head), *([cell.replace("|", "\\|").removesuffix(".") for cell in row] for row in rows)]
+    lines = [list(head), *([re.sub(r"(?<!\.)\.$", "", cell.replace("|", "\\|")) for cell in row] for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
@@ -87,55 +87,53 @@ def page() -> str:
 def sections() -> Iterator[str]:
     yield """# Settings and names
 
-Every environment variable, every argument of the `Trainer`, every metric, every name of a span or an attribute, and
-every exit code. This page is written out of the package by `python -m tests.packaging.settings`. The options of
-commands are in [Command line](cli.md).
+This page lists all environment variables, arguments of the `Trainer`, metrics, names of spans and attributes, and exit
+codes. It is generated from the package by `python -m tests.packaging.settings`. The options of commands are in
+[Command line](cli.md).
 """
-    yield "## Environment variables\n\nA bool is `1`, `true`, `yes` or `on`, else `0`, `false`, `no` or `off`.\n"
+    yield "## Environment variables\n\nA bool is `1`, `true`, `yes` or `on`, or `0`, `false`, `no` or `off`.\n"
     ours = meanings(env_var, "LightningEnvVar")
-    yield table(
-        ("variable", "what it says"), ((f"`{each.value}`", ours[each.name]) for each in env_var.LightningEnvVar)
-    )
-    yield "### Of others\n\nVariables that others have defined and that we read, or set where nobody has.\n"
-    yield table(("variable", "what it does here"), code_first(env_var.FOREIGN_VARIABLES))
-    yield """### What a program finds
+    yield table(("Variable", "Description"), ((f"`{each.value}`", ours[each.name]) for each in env_var.LightningEnvVar))
+    yield "### Variables of other projects\n\nThe package reads these variables, or sets them if they are unset.\n"
+    yield table(("Variable", "Description"), code_first(env_var.FOREIGN_VARIABLES))
+    yield """### Variables set for a program
 
-A program that runs as an agent ([any program](../how-to/any-program.md)) finds these set; those of a model only if the
-resources have one.
+A program that runs as an agent ([any program](../how-to/any-program.md)) gets these variables. Those of a model are set
+only if the resources have one.
 """
-    yield table(("variable", "what it holds"), code_first(env_var.PROGRAM_VARIABLES))
+    yield table(("Variable", "Description"), code_first(env_var.PROGRAM_VARIABLES))
     yield f"## Trainer\n\n`agl.Trainer(...)`: {one_line(agl.Trainer)}\n"
     yield table(
-        ("argument", "default", "what it says"), code_first_of(arguments(agl.Trainer, agl.Trainer.__doc__ or ""))
+        ("Argument", "Default", "Description"), code_first_of(arguments(agl.Trainer, agl.Trainer.__doc__ or ""))
     )
     yield "### Short names\n"
-    yield table(("argument", "name", "class"), short_names())
+    yield table(("Argument", "Name", "Class"), short_names())
     yield """## Metrics
 
-What a store's server shows at `/v1/prometheus`, if it was started with `--tracker prometheus`. A histogram is in
-seconds and has `_bucket`, `_count` and `_sum` behind its name. What to make of them: [Operate](../how-to/operate.md).
+A store's server exports these metrics at `/v1/prometheus` if it is started with `--tracker prometheus`. Histograms are
+in seconds; their names end in `_bucket`, `_count` and `_sum`. To monitor a run with them, see
+[Operate](../how-to/operate.md).
 """
     rows = ((f"`{m.name}`", m.kind, ", ".join(f"`{n}`" for n in m.labels), m.meaning) for m in exported_metrics())
-    yield table(("metric", "kind", "labels", "what it tells"), rows)
-    yield "## Spans\n\n### Names\n\nAn agent's frameworks make spans of other names, too.\n"
+    yield table(("Metric", "Kind", "Labels", "Description"), rows)
+    yield "## Spans\n\n### Names\n\nThe frameworks of an agent also create spans with other names.\n"
     texts = meanings(semconv)
-    yield table(("span", "what it is"), ((f"`{value}`", texts[name]) for name, value in SPAN_NAMES.items()))
-    yield "### Attributes of ours\n"
-    yield table(("key", "what it holds"), [(f"`{getattr(semconv, name)}`", texts[name]) for name in KEYS_OF_SPANS])
+    yield table(("Span", "Description"), ((f"`{value}`", texts[name]) for name, value in SPAN_NAMES.items()))
+    yield "### Attributes of this package\n"
+    yield table(("Key", "Description"), [(f"`{getattr(semconv, name)}`", texts[name]) for name in KEYS_OF_SPANS])
     for title, group, before in KEYS:
         yield f"{title}:\n"
         docs = meanings(semconv, group.__name__)
-        yield table(("key", "what it holds"), ((f"`{before}{each.value}`", docs[each.name]) for each in members(group)))
-    yield """### Attributes of others
+        yield table(("Key", "Description"), ((f"`{before}{each.value}`", docs[each.name]) for each in members(group)))
+    yield """### Attributes of other conventions
 
-Keys of OpenTelemetry's conventions, and of the older system, that the gateway, the tracers and the traces of client
-libraries write; `<i>` counts from 0. Adapters read more than these:
-[frameworks](../how-to/frameworks/index.md).
+The gateway, tracers and client libraries write these keys of OpenTelemetry's conventions and of v0.3. `<i>` counts from
+0. Adapters also read other keys, see [frameworks](../how-to/frameworks/index.md).
 """
-    yield table(("key", "what it holds"), code_first(semconv.CONVENTIONAL_KEYS))
+    yield table(("Key", "Description"), code_first(semconv.CONVENTIONAL_KEYS))
     yield "## Exit codes\n"
     codes = meanings(exit_codes, "ExitCode")
-    yield table(("code", "meaning"), ((str(each.value), codes[each.name]) for each in exit_codes.ExitCode))
+    yield table(("Code", "Description"), ((str(each.value), codes[each.name]) for each in exit_codes.ExitCode))
 
 
 def members(group: type[Enum]) -> list[Enum]:

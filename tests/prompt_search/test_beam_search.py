@@ -150,7 +150,7 @@ def test_an_agent_that_always_fails_ends_the_search_before_it_costs_anything() -
     def broken(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
         raise RuntimeError("no such tool")
 
-    with asked() as server, pytest.raises(ValueError, match=r"earned nothing on any of 8.*RuntimeError: no such tool"):
+    with asked() as server, pytest.raises(ValueError, match=r"no reward on any of 8.*RuntimeError: no such tool"):
         fit(agl.APO(llm(server), **SMALL), broken)
     assert server.calls == []
 
@@ -206,7 +206,7 @@ def test_several_templates_are_edited_in_turns() -> None:
 def test_a_wrong_key_ends_the_run_at_once_with_what_the_server_said() -> None:
     with asked() as server:
         server.faults = [Fault(401) for _ in range(99)]
-        with pytest.raises(agl.ChatError, match=r"The search cannot begin.*401: told to answer 401"):
+        with pytest.raises(agl.ChatError, match=r"The search cannot start.*401: told to answer 401"):
             fit(agl.APO(llm(server), **SMALL))
     assert len(server.calls) == 4, "one for each branch"
 
@@ -222,7 +222,7 @@ def test_a_server_that_dies_later_leaves_the_best_so_far() -> None:
         server.answer = dies
         result = fit(agl.APO(llm(server), **SMALL))
     assert result.best.score == pytest.approx(1 / 3)
-    assert "critic and editor gave no version" in result.stop_reason
+    assert "critic and editor returned no version" in result.stop_reason
     assert "403" in result.stop_reason
 
 
@@ -258,7 +258,7 @@ def test_a_limit_on_calls_pays_for_whole_versions(calls: int) -> None:
 def test_a_round_of_which_everything_was_refused_ends_the_search_with_that_reason() -> None:
     with asked(lambda request: "no placeholder at all") as server:
         result = fit(agl.APO(llm(server), **SMALL))
-    assert result.stop_reason == "critic and editor gave no version: The placeholder {question} is missing."
+    assert result.stop_reason == "critic and editor returned no version: The placeholder {question} is missing."
     assert {version.state for version in result.history if version.round} == {"refused"}
     assert len(server.calls) == 3 * SMALL["beam_width"] * SMALL["branch_factor"], "critique, edit and repair, once each"
 
@@ -524,7 +524,7 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         "[Round 01] candidates: v0:0.000, v1:0.333",
         "[Round 01] top: v1:0.333, v0:0.000",
         "[Round 01 | Prompt v1] best updated: 0.000 -> 0.333",
-        "the beam holds 1 prompts and 2 are expanded",
+        "beam of 1 prompts, 2 to expand",
     ):
         assert line in text, line
 

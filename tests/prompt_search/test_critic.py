@@ -110,10 +110,10 @@ def test_a_plain_file_is_an_instruction_with_everything_below_it(tmp_path: Path)
 
 def test_a_jinja_file_that_names_what_there_is_not_is_told(tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ experimentz }}")
-    with pytest.raises(ValueError, match=r"mine\.jinja' cannot be filled in.*experimentz"):
+    with pytest.raises(ValueError, match=r"mine\.jinja' cannot be rendered.*experimentz"):
         messages_of(tmp_path / "mine.jinja", CRITIQUE)
     (tmp_path / "mine.j2").write_text("hello\n=== user ===\nyou")
-    with pytest.raises(ValueError, match="text above the first line that names a role"):
+    with pytest.raises(ValueError, match="text above the first line with a role"):
         messages_of(tmp_path / "mine.j2", CRITIQUE)
 
 

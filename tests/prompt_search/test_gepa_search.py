@@ -129,7 +129,7 @@ def test_a_seed_that_earns_nothing_is_an_error_and_no_search() -> None:
     def never_earns(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
         raise RuntimeError("out of order")
 
-    with asked(helpful) as server, pytest.raises(ValueError, match=r"earned nothing on any of 8 .*out of order"):
+    with asked(helpful) as server, pytest.raises(ValueError, match=r"no reward on any of 8 .*out of order"):
         fit(agl.GEPA(llm(server), max_metric_calls=60), never_earns)
     assert not server.calls
 
@@ -228,7 +228,7 @@ def test_a_state_that_hides_a_program_is_refused_and_the_program_not_run(tmp_pat
     with asked(helpful) as server:
         for state in (pickle.dumps({"program_candidates": [Program(tmp_path / "ran")]}), pickle.dumps(print), b"c"):
             (folder / "gepa_state.bin").write_bytes(state)
-            with pytest.raises(agl.BadRequestError, match=r"cannot be read .*delete it, or give another run_dir"):
+            with pytest.raises(agl.BadRequestError, match=r"Cannot read .*Delete it, or use another run_dir"):
                 fit(agl.GEPA(llm(server), max_metric_calls=20, run_dir=folder))
     assert not (tmp_path / "ran").exists()
 
@@ -236,8 +236,8 @@ def test_a_state_that_hides_a_program_is_refused_and_the_program_not_run(tmp_pat
 @pytest.mark.parametrize(
     ("template", "question", "text"),
     [
-        ("Say something about {question}", "val 7", "holds the search of other prompts"),
-        (SEED, "another one", "chose by other validation tasks than val_dataset has now"),
+        ("Say something about {question}", "val 7", "contains a search with other prompts"),
+        (SEED, "another one", "contains a search with other validation tasks than val_dataset"),
     ],
 )
 def test_a_folder_of_other_prompts_or_tasks_is_refused(tmp_path: Path, template: str, question: str, text: str) -> None:

@@ -66,7 +66,7 @@ def test_a_result_prints_as_a_table() -> None:
     assert "0.500" in text
     assert "95 % interval 0.150 to 0.850, 4 of 6 tasks" in text
     assert "KeyError" in text
-    assert "kept in memory" in text
+    assert "stored in memory" in text
 
 
 def test_the_rollouts_of_an_evaluation_are_validation_of_a_run_of_their_own() -> None:
@@ -99,9 +99,9 @@ def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
         ({"dataset": [1], "n_samples": 0}, ValueError, "n_samples must be at least 1"),
         ({"dataset": [1], "resources": [1]}, TypeError, "resources must be a dict of names to resources"),
         ({"dataset": [1]}, ValueError, r"give evaluate\(\) resources="),
-        ({"dataset": TASKS, "slices": "nmae"}, ValueError, "no task has this field; the first has name"),
+        ({"dataset": TASKS, "slices": "nmae"}, ValueError, "no task has this field; fields of the first task: name"),
         ({"dataset": TASKS, "slices": 3}, TypeError, "a field, a function or a list of them"),
-        ({"dataset": range(200), "slices": str}, ValueError, "makes 200 slices; 100 at most"),
+        ({"dataset": range(200), "slices": str}, ValueError, "has 200 values; the maximum is 100"),
         ({"dataset": TASKS, "stop_early": True}, TypeError, "must be a SequentialStop; got bool"),
         ({"dataset": TASKS, "stop_early": SequentialStop(EvaluationResult())}, ValueError, "0 tasks, here are 6"),
     ],
@@ -139,7 +139,7 @@ def test_slices_dimensions_and_several_samples(where: str) -> None:
     assert brief.rewards[:2] == [pytest.approx(0.5), pytest.approx(0.501)]
     assert brief.rewards[7] is None
     assert "pass@" not in str(brief), "a share needs rewards of 0 and 1, or a threshold"
-    with pytest.raises(ValueError, match=r"pass@3 of rewards such as 0\.5 needs threshold="):
+    with pytest.raises(ValueError, match=r"pass@3 requires threshold= for rewards other than 0 and 1; got 0\.5"):
         brief.pass_at(3)
     assert brief.pass_at(3, threshold=0.55).threshold == 0.55
     assert brief.interval() is not None
@@ -237,18 +237,18 @@ def test_the_comparison_is_paired() -> None:
 
 
 def test_only_the_same_tasks_compare() -> None:
-    with pytest.raises(ValueError, match="the same tasks: 1 here, 2 there"):
+    with pytest.raises(ValueError, match="the same tasks; got 1 and 2 tasks"):
         result(1.0).compare(result(1.0, 1.0))
     other = EvaluationResult((EvaluatedTask("other", ()),))
-    with pytest.raises(ValueError, match="task 0 is 0 here and 'other' there"):
+    with pytest.raises(ValueError, match="task 0 is 0 and 'other'"):
         result(1.0).compare(other)
 
 
 def test_figures_that_are_not_there_are_refused() -> None:
     evaluation = result(1.0, 0.0)
-    with pytest.raises(ValueError, match="give evaluate\\(\\) n_samples=5"):
+    with pytest.raises(ValueError, match="Use evaluate\\(n_samples=5\\)"):
         evaluation.pass_at(5)
-    with pytest.raises(ValueError, match="no reward has a dimension 'right'; there are: none"):
+    with pytest.raises(ValueError, match=r"no reward has a dimension 'right'; expected one of: \(none\)"):
         evaluation.dimension("right")
     with pytest.raises(ValueError, match="must be one of wilson, exact, student, bootstrap"):
         evaluation.interval(method="normal")  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ export async function call<T>(path: string, options: CallOptions = {}): Promise<
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === "AbortError") throw error;
-    throw new ApiError(0, "The server does not answer. Is it still running?");
+    throw new ApiError(0, "No response from the server. Check that it is running.");
   }
   if (!reply.ok) throw new ApiError(reply.status, await reasonOf(reply), secondsOf(reply));
   return (await reply.json()) as T;

@@ -806,7 +806,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The page that shows the store; needs no token, its data do */
+        /** Return the dashboard. It requires no token, but its data does */
         get: operations["page"];
         put?: never;
         post?: never;
@@ -823,7 +823,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** A file that the page loads; needs no token */
+        /** Return a file of the dashboard. It requires no token */
         get: operations["page_file"];
         put?: never;
         post?: never;
@@ -840,7 +840,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Say for each model call of a rollout which row of training it went to, or why it is in none */
+        /** Return for each model call of a rollout its training row, or the reason why it has none */
         get: operations["explain_rollout"];
         put?: never;
         post?: never;
@@ -857,7 +857,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the spans of an attempt as a tree, with the gateway's calls where the agent made them */
+        /** Return the spans of an attempt as a tree, with the gateway's calls below the spans of the agent */
         get: operations["span_tree"];
         put?: never;
         post?: never;
@@ -874,7 +874,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return what was said in an attempt, call by call; `latest` is the last attempt */
+        /** Return the conversation of an attempt by call; `latest` is the last attempt */
         get: operations["conversation"];
         put?: never;
         post?: never;
@@ -891,7 +891,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Compare the same tasks on two sides: runs, steps of runs, or versions of resources, with the paired test */
+        /** Compare two runs, steps of runs or versions of resources on the same tasks, with the paired test */
         get: operations["compare_sides"];
         put?: never;
         post?: never;
@@ -908,7 +908,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Say what the server is */
+        /** Return facts about the server */
         get: operations["server"];
         put?: never;
         post?: never;
@@ -3383,7 +3383,7 @@ export interface components {
         AttemptConversation: {
             /**
              * Calls
-             * @description The calls, in the order of arrival.
+             * @description Calls in the order of arrival.
              */
             calls: components["schemas"]["ConversationCall"][];
             /**
@@ -3393,7 +3393,7 @@ export interface components {
             shortened: number;
             /**
              * Whole
-             * @description True if all calls are included; else only the first ones, without the reasons why rows begin.
+             * @description True if all calls are included. Otherwise only the first ones are, without the reasons why rows start.
              */
             whole: boolean;
         };
@@ -3409,12 +3409,12 @@ export interface components {
             number: number;
             /**
              * Call Id
-             * @description Unique within its attempt.
+             * @description Id of the call, unique within its attempt.
              */
             call_id: string;
             /**
              * Attempt Id
-             * @description Id of the attempt that made it.
+             * @description Id of the attempt of the call.
              */
             attempt_id: string;
             /**
@@ -3429,12 +3429,12 @@ export interface components {
             model: string | null;
             /**
              * State
-             * @description `ok`, or the problem of the call.
+             * @description State of the call: `ok` or the problem.
              */
             state: string;
             /**
              * Stale
-             * @description True if it arrived after its attempt had ended or lapsed.
+             * @description True if the call arrived after its attempt had ended or lapsed.
              */
             stale: boolean;
             /**
@@ -3459,22 +3459,22 @@ export interface components {
             seen_by: string;
             /**
              * Matched By
-             * @description Method that matched the two recordings; None if there is only one.
+             * @description Method that matched the two recordings; None for a single recording.
              */
             matched_by: string | null;
             /**
              * Row
-             * @description Number of its row within its attempt, 1 for the first; None if it is in no row.
+             * @description Number of the row within its attempt, from 1; None if the call is in no row.
              */
             row: number | null;
             /**
              * Begins
-             * @description Reason why it began that row; None if it continued one, or is in no row.
+             * @description Reason why the call starts the row; None if it continues a row or is in no row.
              */
             begins: string | null;
             /**
              * Reason
-             * @description Reason why it is in no row.
+             * @description Reason why the call is in no row.
              */
             reason: string | null;
             /**
@@ -3484,17 +3484,17 @@ export interface components {
             what_to_try: string | null;
             /**
              * Error
-             * @description The error that the agent received.
+             * @description Error that the agent received.
              */
             error: string | null;
             /**
              * Weight Version
-             * @description Version of the weights that served it; None if not recorded.
+             * @description Version of the weights that served the call; None if not recorded.
              */
             weight_version: number | null;
             /**
              * Span Ids
-             * @description Ids of the spans that record it.
+             * @description Ids of the spans that record the call.
              */
             span_ids: string[];
             /** @description Use of the call in training; None if the run's ledger has no record of the rollout. */
@@ -3560,12 +3560,12 @@ export interface components {
             ] | null;
             /**
              * P Value
-             * @description Probability of a difference at least this far from 0 if nothing had changed.
+             * @description Probability of a difference at least this far from 0 if there is no change.
              */
             p_value: number;
             /**
              * Test
-             * @description The paired test of the p-value.
+             * @description Paired test for the p-value.
              */
             test: string;
             /**
@@ -3580,13 +3580,13 @@ export interface components {
             pairs: components["schemas"]["TaskPair"][];
             /**
              * Total
-             * @description Number of tasks over all pages.
+             * @description Number of tasks on all pages.
              */
             total: number;
         };
         /**
          * ConversationCall
-         * @description A model call at its place in the conversation.
+         * @description A model call in the conversation.
          */
         ConversationCall: {
             /**
@@ -3596,22 +3596,22 @@ export interface components {
             number: number;
             /**
              * Call Id
-             * @description Same id as in the explanation.
+             * @description Id of the call, the same as in the explanation.
              */
             call_id: string;
             /**
              * State
-             * @description `ok`, or the problem of the call.
+             * @description State of the call: `ok` or the problem.
              */
             state: string;
             /**
              * Late
-             * @description True if it arrived after its attempt had ended.
+             * @description True if the call arrived after its attempt had ended.
              */
             late: boolean;
             /**
              * Cut Off
-             * @description True if the answer ended at the token limit or was cut off by a lost connection.
+             * @description True if the reply ended at the token limit or was cut off by a lost connection.
              */
             cut_off: boolean;
             /**
@@ -3636,27 +3636,27 @@ export interface components {
             end_time: number | null;
             /**
              * Messages New
-             * @description Messages of the prompt that no earlier call has shown.
+             * @description Messages of the prompt that are not part of earlier calls.
              */
             messages_new: components["schemas"]["ShownMessage"][];
             /**
              * Branches From
-             * @description Number of the call whose messages the prompt shares, if it does not continue the call before it.
+             * @description Number of the call from which the prompt branches, if it does not continue the previous call.
              */
             branches_from: number | null;
             /**
              * Reply
-             * @description The answers; empty if there was none.
+             * @description Replies; empty if the call has no reply.
              */
             reply: components["schemas"]["ShownMessage"][];
             /**
              * Finish Reason
-             * @description Reason for the end of the answer.
+             * @description Reason for the end of the reply.
              */
             finish_reason: string | null;
             /**
              * Error
-             * @description The error that the agent received.
+             * @description Error that the agent received.
              */
             error: string | null;
             /**
@@ -3671,23 +3671,23 @@ export interface components {
             completion_tokens: number | null;
             /**
              * Weight Version
-             * @description Version of the weights that served it.
+             * @description Version of the weights that served the call.
              */
             weight_version: number | null;
             /**
              * New Row
-             * @description True if a row of training begins with it.
+             * @description True if a training row starts with the call.
              */
             new_row: boolean;
             /**
              * Why
-             * @description Reason why that row begins, or why the call is in no row.
+             * @description Reason why the row starts, or why the call is in no row.
              */
             why: string | null;
         };
         /**
          * LedgerEntry
-         * @description The use of a call in training, as the ledger of the run has it.
+         * @description The use of a call in training, from the ledger of the run.
          */
         LedgerEntry: {
             /**
@@ -3707,7 +3707,7 @@ export interface components {
             row: number | null;
             /**
              * Advantage
-             * @description The advantage that the loss used.
+             * @description Advantage that the loss used.
              */
             advantage: number | null;
             /**
@@ -3717,30 +3717,30 @@ export interface components {
             weight_version: number | null;
             /**
              * Step
-             * @description The training step.
+             * @description Training step.
              */
             step: number;
         };
         /**
          * Part
-         * @description A piece of a message.
+         * @description A part of a message.
          */
         Part: {
             /**
              * Type
-             * @description Kind of the piece.
+             * @description Kind of the part.
              * @enum {string}
              */
             type: "text" | "reasoning" | "image" | "json";
             /**
              * Text
-             * @description The text, the reasoning, or any other value as JSON; None for an image.
+             * @description Text, reasoning, or any other value as JSON; None for an image.
              * @default null
              */
             text: string | null;
             /**
              * Sha256
-             * @description Digest of an image's bytes, or of its address; None for other kinds.
+             * @description Digest of an image's bytes or of its address; None for other kinds.
              * @default null
              */
             sha256: string | null;
@@ -3759,7 +3759,7 @@ export interface components {
         };
         /**
          * RolloutExplanation
-         * @description The use of every model call of a rollout.
+         * @description The use of each model call of a rollout.
          */
         RolloutExplanation: {
             /**
@@ -3769,7 +3769,7 @@ export interface components {
             rollout_id: string;
             /**
              * Attempt Id
-             * @description Id of the latest attempt; None if nobody claimed the rollout.
+             * @description Id of the latest attempt; None if the rollout was not claimed.
              */
             attempt_id: string | null;
             /**
@@ -3779,7 +3779,7 @@ export interface components {
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
             /**
              * Verdict
-             * @description Reason why no call of the rollout is trained; None if its calls may be.
+             * @description Reason why no call of the rollout is trained; None if calls may be trained.
              */
             verdict: string | null;
             /**
@@ -3787,7 +3787,7 @@ export interface components {
              * @description Final reward of that attempt.
              */
             reward: number | null;
-            /** @description The exception that ended that attempt. */
+            /** @description Exception that ended that attempt. */
             error: components["schemas"]["AttemptError"] | null;
             /**
              * Calls
@@ -3796,7 +3796,7 @@ export interface components {
             calls: components["schemas"]["CallExplanation"][];
             /**
              * Rows
-             * @description Number of rows that its calls make.
+             * @description Number of rows of its calls.
              */
             rows: number;
             /**
@@ -3827,7 +3827,7 @@ export interface components {
             backend: string;
             /**
              * Persistent
-             * @description True if the data outlive the server.
+             * @description True if the data remains after the server stops.
              */
             persistent: boolean;
             /**
@@ -3842,7 +3842,7 @@ export interface components {
             now: number;
             /**
              * Statistics
-             * @description The store's own counters.
+             * @description Counters of the store.
              */
             statistics: {
                 [key: string]: unknown;
@@ -3860,7 +3860,7 @@ export interface components {
             role: string;
             /**
              * Content
-             * @description Content of the message, in order.
+             * @description Parts of the message, in order.
              */
             content: components["schemas"]["Part"][];
             /**
@@ -3870,7 +3870,7 @@ export interface components {
             tool_calls: components["schemas"]["ToolCall"][];
             /**
              * Tool Call Id
-             * @description For a tool result: id of the tool call that it answers.
+             * @description For a tool result: id of its tool call.
              */
             tool_call_id: string | null;
             /**
@@ -3886,7 +3886,7 @@ export interface components {
         SpanNode: {
             /**
              * Span Id
-             * @description Id of the span; one that begins with `virtual` stands for a parent that was never recorded.
+             * @description Id of the span. An id that begins with `virtual` is a placeholder for a parent that was never recorded.
              */
             span_id: string;
             /**
@@ -3901,7 +3901,7 @@ export interface components {
             start_time: number | null;
             /**
              * End Time
-             * @description Seconds since the epoch; None while it runs.
+             * @description Seconds since the epoch; None while the span is open.
              */
             end_time: number | null;
             /**
@@ -3911,7 +3911,7 @@ export interface components {
             status_code: string;
             /**
              * Sequence Id
-             * @description Position in the order of arrival; 0 for a virtual one.
+             * @description Position in the order of arrival; 0 for a virtual span.
              */
             sequence_id: number;
             /**
@@ -3926,7 +3926,7 @@ export interface components {
             reward: number | null;
             /**
              * Children
-             * @description The child spans.
+             * @description Child spans.
              */
             children: components["schemas"]["SpanNode"][];
         };
@@ -3937,7 +3937,7 @@ export interface components {
         SpanTree: {
             /**
              * Roots
-             * @description The spans without a parent.
+             * @description Spans without a parent.
              */
             roots: components["schemas"]["SpanNode"][];
             /**
@@ -3958,7 +3958,7 @@ export interface components {
             task: string;
             /**
              * Input Preview
-             * @description The beginning of the task's input; empty if the store no longer has a rollout of it.
+             * @description Beginning of the task's input; empty if the store has no rollout of the task.
              */
             input_preview: string;
             /**
@@ -3989,7 +3989,7 @@ export interface components {
         ToolCall: {
             /**
              * Id
-             * @description Set by the model; the result refers to it.
+             * @description Id set by the model. The tool result refers to it.
              */
             id: string | null;
             /**
@@ -3999,7 +3999,7 @@ export interface components {
             name: string;
             /**
              * Arguments
-             * @description Arguments as the model wrote them, usually JSON.
+             * @description Arguments written by the model, usually JSON.
              */
             arguments: string;
         };
@@ -7267,7 +7267,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The page */
+            /** @description The dashboard */
             200: {
                 headers: {
                     [name: string]: unknown;
@@ -7276,7 +7276,7 @@ export interface operations {
                     "text/html": string;
                 };
             };
-            /** @description Not built into this installation */
+            /** @description The dashboard is not built */
             404: {
                 headers: {
                     [name: string]: unknown;
@@ -7314,7 +7314,7 @@ export interface operations {
                 };
                 content?: never;
             };
-            /** @description There is no such file */
+            /** @description The file does not exist */
             404: {
                 headers: {
                     [name: string]: unknown;

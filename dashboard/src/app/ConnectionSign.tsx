@@ -4,10 +4,10 @@ import type { Connection } from "../api/events.ts";
 import { count } from "../pure/format.ts";
 
 const said: Record<Connection, { label: string; color: string; help: string }> = {
-  connecting: { label: "◌ connecting", color: "gray", help: "The page is asking the server for its events" },
-  live: { label: "● live", color: "blue", help: "What you see follows the store" },
-  lost: { label: "✕ offline", color: "orange", help: "The server does not answer; the page tries again by itself" },
-  denied: { label: "⚿ token needed", color: "orange", help: "Enter the server's token under Settings" },
+  connecting: { label: "◌ connecting", color: "gray", help: "Connecting to the server" },
+  live: { label: "● live", color: "blue", help: "The dashboard shows changes of the store as they happen" },
+  lost: { label: "✕ offline", color: "orange", help: "No response from the server. The dashboard retries." },
+  denied: { label: "⚿ token needed", color: "orange", help: "Enter the server's token in Settings" },
 };
 
 /** Whether the page follows the store. */
@@ -28,7 +28,7 @@ export function LagSign({ behind }: { behind: number | null }) {
     <div role="status">
       {behind === null ? null : (
         <Tooltip
-          label={`${count(behind)} changes or more came at once; the page reads its lists anew instead of following each`}
+          label={`At least ${count(behind)} changes arrived together. The dashboard reloads its lists instead of applying each change.`}
         >
           <Badge variant="light" color="orange" tt="none" data-behind={behind}>
             ◔ {count(behind)}+ behind

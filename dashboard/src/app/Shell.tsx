@@ -73,8 +73,8 @@ export function Shell() {
       <AppShell.Main id="main" tabIndex={-1}>
         <div role="status">
           {connection === "lost" ? (
-            <Alert color="orange" mb="md" p="xs" title="✕ Offline: the server does not answer" data-state="offline">
-              What was read before stays here; the page tries again by itself.
+            <Alert color="orange" mb="md" p="xs" title="✕ Offline: no response from the server" data-state="offline">
+              Data loaded before is still shown. The dashboard retries automatically.
             </Alert>
           ) : null}
         </div>

@@ -11,7 +11,7 @@ function loading<T>(load: () => Promise<T>): () => Promise<T> {
     load().catch(() => {
       throw new ApiError(
         0,
-        "The view could not be loaded: the server does not answer, or has another version. Load the page anew once it is there.",
+        "Cannot load the view: the server does not respond or has another version. Reload the page when the server is available.",
       );
     });
 }

@@ -41,7 +41,7 @@ export function Missing({ what, told }: { what: string; told?: string }) {
         </Text>
       ) : null}
       <Text size="sm" c="dimmed">
-        It may have been removed by the store's retention, or the link is of another store.
+        It may have been deleted by the store's retention policy, or the link may be for another store.
       </Text>
       <Anchor component={Link} to="/runs" size="sm">
         All runs
@@ -60,7 +60,7 @@ export function Failure({ error, retry, what }: { error: unknown; retry?: () => 
     <Alert
       role="alert"
       color="orange"
-      title={denied ? "The server asks for a token" : `${what} could not be read`}
+      title={denied ? "The server requires a token" : `${what}: request failed`}
       data-state={denied ? "denied" : "error"}
     >
       <Stack gap="xs" align="flex-start">
@@ -69,7 +69,7 @@ export function Failure({ error, retry, what }: { error: unknown; retry?: () => 
         </Text>
         {denied ? (
           <Anchor component={Link} to="/settings" size="sm">
-            Enter the token under Settings (the value of AGL_TOKEN where the server was started)
+            Enter the token in Settings (the value of AGL_TOKEN on the server)
           </Anchor>
         ) : null}
         {retry ? (

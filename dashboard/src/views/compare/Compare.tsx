@@ -45,10 +45,10 @@ export function Compare() {
           {(known) => <Result found={known} page={page} put={(next) => change({ page: String(next) })} />}
         </Answer>
       ) : (
-        <Empty title="Choose what to compare">
+        <Empty title="Select two sides to compare">
           <Text size="sm" c="dimmed" ta="center" maw={520}>
-            A run stands for its last held-out evaluation, a run with a step for the one after that step. Two versions
-            of a prompt are compared by the rollouts that used them: write resources:ID@VERSION.
+            A run is compared by its last held-out evaluation, or by the evaluation after the selected step. Two
+            versions of a prompt are compared by the rollouts that used them: enter resources:ID@VERSION.
           </Text>
         </Empty>
       )}

@@ -49,7 +49,7 @@ export function Group() {
       <Answer query={rollouts} what="Group">
         {({ items }) =>
           items.length === 0 ? (
-            <Empty title="The store has no training rollout of this task and step" />
+            <Empty title="No training rollouts for this task and step" />
           ) : (
             <>
               <Text size="sm" className="agl-text">
@@ -57,10 +57,10 @@ export function Group() {
               </Text>
               <Text size="sm" c="dimmed" data-testid="parting">
                 {parting === null
-                  ? "Where the answers part is not known: tokens of fewer than two of these rollouts were kept."
+                  ? "The first different token is unknown: tokens are stored for fewer than two of these rollouts."
                   : parting.at === -1
                     ? "All rows have the same tokens."
-                    : `The rows are the same up to token ${parting.at}, and part there.`}
+                    : `The first different token is token ${parting.at}.`}
               </Text>
               <ScrollArea
                 type="auto"
@@ -74,7 +74,7 @@ export function Group() {
                       <Table.Th ta="right">Reward</Table.Th>
                       <Table.Th ta="right">Advantage</Table.Th>
                       <Table.Th>In training</Table.Th>
-                      <Table.Th>From where they part</Table.Th>
+                      <Table.Th>Text from the first difference</Table.Th>
                     </Table.Tr>
                   </Table.Thead>
                   <Table.Tbody>

@@ -52,7 +52,7 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
         {decimal(group?.mean)}
         {interval}, {counted(group?.count ?? 0, "rollout")}{" "}
         <Anchor size="sm" underline="always" href={href(["rollouts"], { resources: resourcesId, version: number })}>
-          show those of version {number}
+          view rollouts of version {number}
         </Anchor>
       </>
     );
@@ -69,7 +69,7 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
           w={120}
         />
         <NumberInput
-          label="Against"
+          label="Compare with"
           min={1}
           max={last}
           value={before}
@@ -231,7 +231,7 @@ function Difference({ before, after, compared }: { before: string; after: string
     <>
       {compared ? (
         <Text size="sm" c="dimmed">
-          {before === after ? "Unchanged." : "Added words are underlined, removed ones struck through."}
+          {before === after ? "Unchanged." : "Added words are underlined, removed words are struck through."}
         </Text>
       ) : null}
       <pre className="agl-text">

@@ -24,7 +24,7 @@ export function Resources() {
               <Table miw={720} fz="sm" className="agl-number">
                 <Table.Thead>
                   <Table.Tr>
-                    {["Set", "Version", "Holds", "Stored", "Rollouts", "Mean reward"].map((name) => (
+                    {["Set", "Version", "Resources", "Stored", "Rollouts", "Mean reward"].map((name) => (
                       <Table.Th key={name} scope="col">
                         {name}
                       </Table.Th>
@@ -55,9 +55,9 @@ export function Resources() {
               </Table>
             </ScrollArea>
           ) : (
-            <Empty title="This store has no resources yet">
+            <Empty title="No resources yet">
               <Text size="sm" c="dimmed">
-                An algorithm stores prompts and model endpoints here when it begins.
+                Algorithms publish prompts and model endpoints here when they start.
               </Text>
             </Empty>
           )

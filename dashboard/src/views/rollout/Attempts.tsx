@@ -13,7 +13,7 @@ import { decimal, duration } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
 
 export function Attempts({ attempts }: { attempts: Attempt[] }) {
-  if (!attempts.length) return <Empty title="Nobody has claimed this rollout yet" />;
+  if (!attempts.length) return <Empty title="This rollout has not been claimed yet" />;
   return (
     <SimpleGrid cols={{ base: 1, md: Math.min(3, attempts.length) }}>
       {attempts.map((attempt) => (
@@ -32,7 +32,7 @@ export function Attempts({ attempts }: { attempts: Attempt[] }) {
               ["Worker", attempt.worker_id],
               ["Started", <Moment at={attempt.start_time} />],
               ["Duration", attempt.end_time ? duration(attempt.end_time - attempt.start_time) : null],
-              ["Last sign of life", <Moment at={attempt.last_heartbeat_time} />],
+              ["Last heartbeat", <Moment at={attempt.last_heartbeat_time} />],
             ]}
           />
           {attempt.error ? (

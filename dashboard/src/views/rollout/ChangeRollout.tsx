@@ -10,14 +10,14 @@ export type Change = "retry" | "cancel";
 
 const words = {
   retry: {
-    title: "Queue this rollout again?",
-    text: "A worker of its run claims it and makes a further attempt. What it has recorded so far stays; the new attempt is the one that counts.",
-    button: "Queue it again",
+    title: "Retry this rollout?",
+    text: "The rollout is requeued, and a worker of its run makes another attempt. Recorded data is kept, but only the new attempt counts.",
+    button: "Retry the rollout",
     status: "requeuing",
   },
   cancel: {
     title: "Cancel this rollout?",
-    text: "Its worker is told at its next heartbeat. The attempt ends as cancelled and is never trained.",
+    text: "The worker stops at its next heartbeat. The attempt ends as cancelled and is never trained.",
     button: "Cancel the rollout",
     status: "cancelled",
   },
@@ -40,7 +40,7 @@ export function ChangeRollout({ rolloutId, change, close }: { rolloutId: string;
         {act.isError ? <Failure error={act.error} what="The rollout" /> : null}
         <Group justify="flex-end">
           <Button variant="default" onClick={close}>
-            Leave it
+            Go back
           </Button>
           <Button color="orange.9" onClick={() => act.mutate()} loading={act.isPending}>
             {said.button}

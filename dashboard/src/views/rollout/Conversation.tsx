@@ -35,9 +35,9 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
       {error ? <AgentError error={error} /> : null}
       {explanation.data?.verdict ? (
         <Text size="sm" c="dimmed">
-          Nothing of this rollout is trained:{" "}
+          This rollout is not trained:{" "}
           {explanation.data.verdict === "no_reward" && reward !== null
-            ? `no span of its attempt has a reward, and training reads rewards from spans. Its reward of ${decimal(reward)} was set by update_attempt; emit it in the agent instead.`
+            ? `no span of its attempt has a reward, and training reads rewards from spans. The reward of ${decimal(reward)} was set by update_attempt. Emit it in the agent instead.`
             : `${explanation.data.verdict.replaceAll("_", " ")}.`}
         </Text>
       ) : null}
@@ -57,7 +57,7 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
               />
             ) : null;
           return calls.length === 0 ? (
-            <Empty title="No model call was recorded in this attempt">
+            <Empty title="No model calls recorded in this attempt">
               {explanation.data?.notes.map((note) => (
                 <Text key={note} size="sm" c="dimmed" component="div">
                   <LongText text={note} mono />
@@ -68,14 +68,14 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
             <>
               {shortened ? (
                 <Text size="sm" c="dimmed">
-                  {shortened} very long {shortened === 1 ? "text is" : "texts are"} cut here; the whole is in its span.
+                  {shortened} long {shortened === 1 ? "text is" : "texts are"} shortened. The span has the full text.
                 </Text>
               ) : null}
               {whole && pages === 1 ? null : (
                 <Text size="sm" c="dimmed" role="status" data-whole={whole}>
                   {whole
                     ? `Calls ${count(from + 1)} to ${count(Math.min(from + CALLS, calls.length))} of ${count(calls.length)}`
-                    : `The first ${count(calls.length)} calls; the others are still being read`}
+                    : `First ${count(calls.length)} calls; loading the others`}
                 </Text>
               )}
               {pager}
@@ -112,7 +112,7 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
       <Stack gap="xs">
         {call.branches_from === null ? null : (
           <Text size="sm" c="dimmed">
-            ⤷ goes on from what was said up to call {call.branches_from}
+            ⤷ branches from the conversation up to call {call.branches_from}
           </Text>
         )}
         {call.messages_new.map((message, place) => (
@@ -143,7 +143,7 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
               .filter(Boolean)
               .join(" · ")}
           </Text>
-          {call.late ? <Sign color="orange" text="⧖ late: came after the attempt had ended" /> : null}
+          {call.late ? <Sign color="orange" text="⧖ late: arrived after the end of the attempt" /> : null}
           {call.cut_off ? <Sign color="orange" text="✂ cut off" /> : null}
           {call.state === "ok" ? null : <Sign color="orange" text={`✕ ${call.state.replaceAll("_", " ")}`} />}
           <TrainedSign told={told} />
@@ -177,7 +177,7 @@ function Message({ message, reply }: { message: ShownMessage; reply?: boolean })
         </Text>
         {message.tool_call_id ? (
           <Text size="xs" c="dimmed">
-            answers {named(message.tool_call_id, 60)}
+            result of {named(message.tool_call_id, 60)}
           </Text>
         ) : null}
       </Group>
@@ -201,7 +201,7 @@ function Message({ message, reply }: { message: ShownMessage; reply?: boolean })
       ))}
       {!message.content.length && !message.tool_calls?.length ? (
         <Text size="sm" c="dimmed">
-          (says nothing)
+          (empty message)
         </Text>
       ) : null}
     </Paper>

@@ -22,16 +22,16 @@ export function Details({ rollout }: { rollout: Rollout }) {
       </Title>
       <Facts
         facts={[
-          ["Time per attempt", duration(config?.timeout_seconds)],
-          ["Silence allowed", duration(config?.unresponsive_seconds)],
-          ["Attempts", config?.max_attempts],
-          ["Retried after", config?.retry_condition?.join(", ") || "nothing"],
+          ["Time limit per attempt", duration(config?.timeout_seconds)],
+          ["Heartbeat timeout", duration(config?.unresponsive_seconds)],
+          ["Maximum attempts", config?.max_attempts],
+          ["Retry after", config?.retry_condition?.join(", ") || "nothing"],
           ["Retries for lost workers", config?.infrastructure_retries],
           ["Priority", rollout.priority],
         ]}
       />
       <Title order={2} size="h5">
-        Notes
+        Metadata
       </Title>
       <LongText text={JSON.stringify(rollout.metadata ?? {}, null, 2)} mono />
       <Json value={rollout} />

@@ -47,7 +47,7 @@ export function Neighbours({ rolloutId, place, search }: Props) {
         variant="default"
         disabled={!before}
         onClick={() => go(before)}
-        title="The one before it in the list (k)"
+        title="Previous rollout in the list (k)"
       >
         ‹ Previous
       </Button>
@@ -56,7 +56,7 @@ export function Neighbours({ rolloutId, place, search }: Props) {
         variant="default"
         disabled={!after}
         onClick={() => go(after)}
-        title="The next one of the list (j)"
+        title="Next rollout in the list (j)"
       >
         Next ›
       </Button>
@@ -64,7 +64,7 @@ export function Neighbours({ rolloutId, place, search }: Props) {
         {around.data === undefined
           ? ""
           : here < 0
-            ? "It is not in its list any more. "
+            ? "This rollout is no longer in the list. "
             : `${count(offset + here + 1)} of ${count(around.data.total)}. `}
         <Anchor size="sm" underline="always" href={href(["rollouts"], place.search)}>
           Back to the list

@@ -70,7 +70,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
             size="xs"
             variant="default"
             disabled={running}
-            title={running ? `It is ${rollout.status}: there is nothing to retry yet` : undefined}
+            title={running ? `Only ended rollouts can be retried; this one is ${rollout.status}` : undefined}
             onClick={() => setChanging("retry")}
           >
             Retry…
@@ -79,7 +79,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
             size="xs"
             variant="default"
             disabled={!running}
-            title={running ? undefined : `It is ${rollout.status}: there is nothing to cancel`}
+            title={running ? undefined : `Only open rollouts can be cancelled; this one is ${rollout.status}`}
             onClick={() => setChanging("cancel")}
           >
             Cancel…
@@ -145,7 +145,7 @@ function Known({ rollout }: { rollout: AttemptedRollout | Rollout }) {
 }
 
 function OfAttempt({ attempt, children }: { attempt: Attempt | undefined; children: (id: string) => ReactNode }) {
-  if (!attempt) return <Empty title="Nobody has claimed this rollout yet" />;
+  if (!attempt) return <Empty title="This rollout has not been claimed yet" />;
   return <Suspense fallback={<Loading what="view" />}>{children(attempt.attempt_id)}</Suspense>;
 }
 
@@ -173,7 +173,7 @@ function factsOf(
         <>
           {step}, task {named(String(task))} (
           <Anchor underline="always" href={href(["runs", rollout.run_id, "steps", step, "groups", task])}>
-            its group
+            view group
           </Anchor>
           )
         </>

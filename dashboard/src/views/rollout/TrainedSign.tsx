@@ -28,22 +28,22 @@ export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
         <Stack gap={4}>
           {told.ledger ? (
             <Text size="sm">
-              The ledger of step {told.ledger.step}: {told.ledger.ending}
+              Ledger of step {told.ledger.step}: {told.ledger.ending}
               {told.ledger.row === null ? "" : ` in row ${told.ledger.row}`}
               {told.ledger.weight_version === null ? "" : `, sampled by weights ${told.ledger.weight_version}`}.
             </Text>
           ) : (
-            <Text size="sm">The ledger of its run says nothing of this rollout.</Text>
+            <Text size="sm">The ledger of the run has no record of this rollout.</Text>
           )}
           {told.begins ? (
             <Text size="sm">
-              It begins row {told.row}: {told.begins.replaceAll("_", " ")}.
+              Starts row {told.row}: {told.begins.replaceAll("_", " ")}.
             </Text>
           ) : null}
           <Text size="sm">
-            Seen by {told.seen_by === "both" ? "gateway and tracer" : `the ${told.seen_by}`}
+            Recorded by {told.seen_by === "both" ? "gateway and tracer" : `the ${told.seen_by}`}
             {told.matched_by ? `, matched by ${told.matched_by.replaceAll("_", " ")}` : ""}; token ids{" "}
-            {told.has_tokens ? "known" : "not known"}.
+            {told.has_tokens ? "recorded" : "not recorded"}.
           </Text>
           {told.what_to_try && !trained ? <Text size="sm">{told.what_to_try}</Text> : null}
         </Stack>

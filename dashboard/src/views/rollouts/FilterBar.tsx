@@ -57,7 +57,7 @@ export function FilterBar({ search, change, textRef }: Props) {
           value={search.run ?? null}
           onChange={(run) => change({ run: run ?? undefined })}
         />
-        <Typed name="text" label="Text of the input" width={170} search={search} change={change} inputRef={textRef} />
+        <Typed name="text" label="Input contains" width={170} search={search} change={change} inputRef={textRef} />
         {list("status", "Status", STATUSES, 150)}
         {list("mode", "Mode", MODES, 150)}
         {list("outcome", "Outcome", OUTCOMES, 160)}

@@ -100,7 +100,7 @@ export function Rollouts() {
           {held === null ? null : <NewRows filter={filter} since={held} show={toNew} />}
           <Exporting shown={shown} filter={filter} order={order} />
           <Button size="xs" variant="subtle" onClick={() => setHelping(true)}>
-            Keys
+            Keyboard shortcuts
           </Button>
         </Group>
       </Group>
@@ -110,9 +110,7 @@ export function Rollouts() {
       ) : told === undefined ? (
         <Loading what="rollouts" />
       ) : total === 0 ? (
-        <Empty
-          title={Object.keys(filter).length ? "No rollout passes these filters" : "This store has no rollout yet"}
-        />
+        <Empty title={Object.keys(filter).length ? "No rollouts match these filters" : "No rollouts yet"} />
       ) : (
         <div
           ref={scroller}
@@ -258,7 +256,7 @@ function Exporting({ shown, filter, order }: ExportingProps) {
       const found = await exportRows(form, shown, filter, order, tell, stop.current.signal);
       save(found.file, `rollouts.${form}`);
       const left = found.total > found.rows ? `the first ${count(found.rows)} of ` : "";
-      setWritten(`${left}${counted(found.total, "rollout")} written`);
+      setWritten(`${left}${counted(found.total, "rollout")} exported`);
     } catch (error) {
       if (!(error instanceof DOMException)) setFailure(error instanceof Error ? error.message : String(error));
     } finally {
@@ -289,7 +287,7 @@ function Exporting({ shown, filter, order }: ExportingProps) {
         Export CSV
       </Button>
       <Button size="xs" variant="default" onClick={() => void run("jsonl")}>
-        JSON lines
+        Export JSON Lines
       </Button>
     </Group>
   );
@@ -297,15 +295,15 @@ function Exporting({ shown, filter, order }: ExportingProps) {
 
 const keys: [string, string][] = [
   ["j / k", "next, previous rollout"],
-  ["J / K", "twenty further, twenty back"],
+  ["J / K", "20 rollouts down, up"],
   ["Enter", "open the rollout"],
-  ["/", "to the text filter"],
-  ["?", "this list"],
+  ["/", "go to the input filter"],
+  ["?", "show these shortcuts"],
 ];
 
 function Keys({ opened, close }: { opened: boolean; close: () => void }) {
   return (
-    <Modal opened={opened} onClose={close} title="Keys of this list">
+    <Modal opened={opened} onClose={close} title="Keyboard shortcuts">
       <Table>
         <Table.Tbody>
           {keys.map(([key, does]) => (

@@ -22,20 +22,20 @@ interface Props {
 
 const singles: [string, string, string][] = [
   ["update.entropy", "Entropy", "nats"],
-  ["update.approx_kl", "KL engine to trainer", "nats"],
-  ["update.update_kl", "KL of an update: weights before it to weights after it", "nats"],
+  ["update.approx_kl", "KL from engine to trainer", "nats"],
+  ["update.update_kl", "KL of an update (weights before to after)", "nats"],
   ["update.clip_fraction", "Clipped tokens", "share"],
   ["update.grad_norm", "Gradient norm", ""],
   ["update.loss", "Loss", ""],
-  ["update.first_ratio_error", "Greatest difference engine and trainer", ""],
-  ["drift_rate", "Turns whose tokens drifted", "share"],
+  ["update.first_ratio_error", "Maximum difference between engine and trainer", ""],
+  ["drift_rate", "Turns with token drift", "share"],
   ["tokens_per_second", "Generation", "tokens/s"],
-  ["completion_tokens", "Tokens of an answer", "tokens"],
-  ["flight.in_flight", "Groups in flight when a step began", "groups"],
-  ["flight.waited_seconds", "Waiting for the groups of a step", "s"],
-  ["flight.mean_staleness", "Mean age of the trained calls", "weight versions"],
-  ["flight.max_staleness", "Greatest age of a trained call", "weight versions"],
-  ["flight.dropped_groups", "Groups dropped as too stale", "groups"],
+  ["completion_tokens", "Tokens per completion", "tokens"],
+  ["flight.in_flight", "Groups in progress at the start of a step", "groups"],
+  ["flight.waited_seconds", "Wait for the groups of a step", "s"],
+  ["flight.mean_staleness", "Mean age of trained calls", "weight versions"],
+  ["flight.max_staleness", "Maximum age of trained calls", "weight versions"],
+  ["flight.dropped_groups", "Dropped stale groups", "groups"],
   ["best", "Best so far", ""],
 ];
 
@@ -67,14 +67,14 @@ export function Curves({ run, steps, records, alarms }: Props) {
       ) : null}
       {marks.length ? (
         <Text size="xs" c="dimmed">
-          ▲ and a dashed line: an alarm began.
+          ▲ and dashed line: start of an alarm.
         </Text>
       ) : null}
       <SimpleGrid cols={{ base: 1, md: 2 }} spacing="lg">
         {bars.some((bar) => bar.captured) ? (
           <div>
             <Chart
-              title="What became of the model calls"
+              title="Model calls by outcome"
               kind="stack"
               steps={at}
               unit="calls"
@@ -100,20 +100,20 @@ export function Curves({ run, steps, records, alarms }: Props) {
             />
             <Text size="xs" c="dimmed" data-testid="ledger-sum">
               {missing.length
-                ? `✕ In ${counted(missing.length, "step")} the reasons do not add up to the calls that were captured: steps ${missing
+                ? `✕ In ${counted(missing.length, "step")} trained and excluded calls do not add up to the captured calls: steps ${missing
                     .slice(0, 5)
                     .map((record) => record.step)
                     .join(", ")}`
                 : `✓ ${counted(
                     bars.reduce((sum, bar) => sum + bar.captured, 0),
                     "call",
-                  )} captured; trained and left out add up in every step.`}
+                  )} captured; trained and excluded calls add up in every step.`}
             </Text>
           </div>
         ) : null}
         {phases.length ? (
           <Chart
-            title="Time of a step by phase"
+            title="Step time by phase"
             kind="stack"
             steps={at}
             unit="s"

@@ -33,7 +33,7 @@ export function Prompts({ records }: { records: RunRecord[] }) {
           <Table.Thead>
             <Table.Tr>
               <Table.Th>Version</Table.Th>
-              <Table.Th>From</Table.Th>
+              <Table.Th>Parent</Table.Th>
               <Table.Th>Round</Table.Th>
               <Table.Th ta="right">Score</Table.Th>
               <Table.Th>State</Table.Th>
@@ -75,13 +75,13 @@ export function Prompts({ records }: { records: RunRecord[] }) {
           <LongText text={JSON.stringify(of.templates ?? of, null, 2)} mono />
           {of.critique ? (
             <>
-              <Text fw={600}>The critique that led to it</Text>
+              <Text fw={600}>Critique of the parent</Text>
               <LongText text={of.critique} />
             </>
           ) : null}
           {parent ? (
             <details>
-              <summary>The version that it comes from, {named(of.parent ?? "")}</summary>
+              <summary>Parent version {named(of.parent ?? "")}</summary>
               <LongText text={JSON.stringify(parent.templates ?? parent, null, 2)} mono />
             </details>
           ) : null}

@@ -54,7 +54,7 @@ function Known({ run }: { run: Run }) {
         </Group>
         <Group gap="xs">
           <Button component="a" href={href(["rollouts"], { run: run.run_id })} size="xs" variant="default">
-            Its rollouts
+            View rollouts
           </Button>
           <Button component="a" href={href(["compare"], { before: run.run_id })} size="xs" variant="default">
             Compare with…
@@ -76,10 +76,10 @@ function Known({ run }: { run: Run }) {
           ["Best", run.best ? `${decimal(run.best.value)} (${run.best.name}, step ${run.best.step})` : null],
           ["Started", <Moment at={run.start_time} />],
           ["Duration", <span className="agl-number">{duration(end - run.start_time)}</span>],
-          ["Starts", (run.starts ?? 1) > 1 ? `${run.starts}, it was resumed` : "1"],
+          ["Starts", (run.starts ?? 1) > 1 ? `${run.starts} (resumed)` : "1"],
         ]}
       />
-      {run.stop_reason ? <Text size="sm">Told to stop: {named(run.stop_reason, 500)}</Text> : null}
+      {run.stop_reason ? <Text size="sm">Stop requested: {named(run.stop_reason, 500)}</Text> : null}
       {run.error ? (
         <Alert color="orange" title={`✕ ${named(run.error.type)}`}>
           <LongText text={run.error.traceback ?? run.error.message} mono />
@@ -102,7 +102,7 @@ function Known({ run }: { run: Run }) {
           ) : steps.data.length || records.some((record) => record.kind === "evaluation") ? (
             <Curves run={run} steps={steps.data} records={records} alarms={alarms} />
           ) : (
-            <Empty title="No step of this run has ended yet" />
+            <Empty title="No completed steps yet" />
           )}
         </Tabs.Panel>
         <Tabs.Panel value="prompts" pt="md">
@@ -135,8 +135,8 @@ function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
   if (!data) return null;
   const words =
     {
-      better: "▲ better than at its start",
-      worse: "▼ worse than at its start",
+      better: "▲ better than at the start",
+      worse: "▼ worse than at the start",
       "no evidence": "○ no evidence of a change",
     }[data.verdict] ?? data.verdict;
   return (
@@ -144,7 +144,7 @@ function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
       <b>{words}</b>: {named(name?.replaceAll("_", " ") ?? "")} {decimal(data.before_mean)} → {decimal(data.after_mean)}
       , {pValue(data.p_value)} ({data.test}), {data.gained} of {data.tasks} tasks gained, {data.lost} lost.{" "}
       <Anchor fz="sm" underline="always" href={href(["compare"], { before, after })}>
-        Task by task
+        Compare by task
       </Anchor>
     </Text>
   );
@@ -157,25 +157,25 @@ function Alarms({ alarms }: { alarms: Alarm[] }) {
   return (
     <Alert
       color="orange"
-      title={`⚠ ${alarms.length} ${alarms.length === 1 ? "alarm" : "alarms"}, ${alarms.filter((alarm) => alarm.lasts).length} last`}
+      title={`⚠ ${alarms.length} ${alarms.length === 1 ? "alarm" : "alarms"}, ${alarms.filter((alarm) => alarm.lasts).length} active`}
       data-testid="alarms"
     >
       <Stack gap={4}>
         {shown.map((alarm) => (
           <Text key={`${alarm.name} ${alarm.from}`} size="sm">
             Step {alarm.from}
-            {alarm.until === null ? (alarm.lasts ? " on" : "") : ` to ${alarm.until}`}:{" "}
+            {alarm.until === null ? (alarm.lasts ? " onward" : "") : ` to ${alarm.until}`}:{" "}
             <b>{named(alarm.name.replaceAll("_", " "))}</b>. {named(alarm.text, 500)}
             {alarm.toTry ? (
               <Text span size="sm" c="dimmed">
                 {" "}
-                To try: {named(alarm.toTry, 500)}
+                Try: {named(alarm.toTry, 500)}
               </Text>
             ) : null}
           </Text>
         ))}
         <Button size="compact-xs" variant="default" w="fit-content" onClick={() => setAll(!all)}>
-          {all ? "Show those that last" : "Show all"}
+          {all ? "Show active alarms" : "Show all"}
         </Button>
       </Stack>
     </Alert>
@@ -215,14 +215,14 @@ function Settings({ run }: { run: Run }) {
 }
 
 function Checkpoints({ records }: { records: RunRecord[] }) {
-  if (!records.length) return <Empty title="This run has written no checkpoint" />;
+  if (!records.length) return <Empty title="No checkpoints" />;
   return (
     <Table fz="sm">
       <Table.Thead>
         <Table.Tr>
           <Table.Th>Step</Table.Th>
           <Table.Th>Weights</Table.Th>
-          <Table.Th>Folder on its machine</Table.Th>
+          <Table.Th>Folder</Table.Th>
           <Table.Th>Written</Table.Th>
         </Table.Tr>
       </Table.Thead>

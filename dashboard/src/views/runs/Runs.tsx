@@ -91,7 +91,7 @@ export function Runs() {
 }
 
 function RunTable({ runs, stop }: { runs: Run[]; stop: (run: Run) => void }) {
-  if (!runs.length) return <Empty title="No run passes these filters" />;
+  if (!runs.length) return <Empty title="No runs match these filters" />;
   return (
     <ScrollArea type="auto">
       <Table highlightOnHover verticalSpacing="xs" miw={860} aria-label="Runs">
@@ -158,13 +158,13 @@ function RunRow({ run, stop }: { run: Run; stop: (run: Run) => void }) {
       <Table.Td>
         <Menu position="bottom-end">
           <Menu.Target>
-            <ActionIcon variant="subtle" color="gray" aria-label={`Actions of ${named(run.run_id)}`}>
+            <ActionIcon variant="subtle" color="gray" aria-label={`Actions for ${named(run.run_id)}`}>
               ⋯
             </ActionIcon>
           </Menu.Target>
           <Menu.Dropdown>
             <Menu.Item component="a" href={href(["rollouts"], { run: run.run_id })}>
-              Its rollouts
+              View rollouts
             </Menu.Item>
             <Menu.Item component="a" href={href(["compare"], { before: run.run_id })}>
               Compare with…
@@ -193,16 +193,16 @@ function RewardCurve({ runId }: { runId: string }) {
 }
 
 const programs = [
-  { say: "Watch a small model learn to use a calculator, within three minutes", type: "agl demo" },
-  { say: "Open the store of a run that has ended", type: "agl dashboard runs/<time>" },
-  { say: "Have a program of yours write into this store", type: 'agl.Trainer(store="http://127.0.0.1:4747", …)' },
+  { say: "Train a small model to use a calculator, within three minutes", type: "agl demo" },
+  { say: "Open the store of an ended run", type: "agl dashboard runs/<time>" },
+  { say: "Use this store in your program", type: 'agl.Trainer(store="http://127.0.0.1:4747", …)' },
 ];
 
 function FirstRun() {
   return (
-    <Empty title="This store has no run yet">
+    <Empty title="No runs yet">
       <Text size="sm" c="dimmed" ta="center">
-        A run appears here as soon as an algorithm starts. For example:
+        A run appears here when an algorithm starts. To get one:
       </Text>
       {programs.map(({ say, type }) => (
         <Stack key={type} gap={4} w="100%">

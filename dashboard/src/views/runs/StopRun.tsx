@@ -11,10 +11,10 @@ import { named } from "../../pure/visible.ts";
 
 export function StopRun({ run, close }: { run: Run; close: () => void }) {
   const queries = useQueryClient();
-  const [reason, setReason] = useState("stopped on the dashboard");
+  const [reason, setReason] = useState("stopped in the dashboard");
   const stop = useMutation({
     mutationFn: () =>
-      call(`/runs/${part(run.run_id)}`, { body: { stop_reason: reason.trim() || "stopped on the dashboard" } }),
+      call(`/runs/${part(run.run_id)}`, { body: { stop_reason: reason.trim() || "stopped in the dashboard" } }),
     onSuccess: () => {
       void queries.invalidateQueries({ queryKey: ["runs"] });
       close();
@@ -24,11 +24,10 @@ export function StopRun({ run, close }: { run: Run; close: () => void }) {
     <Modal opened onClose={close} title={`Stop ${named(run.run_id)}?`}>
       <Stack gap="sm">
         <Text size="sm">
-          The run ends after its present step and keeps its results; it can be resumed. Rollouts that are under way are
-          finished first.
+          The run ends after the current step and its running rollouts. Results are kept, and the run can be resumed.
         </Text>
         <TextInput
-          label="Reason, kept with the run"
+          label="Reason, stored with the run"
           value={reason}
           onChange={(event) => setReason(event.currentTarget.value)}
         />

@@ -38,13 +38,13 @@ export function Settings() {
         <Title order={2} size="h4" id="server" mb="xs">
           Server
         </Title>
-        <Answer query={server} what="What the server is">
+        <Answer query={server} what="Server">
           {(facts) => (
             <Facts
               facts={[
                 ["agentlightning", facts.version],
                 ["Python", facts.python],
-                ["Data kept by", `${facts.backend}${facts.persistent ? "" : ", gone when the server ends"}`],
+                ["Storage", `${facts.backend}${facts.persistent ? "" : ", lost when the server stops"}`],
                 ["Started", <Moment key="started" at={facts.started} />],
                 ...storeFacts(facts.statistics),
               ]}
@@ -52,8 +52,8 @@ export function Settings() {
           )}
         </Answer>
         <Text size="sm" c="dimmed" mt="xs">
-          The page reads the server&apos;s public interface only, which /openapi.json describes. It is made with React,
-          Mantine, TanStack Query, Router and Virtual, and uPlot, and loads nothing from elsewhere.
+          The dashboard uses only the server&apos;s public API, described in /openapi.json. It is built with React,
+          Mantine, TanStack Query, Router and Virtual, and uPlot, and loads nothing from other hosts.
         </Text>
       </section>
     </Stack>
@@ -69,7 +69,7 @@ function storeFacts(statistics: Record<string, unknown>): [string, string][] {
   const facts: [string, string | null][] = [
     ["Rollouts", said(number("total_rollouts"), count)],
     ["Spans", said(number("total_spans"), (spans) => `${count(spans)}, ${bytes(number("total_span_bytes"))}`)],
-    ["Lease of workers", said(number("lease_seconds"), duration)],
+    ["Worker lease", said(number("lease_seconds"), duration)],
     ["Retention", retention(statistics["retention"])],
   ];
   return facts.filter((fact): fact is [string, string] => fact[1] !== null);
@@ -80,7 +80,7 @@ function said(value: number | null, show: (value: number) => string): string | n
 }
 
 function retention(policy: unknown): string {
-  if (typeof policy !== "object" || policy === null || !Object.keys(policy).length) return "everything is kept";
+  if (typeof policy !== "object" || policy === null || !Object.keys(policy).length) return "keep everything";
   const words: Record<string, (value: number) => string> = {
     keep_last: (value) => `the last ${counted(value, "rollout")} of a run`,
     max_age: (value) => `rollouts for ${duration(value)}`,
@@ -104,13 +104,13 @@ function Token() {
     try {
       await call("/server");
       setTyped("");
-      setTold({ good: true, text: "✓ The server takes this token." });
+      setTold({ good: true, text: "✓ The server accepts this token." });
       await queries.resetQueries();
     } catch (error) {
       setToken(null);
       const denied = error instanceof ApiError && error.kind === "denied";
       const why = error instanceof Error ? error.message : String(error);
-      setTold({ good: false, text: denied ? "✕ The server does not take this token." : `✕ Not checked: ${why}` });
+      setTold({ good: false, text: denied ? "✕ The server rejects this token." : `✕ Token not checked: ${why}` });
     } finally {
       setChecking(false);
     }
@@ -128,8 +128,8 @@ function Token() {
       >
         <Group align="flex-end" gap="xs">
           <PasswordInput
-            label="Token of the server"
-            description="The value of AGL_TOKEN where the server was started. Kept in memory only: a reload forgets it."
+            label="Server token"
+            description="The value of AGL_TOKEN on the server. It is stored only in memory, until you reload the page."
             value={typed}
             onChange={(event) => setTyped(event.currentTarget.value)}
             autoComplete="off"
@@ -182,7 +182,7 @@ function Looks() {
           value={colorScheme}
           onChange={(value) => setColorScheme(value)}
           data={[
-            { value: "auto", label: "As the system" },
+            { value: "auto", label: "System" },
             { value: "light", label: "Light" },
             { value: "dark", label: "Dark" },
           ]}

@@ -33,7 +33,7 @@ export function RowFigures({ tokens, range, colouring }: Props) {
   if (!known) {
     return (
       <Text size="xs" c="dimmed" data-testid="row-figures">
-        The ledger has no {COLOURINGS[colouring].label.toLowerCase()} of these tokens: the algorithm did not record it.
+        The algorithm did not record the {COLOURINGS[colouring].label.toLowerCase()} of these tokens.
       </Text>
     );
   }

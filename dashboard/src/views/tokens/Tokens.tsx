@@ -34,12 +34,12 @@ export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string 
   const calls = explanation.data?.calls ?? [];
   const seams = explanation.data?.rows ? explanation.data.notes : []; // without rows, the notes are advice
   if (runId === null)
-    return <NoLedger calls={calls} text="This rollout belongs to no run, so no ledger tells of it." />;
+    return <NoLedger calls={calls} text="This rollout belongs to no run, so it is in no ledger." />;
   if (record.isSuccess && record.data === null) {
     return (
       <NoLedger
         calls={calls}
-        text="The ledger of its run has no record of this rollout: it was not sampled for training, or its step has not ended yet."
+        text="The ledger of the run has no record of this rollout: it was not sampled for training, or its step has not ended yet."
       />
     );
   }
@@ -68,7 +68,7 @@ function Rows({ data, step, calls, seams }: RowsProps) {
         calls={calls}
         text={
           data.calls.some((call) => call.ending === "trained")
-            ? "The tokens of this rollout's rows were not kept: record_tokens of the algorithm says which are."
+            ? "The tokens of this rollout's rows are not stored. Set record_tokens of the algorithm to store them."
             : "No call of this rollout was trained, so the loss used none of its tokens."
         }
       />
@@ -87,18 +87,18 @@ function Rows({ data, step, calls, seams }: RowsProps) {
           onChange={(value) => change({ colour: value ?? undefined })}
         />
         <Text size="sm">
-          What the loss of step {step} used. Advantage of the rollout {decimal(data.advantage)}, reward{" "}
-          {decimal(data.reward)}. What the model was given (prompt, tools) is not trained: grey. A bar stands where the
-          answer of a call begins.
+          Tokens in the loss of step {step}. Advantage of the rollout {decimal(data.advantage)}, reward{" "}
+          {decimal(data.reward)}. Prompt and tool tokens are not trained and are grey. A bar marks the start of each
+          reply.
         </Text>
       </Group>
       {rows.map((row) => (
         <Row key={row.row} row={row} data={data} colouring={colouring} calls={calls} />
       ))}
       {seams.length ? (
-        <section aria-label="Where new rows began">
+        <section aria-label="Reasons for new rows">
           <Text size="sm" fw={600}>
-            Where new rows began
+            Reasons for new rows
           </Text>
           {seams.map((seam) => (
             <LongText key={seam} text={seam} mono />
@@ -147,7 +147,7 @@ function Row({
     [data, calls],
   );
   const parts: NamedPart[] = useMemo(
-    () => partsOf(tokens).map((part) => ({ ...part, name: part.trained ? `answer ${numberOf(part.call)}` : "given" })),
+    () => partsOf(tokens).map((part) => ({ ...part, name: part.trained ? `reply ${numberOf(part.call)}` : "prompt" })),
     [tokens, numberOf],
   );
   const colours = useMemo(
@@ -164,13 +164,13 @@ function Row({
         {first?.begins ? (
           <Text span size="sm" c="dimmed">
             {" "}
-            · begins with call {first.number}: {first.begins.replaceAll("_", " ")}
+            · starts with call {first.number}: {first.begins.replaceAll("_", " ")}
           </Text>
         ) : null}
         {partial.size ? (
           <Text span size="sm" c="dimmed">
             {" "}
-            · {count(partial.size)} are parts of a character, shown by their bytes and dotted
+            · {count(partial.size)} are parts of a character, shown as bytes and dotted
           </Text>
         ) : null}
       </Text>
@@ -206,8 +206,8 @@ function Legend({ range: [low, high], colouring }: { range: [number, number]; co
     return (
       <Text size="xs" c="dimmed">
         {colouring === "mask"
-          ? "Blue: trained. Not coloured: not trained."
-          : "Orange and underlined: a bound of the ratio counted. Pale blue: the ratio counted as it is."}
+          ? "Blue: trained. No colour: not trained."
+          : "Orange and underlined: the ratio was clipped. Pale blue: the ratio was not clipped."}
       </Text>
     );
   }
@@ -235,7 +235,7 @@ function Legend({ range: [low, high], colouring }: { range: [number, number]; co
   );
 }
 
-const clips = ["no", "at the lower bound", "at the upper bound", "at delta"];
+const clips = ["no", "at the lower limit", "at the upper limit", "at delta"];
 
 interface ChosenProps {
   token: TokenAt | null;
@@ -250,7 +250,7 @@ function Chosen({ token, text, partial, row, call }: ChosenProps) {
   if (!token) {
     return (
       <Text size="xs" c="dimmed" mih={40}>
-        Point at a token, or choose one with the arrow keys, to see what the loss used of it.
+        Point at a token, or select one with the arrow keys, to see its values in the loss.
       </Text>
     );
   }
@@ -260,7 +260,7 @@ function Chosen({ token, text, partial, row, call }: ChosenProps) {
     `token ${token.at} of row ${row.row}`,
     `id ${token.id}`,
     `“${text}”${partial ? ", part of a character" : ""}`,
-    token.trained ? `trained, answer of call ${call?.number ?? "?"}` : "not trained: given to the model",
+    token.trained ? `trained, reply of call ${call?.number ?? "?"}` : "not trained: prompt",
     weights === null ? null : `sampled by weights ${weights}`,
     ...(Object.entries(token.figures) as [Figure, number][]).map(([name, number]) =>
       name === "clipped" ? `clipped: ${clips[number] ?? number}` : `${FIGURES[name]} ${decimal(number, 4)}`,
@@ -278,15 +278,15 @@ function Untrained({ calls }: { calls: CallExplanation[] }) {
   const left = calls.filter((call) => call.ledger?.ending !== "trained");
   if (!left.length) return null;
   return (
-    <section aria-label="Calls that were not trained">
+    <section aria-label="Untrained calls">
       <Text size="sm" fw={600}>
-        Calls that were not trained
+        Untrained calls
       </Text>
       {left.map((call) => (
         <Text key={`${call.attempt_id} ${call.call_id}`} size="sm">
           Call {call.number}: {named((call.ledger?.reason ?? call.reason ?? "not in the ledger").replaceAll("_", " "))}
-          {call.has_tokens ? "" : "; its token ids are not known"}
-          {call.what_to_try ? ` — ${call.what_to_try}` : ""}
+          {call.has_tokens ? "" : "; token ids not recorded"}
+          {call.what_to_try ? `; ${call.what_to_try}` : ""}
         </Text>
       ))}
     </section>
@@ -296,7 +296,7 @@ function Untrained({ calls }: { calls: CallExplanation[] }) {
 function NoLedger({ calls, text }: { calls: CallExplanation[]; text: string }) {
   return (
     <Stack>
-      <Empty title="There are no figures of tokens to show">
+      <Empty title="No token data">
         <Text size="sm" c="dimmed" ta="center">
           {text}
         </Text>

@@ -44,7 +44,7 @@ export function SpanDetails({ rolloutId, attemptId, spanId, close }: Props) {
                 ["Started", <Moment at={span.start_time} />],
                 [
                   "Duration",
-                  span.start_time && span.end_time ? duration(span.end_time - span.start_time) : "still runs",
+                  span.start_time && span.end_time ? duration(span.end_time - span.start_time) : "running",
                 ],
               ]}
             />

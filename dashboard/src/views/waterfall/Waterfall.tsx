@@ -49,7 +49,7 @@ export function Waterfall({ rolloutId, attemptId }: Props) {
         known.roots.length ? (
           <Tree tree={known} rolloutId={rolloutId} attemptId={attemptId} />
         ) : (
-          <Empty title="No span of this attempt has been recorded" />
+          <Empty title="No spans recorded in this attempt" />
         )
       }
     </Answer>
@@ -157,7 +157,7 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
         <Text size="sm" c="dimmed">
           {counted(all.length, "span")} over {duration(whole[1] - whole[0])}
           {failed ? `, ${failed} failed` : ""}
-          {pending ? ", some still run" : ""}
+          {pending ? ", some are running" : ""}
           {gaps.length ? `; nothing ran for ${duration(gaps.reduce((sum, [from, to]) => sum + to - from, 0))}` : ""}
         </Text>
       </Group>
@@ -182,9 +182,9 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
             );
           })}
         </Group>
-        <Group gap={4} role="group" aria-label="Part of the time">
+        <Group gap={4} role="group" aria-label="Time range">
           <Text size="xs" className="agl-number" data-testid="part">
-            {part ? `${duration(low - whole[0])} to ${duration(high - whole[0])}` : "whole time"}
+            {part ? `${duration(low - whole[0])} to ${duration(high - whole[0])}` : "full time range"}
           </Text>
           <ActionIcon
             size="sm"
@@ -226,13 +226,13 @@ function Tree({ tree, rolloutId, attemptId }: Props & { tree: SpanTree }) {
             ▸
           </ActionIcon>
           <Button size="compact-xs" variant="default" disabled={!part} onClick={() => setPart(null)}>
-            Whole
+            Reset zoom
           </Button>
         </Group>
       </Group>
       {tree.problems.map((problem) => (
         <Text key={problem} size="xs" c="dimmed">
-          Left out of the tree: {problem}
+          Tree problem: {problem}
         </Text>
       ))}
       <div

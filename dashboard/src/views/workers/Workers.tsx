@@ -36,9 +36,9 @@ export function Workers() {
                     {[
                       "Worker",
                       "State",
-                      "Last sign of life",
-                      "Plays",
-                      "Begun per minute",
+                      "Last heartbeat",
+                      "Current rollout",
+                      "Starts per minute",
                       "Rollouts",
                       "Failures",
                       "Machine",
@@ -69,7 +69,7 @@ export function Workers() {
                           <StatusBadge status={ended ? "gone" : worker.status} />{" "}
                           {silent ? (
                             <Badge variant="light" color={ended ? "gray" : "orange"} tt="none">
-                              ? silent
+                              ? no heartbeat
                             </Badge>
                           ) : null}
                         </Table.Td>
@@ -91,7 +91,7 @@ export function Workers() {
                         </Table.Td>
                         <Table.Td>{all.data ? count(faults ?? 0) : "–"}</Table.Td>
                         <Table.Td>
-                          {worker.heartbeat_stats ? <Json label="Figures" value={worker.heartbeat_stats} /> : "–"}
+                          {worker.heartbeat_stats ? <Json label="Metrics" value={worker.heartbeat_stats} /> : "–"}
                         </Table.Td>
                       </Table.Tr>
                     );
@@ -100,9 +100,9 @@ export function Workers() {
               </Table>
             </ScrollArea>
           ) : (
-            <Empty title="No worker has asked this store for work yet">
+            <Empty title="No workers yet">
               <Text size="sm" c="dimmed">
-                A worker is there as soon as a runner starts: agl runner --help
+                Start a runner to add a worker: agl runner --help
               </Text>
             </Empty>
           )
@@ -110,10 +110,10 @@ export function Workers() {
       </Answer>
       <Text size="sm" c="dimmed">
         {lease === null
-          ? "This store says no lease: how long a worker may be silent is not known."
-          : `Lease: a worker without a sign of life for ${duration(lease)} is silent, and what it plays goes back to the queue.`}{" "}
-        A worker that had nothing to do when it fell silent is gone, as after the end of a run. Begun per minute: the
-        mean of the last 5 minutes.
+          ? "This store does not report its lease."
+          : `If a worker sends no heartbeat for ${duration(lease)}, its rollout is requeued.`}{" "}
+        A worker that was idle at its last heartbeat is shown as gone, for example after the end of a run. Starts per
+        minute is the mean of the last 5 minutes.
       </Text>
     </Stack>
   );
