@@ -1,8 +1,8 @@
 """Find words that are not plain English: `python scripts/prose.py [FILE...]`, part of `make lint`.
 
 The word list is `scripts/prose.toml`. Checked are the pages, without their code, and the strings of at least three
-words in the Python of the package and of the examples, docstrings included, and the source of the dashboard without
-its comments. Vale would be the usual tool, but its
+words in the Python of the package and of the examples, docstrings included, and the texts in the
+source of the dashboard. Vale would be the usual tool, but its
 package on PyPI downloads the program from elsewhere when it runs.
 """
 
@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-QUOTING = ("docs/reference/documents.md", "docs/deep-dive/decisions.md", "tests/", "bench/")
-"""Files that quote the words of others or record history, and files that no user reads."""
+QUOTING = ("docs/reference/documents.md", "contrib/recipes/webshop/", "tests/", "bench/")
+"""Files that quote the words of others or need a word of the list for their subject, and files that no user reads."""
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
+_TEXT_OF_ELEMENT = re.compile(r'"[^"]* [^"]*"|`[^`]* [^`]*`|>[^<>{}]* [^<>{}]*<|^\s*[A-Z][\w ,.\'-]+$')
 _TEXTS = {tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
 
@@ -45,10 +46,10 @@ def lines_of_module(text: str) -> Iterator[tuple[int, str]]:
 
 
 def lines_of_dashboard(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a TypeScript module with their numbers, without comments."""
+    """Yield the strings and the texts of elements of a TypeScript module with the numbers of their lines."""
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.lstrip().startswith(("//", "*", "/*")):
-            yield number, line
+            yield from ((number, found) for found in _TEXT_OF_ELEMENT.findall(line))
 
 
 LINES = {".md": lines_of_page, ".py": lines_of_module, ".ts": lines_of_dashboard, ".tsx": lines_of_dashboard}
@@ -65,9 +66,10 @@ def matches(path: Path, words: list[tuple[re.Pattern[str], str]], root: Path = R
 def files() -> list[Path]:
     """Return the files of the repository whose text a user reads."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    names = [name for name in listed if name.endswith(".md") and not name.startswith(QUOTING)]
+    listed = [name for name in listed if not name.startswith(QUOTING)]
+    names = [name for name in listed if name.endswith(".md")]
     names += [name for name in listed if re.match(r"(agentlightning|examples|contrib)/.*\.py$", name)]
-    names += [name for name in listed if re.match(r"dashboard/src/.*\.tsx?$", name) and not name.endswith(".d.ts")]
+    names += [name for name in listed if re.match(r"dashboard/src/(?!.*\.(d|test|stories)\.).*\.tsx?$", name)]
     return [ROOT / name for name in names]
 
 
