@@ -67,8 +67,8 @@ async def test_rewards_by_name_have_one_to_learn_from(
     [
         ({"accuracy": 0.5}, 0.5),
         ({"style": 1.0, "accuracy": 0.25}, 0.25),
-        ({"style": 0.75, "reward": 0.5}, "a dict of 'reward', and a reward must be one of 'accuracy', 'style'"),
-        ({"accuracy": 0.5, "answer": 8}, "a dict of 'answer', and a reward must be one of 'accuracy', 'style'"),
+        ({"style": 0.75, "reward": 0.5}, "a dict of 'reward'; expected one of 'accuracy', 'style'"),
+        ({"accuracy": 0.5, "answer": 8}, "a dict of 'answer'; expected one of 'accuracy', 'style'"),
         ({"style": 1.0}, "the rewards 'style' without 'accuracy'"),
     ],
 )
@@ -244,9 +244,9 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (
             {"right": 1.0, "style": 0.5},
             "invalid_result",
-            "a dict of 'right', 'style', and a reward must be",
+            "a dict of 'right', 'style'; expected",
         ),
-        ({"answer": 8}, "invalid_result", "a dict of 'answer', and a reward must be called 'reward' or 'primary'"),
+        ({"answer": 8}, "invalid_result", "a dict of 'answer'; expected 'reward' or 'primary'"),
         ({"Reward": 1}, "invalid_result", "a dict of 'Reward'"),
         ({"reward": 1.0, "style": float("nan")}, "invalid_reward", "must be finite"),
         ([Triplet(prompt="p", response="r", reward=float("inf"))], "invalid_reward", "a triplet (number 0)"),

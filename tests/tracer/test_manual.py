@@ -127,15 +127,15 @@ def test_things_are_opened_and_closed_in_order() -> None:
     tracer = agl.OtelTracer()
     tracer.open_rollout("ro-001")
     for call, message in (
-        (lambda: tracer.open_rollout("ro-002"), "ro-001 is open already; close_rollout"),
+        (lambda: tracer.open_rollout("ro-002"), "ro-001 is already open; call close_rollout"),
         (lambda: tracer.emit_span("x"), r"no attempt is open here; open_attempt\("),
         (lambda: tracer.close_attempt(), "no attempt is open here"),
-        (lambda: tracer.open_attempt(), "open_attempt needs an attempt_id where there is no store"),
+        (lambda: tracer.open_attempt(), "open_attempt needs an attempt_id: without a store"),
     ):
         with pytest.raises((RuntimeError, ValueError), match=message):
             call()
     tracer.open_attempt("at-001")
-    with pytest.raises(RuntimeError, match="at-001 is open already; close_attempt"):
+    with pytest.raises(RuntimeError, match="at-001 is already open; call close_attempt"):
         tracer.open_attempt("at-002")
     with pytest.raises(RuntimeError, match="at-001 is still open; close_attempt"):
         tracer.close_rollout()
