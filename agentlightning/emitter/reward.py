@@ -76,7 +76,7 @@ def emit_reward(
 ) -> SpanCoreFields:
     """Emit a reward. The last reward of an attempt is its final one.
 
-    A dictionary is a reward with several dimensions; `primary_key` is the name of the one to train with. `name` is the
+    A dictionary is a reward with several dimensions; `primary_key` is the name of the one to learn from. `name` is the
     name of a scalar (default `primary`).
 
     `target` is the judged part: a `call` (`target_id` is the id of the reply), a `step` (an operation; by default the

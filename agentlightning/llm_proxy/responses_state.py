@@ -355,7 +355,7 @@ def retrieved(response: StoredResponse, query: bytes) -> JsonReply:
     """Return a response.
 
     Raises:
-        CallFailed: 400, the request asks for a stream.
+        CallFailed: 400, the request is for a stream.
     """
     if _query(query).get("stream") == "true":
         text = "'stream' is not supported: only background responses can be streamed again"

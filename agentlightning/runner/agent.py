@@ -58,7 +58,7 @@ class LitAgentRunner(Runner[T]):
         heartbeat_include_gpu: include the state of the GPUs in heartbeats.
         concurrency: number of rollouts that run concurrently.
         reward_fn: returns the reward for results that are neither a number, None nor spans; see `results.py`.
-        reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to train with; by
+        reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to learn from; by
             default `reward` or `primary` is that one.
         policy_faults: exception classes that count as the policy's fault, and the reward of each.
         isolation: `thread` runs the agent in this process; `process` runs each attempt in a separate process, so that

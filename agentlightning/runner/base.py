@@ -261,7 +261,7 @@ class Hooks:
 
 
 def check_hook(hook: Any) -> dict[str, frozenset[str] | None]:
-    """Return the names of the arguments that each callback of a hook takes, None for all.
+    """Return the names of the arguments of each callback of a hook; None means all.
 
     Raises:
         TypeError: it is not a hook, or a callback has an unknown argument; names it.

@@ -3,11 +3,11 @@
 | the agent ...                                  | status    | outcome              | reason            |
 | ---------------------------------------------- | --------- | -------------------- | ----------------- |
 | returned or emitted a reward                   | succeeded | scored               |                   |
-| ... and had too many spans to keep all         | succeeded | scored               | spans_cut         |
+| ... and had more spans than are kept           | succeeded | scored               | spans_cut         |
 | ... and a model call was refused permanently   | succeeded | scored               | refused_call      |
 | returned None and emitted no reward            | succeeded | unscored             | no_reward         |
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
-| raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
+| raised anything else (also `SystemExit`)       | failed    | infrastructure_fault | exception         |
 | returned NaN, infinity, more than 1e15 in size | failed    | infrastructure_fault | invalid_reward    |
 | returned an invalid result (also a program)    | failed    | infrastructure_fault | invalid_result    |
 | needed resources that do not exist             | failed    | infrastructure_fault | missing_resources |

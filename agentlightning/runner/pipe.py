@@ -3,7 +3,7 @@
 | from the runner, each pickled               | from the process, each a line of JSON               |
 | ------------------------------------------- | --------------------------------------------------- |
 | `Order`: run this attempt                   | `READY`, once                                       |
-| `Answer`: the store's answer to an `Ask`    | `Ask`: call the store                               |
+| `Answer`: the store's response to an `Ask`  | `Ask`: call the store                               |
 |                                             | `Outcome`: the attempt is over                      |
 
 The process trusts the runner, but the runner does not trust the process: from its data the runner creates only JSON

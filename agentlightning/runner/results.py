@@ -65,10 +65,10 @@ def _span(name: str, attributes: Attributes, rollout: AttemptedRollout) -> Span:
 
 
 def check_dimensions(names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of rewards that agents may return, starting with the one to train with."""
+    """Return the names of rewards that agents may return, starting with the one to learn from."""
     value: Any = () if names is None else names
     if isinstance(value, (str, bytes)) or not all(isinstance(name, str) for name in value):
-        raise TypeError(f"reward_dimensions must be a list of names, the one to train with first; got {value!r}")
+        raise TypeError(f"reward_dimensions must be a list of names, the one to learn from first; got {value!r}")
     dimensions = tuple(cast("Sequence[str]", value))
     if "" in dimensions or len(set(dimensions)) < len(dimensions):
         raise ValueError(f"reward_dimensions must be different, non-empty names; got {dimensions!r}")
@@ -101,14 +101,14 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
         if primary is None and not unknown and dimensions:
             raise InvalidResult(
                 f"The agent returned the rewards {', '.join(map(repr, result))} without {dimensions[0]!r}, the first "
-                "of reward_dimensions, which is the one to train with"
+                "of reward_dimensions, which is the one to learn from"
             )
         if primary is None or unknown:
             expected = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "'reward' or 'primary'"
             named = ", ".join(map(repr, unknown or result))
             raise InvalidResult(
-                f"The agent returned a dict of {named}; expected {expected}. Use the key 'reward' for the one to train "
-                "with, set Trainer(reward_dimensions=[...]), or emit them with "
+                f"The agent returned a dict of {named}; expected {expected}. Use the key 'reward' for the one to learn "
+                "from, set Trainer(reward_dimensions=[...]), or emit them with "
                 "emit_reward({...}, primary_key=...). To score other results, use a reward_fn."
             )
         try:

@@ -6,7 +6,7 @@
     http://host:4317              OTLP over gRPC; https for TLS
 
 `OTEL_EXPORTER_OTLP_PROTOCOL` (`grpc` or `http/protobuf`) has priority over the port. `OTEL_EXPORTER_OTLP_HEADERS`
-(`api-key=secret,tenant=a`) are sent, too. The variables for traces, `OTEL_EXPORTER_OTLP_TRACES_...`, have priority.
+(`api-key=secret,tenant=a`) are also sent. The variables for traces, `OTEL_EXPORTER_OTLP_TRACES_...`, have priority.
 """
 
 from __future__ import annotations

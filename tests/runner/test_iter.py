@@ -337,7 +337,7 @@ class Deaf(InMemoryLightningStore):
 
 @pytest.mark.parametrize("store", [Away(10_000), Deaf()])
 async def test_a_long_outage_ends_the_runner_with_an_error(store: InMemoryLightningStore) -> None:
-    with pytest.raises(StoreUnreachableError, match=r"gives up: .* \(store_unreachable_timeout=0\.2\)"):
+    with pytest.raises(StoreUnreachableError, match=r"stops: .* \(store_unreachable_timeout=0\.2\)"):
         await asyncio.wait_for(run_tasks(store, one, "x", store_unreachable_timeout=0.2, poll_interval=0.05), 30)
 
 
@@ -371,7 +371,7 @@ async def test_an_end_that_is_not_taken_is_logged_and_the_runner_goes_on(caplog:
     store = Refusing()
     store.ends = False
     await run_tasks(store, one, "x", "y")
-    assert caplog.text.count("Its lease will run out") == 2
+    assert caplog.text.count("its lease will run out") == 2
 
 
 async def test_a_late_end_does_not_disturb_the_runner(

@@ -138,8 +138,8 @@ async def test_a_truth_value_is_a_reward_with_one_warning(
 ) -> None:
     finished = await serve(rollout(lambda task: task == "yes"), "yes", "no", "yes")
     assert [await rewards(store, one) for one in finished] == [[1.0], [0.0], [1.0]]
-    (line,) = [record for record in caplog.records if "Reward is not a number" in record.getMessage()]
-    assert "True counts as 1. Return a float." in line.getMessage()
+    (line,) = [record for record in caplog.records if "The reward is not a number" in record.getMessage()]
+    assert "True is used as 1. Return a float." in line.getMessage()
 
 
 async def test_none_and_no_reward_is_unscored_with_one_warning(
@@ -232,7 +232,7 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (float("nan"), "invalid_reward", "finite"),
         (float("-inf"), "invalid_reward", "finite"),
         (numpy.float64("nan"), "invalid_reward", "finite"),
-        (1e200, "invalid_reward", "the reward 1e+200; a reward is a finite number of at most 1e+15 in size (scale or"),
+        (1e200, "invalid_reward", "the reward 1e+200; expected a finite number of at most 1e+15 in size (scale or"),
         (numpy.float32(-1e30), "invalid_reward", "at most 1e+15 in size"),
         (10**400, "invalid_reward", "the reward inf"),
         ({"reward": 1.0, "style": -1e308}, "invalid_reward", "at most 1e+15 in size, got: -1e+308; scale or clip it"),
@@ -388,7 +388,7 @@ async def test_a_sync_agent_in_a_thread_past_its_time_limit_is_left_behind_with_
         (finished,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05), concurrency=2)
     release.set()
     assert said(finished) == ("failed", "timeout", "cancelled", "timeout")
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
     assert await asyncio.to_thread(late.wait, 10)
     assert await rewards(store, finished) == []
 

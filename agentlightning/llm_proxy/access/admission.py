@@ -188,7 +188,7 @@ class Slots:
         """Reserve a place in the queue for one more waiting call of an attempt.
 
         Raises:
-            CallFailed: 429, too many calls wait, and no other attempt has more of them than this one would have.
+            CallFailed: 429, too many calls wait, and no other attempt would have more waiting calls.
         """
         if (waiting := sum(map(len, self._waiting.values()))) < self._waiting_calls:
             return

@@ -47,7 +47,7 @@ MOST_ITEMS = 16_384
 MOST_FIELDS = 2048
 """Number of top-level fields of a request (400); an object in it may have `MOST_ITEMS`."""
 MOST_CHOICES = 1024
-"""Number of choices that a request may ask for (400)."""
+"""Number of choices that a request may have (400)."""
 LARGEST_COUNT = 2**53 - 1
 """Number of tokens or choices that a server may report; JSON numbers above it are not exact."""
 MOST_FRAMES = 1_000_000

@@ -61,7 +61,7 @@ class Dialect(ABC):
         """Return the prompt of a request, as messages with a role and a content, for the record."""
 
     def wants_stream(self, request: Json) -> bool:
-        """True if the agent asked for a stream."""
+        """True if the agent requested a stream."""
         return bool(request.get("stream"))
 
     def failure(self, failed: CallFailed) -> JsonReply:
@@ -112,7 +112,7 @@ class Dialect(ABC):
         return [self.tokens_of({**reply, "choices": [choice]}, request) for choice in further]
 
     def visible(self, reply: Json, request: Json) -> Json:
-        """Return a reply, or a chunk of one, without the fields that the agent did not ask for."""
+        """Return a reply, or a chunk of one, without the fields that the agent did not request."""
         return reply
 
     def record_of(self, reply: Json) -> Json:

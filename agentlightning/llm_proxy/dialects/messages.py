@@ -20,7 +20,7 @@ Differences:
 - A value that requests the default behaviour (a caller that is `direct`, a tool that is `custom`) is accepted.
 - A thinking budget is limited only by `max_tokens`, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
-- A tool's result may hold images, which not every model server accepts there; it returns its own error.
+- A tool's result may contain images. A model server that does not support this returns its own error.
 - A `document` of text and a `search_result` become text, their title first; without citations (`enabled` is false).
 - A last message of the assistant (prefill) is continued by engines that support this (vLLM, SGLang), else refused.
 - Consecutive turns of one role become one, as at Anthropic.

@@ -25,7 +25,7 @@ Sources: https://platform.openai.com/docs/api-reference/responses and .../respon
   sent in one piece when the call is complete.
 - Tools of an `additional_tools` item are tools of the request; if several have the same name, the last one is used.
 - With `allowed_tools` the model sees no other tools, because most servers do not support that choice.
-- A tool's result may hold images, which not every model server accepts there; it returns its own error.
+- A tool's result may contain images. A model server that does not support this returns its own error.
 - In a translated stream, tool calls after the first one arrive when the reply continues with something else, or ends.
 """
 

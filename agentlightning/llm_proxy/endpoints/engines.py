@@ -2,10 +2,10 @@
 
 | engine          | fields that request the tokens of a chat                   | in streams | prompt ids             |
 | --------------- | ---------------------------------------------------------- | ---------- | ---------------------- |
-| vLLM            | `return_token_ids`, `logprobs`                             | yes        | beside the choices     |
+| vLLM            | `return_token_ids`, `logprobs`                             | yes        | next to the choices    |
 | SGLang          | `return_prompt_token_ids`, `return_meta_info`, `logprobs`  | no         | in each choice         |
 | llama.cpp       | `logprobs`: each entry has the `id` of its token           | yes        | never                  |
-| embedded engine | as vLLM                                                    | yes        | beside the choices     |
+| embedded engine | as vLLM                                                    | yes        | next to the choices    |
 
 An engine is identified by the owner of its models (`GET /models`), or by `engine` in its model's entry. An unknown
 one gets the fields for vLLM. Sources: the request models of vLLM and SGLang (`protocol.py`), and the README of

@@ -75,7 +75,7 @@ class CallFile:
         raise CallFailed(404, text, code="replay_miss", state="upstream_error")
 
     def record(self, route: str, request: Json, reply: Json) -> None:
-        """Record a call that a server has answered, if calls are recorded."""
+        """Record a call with its reply, if calls are recorded."""
         if self._path is None:
             return
         call = {"route": route, "request": request, "reply": reply}

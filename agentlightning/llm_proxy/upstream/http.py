@@ -374,7 +374,7 @@ def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelE
 
 
 def _refusal(response: UpstreamResponse, text: str) -> CallFailed:
-    """Return the failure of a call that a server answered with an error."""
+    """Return the failure of a call for which a server returned an error."""
     return CallFailed(
         response.status,
         f"{text}: {response.body[:_SHOWN_BYTES].decode('utf-8', 'replace')}",
