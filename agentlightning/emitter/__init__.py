@@ -1,4 +1,4 @@
-"""Emitters: annotations, messages, objects and rewards of an agent's rollout, and their readers."""
+"""Emitters of annotations, messages, objects and rewards in an agent's rollout, and their readers."""
 
 from agentlightning.emitter.annotation import OperationContext, emit_annotation, operation
 from agentlightning.emitter.message import emit_exception, emit_message, get_message_value

@@ -1,5 +1,5 @@
-"""Annotations: spans with attributes of a rollout; and `operation`, which makes one span of a function call, a
-generator or a block and changes nothing else about it."""
+"""Annotations: spans with attributes of a rollout; and `operation`, which records a function call, a
+generator or a block as one span."""
 
 from __future__ import annotations
 
@@ -39,34 +39,34 @@ _open: ContextVar[tuple[tuple[OperationContext, OpenOperation], ...]] = ContextV
 def send(
     active: Tracer | None, name: str, attributes: Attributes, status: TraceStatus | None, propagate: bool
 ) -> SpanCoreFields:
-    """Create the span by the active tracer, or by one that sends nothing; `AGL_EMITTER_DEBUG` logs it.
+    """Create the span with the active tracer, or with one that sends nothing; `AGL_EMITTER_DEBUG` logs it.
 
     Raises:
-        RuntimeError: the span is to be sent and no tracer is active; or its emitter outlived its rollout.
+        RuntimeError: no tracer is active to send the span, or the task or thread has outlived its rollout.
     """
     what = name.rpartition(".")[2]
     tracer = active if propagate else _DUMMY
     if tracer is None and (ended := ended_scope()) is not None:
         ended.refuse()
         raise RuntimeError(
-            f"No active tracer found: rollout {ended.rollout_id} has ended, and this {what} span comes from a task or "
-            "thread that was started inside it. Wait for what you start before the agent returns."
+            f"No active tracer found: rollout {ended.rollout_id} has ended, and this {what} span was emitted by a "
+            "task or thread that was started inside it. Wait for your tasks and threads before the agent returns."
         )
     if tracer is None:
         raise RuntimeError(
             f"No active tracer found. Cannot emit {what} span. Emit inside a rollout, or inside "
-            "`async with tracer.trace_context(...)`. In a thread of your own, run the function with "
-            "contextvars.copy_context().run(...). To make the span without storing it, pass propagate=False."
+            "`async with tracer.trace_context(...)`. In your own thread, run the function with "
+            "contextvars.copy_context().run(...). To create the span without storing it, pass propagate=False."
         )
     tell_emitted(logger, name, attributes)
     return tracer.create_span(name, attributes=attributes, status=status)
 
 
 def emit_annotation(annotation: Mapping[str, object], propagate: bool = True) -> SpanCoreFields:
-    """Attach attributes to the rollout, as their own span. Nested values are flattened.
+    """Attach attributes to the rollout, as a separate span. Nested values are flattened.
 
     Raises:
-        ValueError: a leaf is no string, number, boolean or list of one of these.
+        ValueError: a leaf is not a string, number, boolean or list of one of these.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     attributes = flatten_attributes(annotation)
@@ -75,11 +75,10 @@ def emit_annotation(annotation: Mapping[str, object], propagate: bool = True) ->
 
 
 class OperationContext:
-    """A block (`with operation(...) as op`) or, by calling it with a function, a decorator.
+    """A block (`with operation(...) as op`), or a decorator if it is called with a function.
 
-    The tracer is looked up when the block or function starts; without one it runs untraced. One object may be used for
-    any number of blocks, also at the same time in several tasks and threads: each sees its own. With `propagate=False`
-    it is never traced.
+    The tracer is looked up when the block or function starts; without one, nothing is recorded. One object may be used
+    for any number of blocks, also concurrently in several tasks and threads. With `propagate=False` nothing is stored.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class OperationContext:
         self._attributes = sanitize_attributes(flatten_attributes(attributes or {}))
         if name is not None:
             if NAME in self._attributes:
-                raise ValueError(f"Cannot specify both name= and the attribute {NAME}; give one of them")
+                raise ValueError(f"Cannot specify both name= and the attribute {NAME}; pass only one of them")
             self._attributes[NAME] = name
         self._propagate = propagate
         self._running: list[OpenOperation] = []
@@ -130,11 +129,11 @@ class OperationContext:
         self._record({OUTPUT: output})
 
     def span(self) -> SpanCoreFields:
-        """Return the span of the block that ended last.
+        """Return the span of the last ended block.
 
         Raises:
             RuntimeError: the block has not ended.
-            ValueError: OpenTelemetry is switched off.
+            ValueError: OpenTelemetry is disabled.
         """
         if self._ended is None or self._in_this_context() is not None:
             raise RuntimeError("Span is not ready yet. Call span() after the operation has ended.")
@@ -153,7 +152,7 @@ class OperationContext:
         operation.record(values)
 
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R]:
-        """Return `fn` wrapped such that each call is one span, with its arguments and result."""
+        """Return a wrapper of `fn` that records each call as one span, with its arguments and result."""
         if isinstance(fn, (staticmethod, classmethod)):
             inner = cast(Any, fn)
             return cast(Callable[P, R], type(inner)(self(inner.__func__)))
@@ -179,18 +178,18 @@ def operation(
 def operation(
     fn: Callable[..., Any] | None = None, *, propagate: bool = True, name: str | None = None, **attributes: Any
 ) -> Any:
-    """Trace a function or a block: `@operation`, `@operation(name=...)`, `with operation(...) as op`.
+    """Record a function or a block as a span: `@operation`, `@operation(name=...)`, `with operation(...) as op`.
 
     All spans are called `agentlightning.operation`; `name` (by default the function's) is an attribute. Without an
-    active tracer the function just runs. `propagate=False` makes the span without storing it.
+    active tracer the function runs unchanged. `propagate=False` creates the span without storing it.
 
     Raises:
-        ValueError: a positional argument that is no function, or the name twice.
+        ValueError: the positional argument is not a function, or the name is set twice.
     """
     if fn is not None and not callable(fn) and not isinstance(fn, (staticmethod, classmethod)):
         raise ValueError(
             "Custom span names are intentionally not supported. Use operation(name=...) to name the operation; "
-            f"got {fn!r} as positional argument"
+            f"got the positional argument {fn!r}"
         )
     context = OperationContext(name, attributes, propagate)
     return context if fn is None else context(fn)

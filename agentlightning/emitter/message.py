@@ -17,7 +17,7 @@ def emit_message(message: str, attributes: Mapping[str, object] | None = None, p
     """Add a text to the trace.
 
     Raises:
-        TypeError: it is no string.
+        TypeError: it is not a string.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     if not isinstance(message, str):
@@ -30,7 +30,7 @@ def get_message_value(span: SpanLike) -> str | None:
     """Return the text of a message span; None if it has none.
 
     Raises:
-        TypeError: the body is no string.
+        TypeError: the body is not a string.
     """
     body = (span.attributes or {}).get(BODY)
     if body is not None and not isinstance(body, str):
@@ -44,7 +44,7 @@ def emit_exception(
     """Add type, message and stack trace of an exception to the trace. The span itself has status OK.
 
     Raises:
-        TypeError: it is no exception.
+        TypeError: it is not an exception.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     if not isinstance(exception, BaseException):

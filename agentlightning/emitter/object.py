@@ -1,4 +1,4 @@
-"""Objects: values that an agent adds to its trace. A value that is no scalar must be a JSON value."""
+"""Objects: values that an agent adds to its trace. A value that is not a scalar must be a JSON value."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def emit_object(
     """Add a value to the trace.
 
     Raises:
-        RuntimeError: JSON cannot hold it; or no tracer is active and `propagate` is true.
+        RuntimeError: it is not JSON serializable; or no tracer is active and `propagate` is true.
     """
     payload = {**encode_object(object), **sanitize_attributes(flatten_attributes(attributes or {}))}
     return send(get_active_tracer() if propagate else None, AGL_OBJECT, payload, OK, propagate)
@@ -41,7 +41,7 @@ def encode_object(object: object) -> dict[str, str]:
     """Return the attributes that hold a value: its type, and a literal (base64 for bytes) or JSON text.
 
     Raises:
-        RuntimeError: JSON cannot hold it.
+        RuntimeError: it is not JSON serializable.
     """
     if isinstance(object, (str, int, float, bool)):
         return {TYPE: type(object).__name__, LITERAL: str(object)}
@@ -57,7 +57,7 @@ def get_object_value(span: SpanLike) -> Any:
     """Return the value of an object span; None if it has none. Tuples are returned as lists.
 
     Raises:
-        RuntimeError: the text is no JSON, or the literal is of an unknown type.
+        RuntimeError: the text is not JSON, or the literal has an unknown type.
     """
     attributes = span.attributes or {}
     text, literal = attributes.get(JSON), attributes.get(LITERAL)
@@ -65,7 +65,7 @@ def get_object_value(span: SpanLike) -> Any:
         try:
             return json.loads(str(text))
         except ValueError as error:
-            raise RuntimeError(f"Object of span {span.name} is no JSON text: {error}") from error
+            raise RuntimeError(f"Object of span {span.name} is not valid JSON: {error}") from error
     if literal is None:
         return None
     kind = str(attributes.get(TYPE, "str"))

@@ -1,14 +1,14 @@
 """Rewards: emit them, and read them back from spans.
 
 A reward is an annotation with one or several dimensions; the first is the primary one. The readers of spans are in
-`utils/rewards.py`, below the store, and exported here too. Attributes beside the primary dimension name the target
-and the source of the reward:
+`utils/rewards.py`, which the store also uses, and are exported here. Attributes of the primary dimension name the
+target and the source of the reward:
 
     agentlightning.reward.0.target      call, step, agent or rollout
     agentlightning.reward.0.target_id   id of the target: of a reply, of an operation's span, or the name of an agent
     agentlightning.reward.0.source      origin of the reward: a judge, a test, a user
 
-They are part of the dimension, so that a reader that does not support them still reads the reward.
+Readers that do not support these attributes can still read the reward.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RewardTarget:
     target: Target | None
     """Kind of the target: `call`, `step`, `agent` or `rollout`."""
     target_id: str | None
-    """Identifier of the target: the id of the model's reply, the span id of the step, or the name of the agent."""
+    """Id of the target: the id of the model's reply, the span id of the step, or the name of the agent."""
     source: str | None
     """Origin of the reward, such as a judge or a test."""
 
@@ -74,19 +74,19 @@ def emit_reward(
     source: str | None = None,
     propagate: bool = True,
 ) -> SpanCoreFields:
-    """Emit the reward of the rollout, or of its latest step. The last reward of an attempt is its final one.
+    """Emit a reward. The last reward of an attempt is its final one.
 
-    A dictionary is a reward of several dimensions, of which `primary_key` names the one to train on. `name` labels a
-    scalar (default `primary`).
+    A dictionary is a reward with several dimensions; `primary_key` is the name of the one to learn from. `name` is the
+    name of a scalar (default `primary`).
 
-    `target` is what is judged: a `call` (`target_id` is the id of the reply), a `step` (an operation; by default the
-    one that is open), an `agent` (by name) or the `rollout`. Calls and steps are linked, which adapters follow; links
-    of your own in `attributes` (`make_link_attributes({...})`) go before these. `source` names the judge.
+    `target` is the judged part: a `call` (`target_id` is the id of the reply), a `step` (an operation; by default the
+    open one), an `agent` (by name) or the `rollout`. The span gets a link to a call or step, which adapters follow;
+    links in `attributes` (`make_link_attributes({...})`) have priority. `source` is the name of the judge.
 
     Raises:
-        RewardError: (a TypeError and a ValueError) the reward is neither a number nor a dictionary; NaN, infinite, or
-            more than 1e15 in size; a dimension that is no number; `primary_key` missing or unknown; an attribute that
-            no span can hold or under the keys of the reward; an unknown target, or one without its id.
+        RewardError: (a TypeError and a ValueError) the reward is neither a number nor a dictionary; it is NaN,
+            infinite, or more than 1e15 in size; a dimension is not a number; `primary_key` is missing or unknown; an
+            attribute has an unsupported type or a key of the reward; the target is unknown, or its id is missing.
         RuntimeError: no tracer is active and `propagate` is true.
     """
     payload: dict[str, object] = {REWARD: _dimensions(reward, primary_key, name)}
@@ -105,7 +105,7 @@ def _check_attributes(attributes: object) -> None:
         raise RewardError(str(error)) from error
     for key in flat:
         if key == REWARD or key.startswith(f"{REWARD}."):
-            raise RewardError(f"attributes must not hold the reward key {key}; give all dimensions as a dict")
+            raise RewardError(f"attributes must not contain the reward key {key}; pass all dimensions as a dict")
 
 
 def reward_attributes(value: float) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def rewards_attributes(values: Mapping[str, Any], primary_key: str) -> dict[str,
     """Return the attributes of a reward of several dimensions.
 
     Raises:
-        RewardError: a dimension is no number, NaN, infinite, or more than 1e15 in size; there is no `primary_key`.
+        RewardError: a dimension is not a number, NaN, infinite, or more than 1e15 in size; `primary_key` is missing.
     """
     return flatten_attributes({REWARD: _dimensions(values, primary_key, None)})
 
@@ -131,7 +131,9 @@ def _dimensions(reward: Any, primary_key: str | None, name: str | None) -> list[
         if as_number(value) is None:
             raise RewardError(f"Reward value must be a number, got: {type(value).__name__} for key {key}")
     if name is not None:
-        raise RewardError("name= labels a scalar reward; the dimensions of a dict have their keys as names")
+        raise RewardError(
+            "name= is for a scalar reward; the keys of a dict are the names of its dimensions. Remove name="
+        )
     if primary_key is None:
         raise RewardError("When emitting a multi-dimensional reward as a dict, primary_key must be provided.")
     if primary_key not in values:
@@ -147,13 +149,13 @@ def _checked_name(name: object) -> str:
 
 
 def target_attributes(target: Target | None, target_id: str | None, source: str | None) -> Attributes:
-    """Return the attributes of a target and a source, with the link from which adapters find the call or step.
+    """Return the attributes of a target and a source, with the link by which adapters find the call or step.
 
-    A step without an id is that of the operation that is open here, if there is one.
+    A step without an id is the open operation, if there is one.
 
     Raises:
-        RewardError: an unknown target; one that needs an id and has none; an id where there is nothing to name; an id
-            or a source that is no string.
+        RewardError: the target is unknown; its id is missing; it has an id and must not have one; an id or a source is
+            not a string.
     """
     if target is None and target_id is None and source is None:
         return {}
@@ -163,7 +165,7 @@ def target_attributes(target: Target | None, target_id: str | None, source: str 
     if target is not None and target not in _TARGETS:
         raise RewardError(f"target must be one of {', '.join(_TARGETS)}; got {target!r}")
     if target_id is not None and target in (None, "rollout"):
-        raise RewardError(f"target_id={target_id!r} needs a target that has an id: call, step or agent; got {target!r}")
+        raise RewardError(f"target_id={target_id!r} requires target= call, step or agent; got {target!r}")
     if target in _NEEDS_ID and not target_id:
         what = "the id of the model's reply (response.id)" if target == "call" else "the name of the agent"
         raise RewardError(f"target={target!r} needs target_id, {what}")
@@ -193,7 +195,7 @@ def find_reward_spans(spans: Sequence[S]) -> list[S]:
 
 
 def get_reward_target(span: SpanLike) -> RewardTarget:
-    """Return the target of the reward on a span; all None if there is none, or none that is supported."""
+    """Return the target of the reward on a span; all fields are None if there is no supported target."""
     attributes = cast(Mapping[str, Any], span.attributes or {})
     target = attributes.get(TARGET)
     return RewardTarget(
@@ -225,7 +227,7 @@ def reward(fn: F) -> F:
 
 def _emitted(result: Any) -> Any:
     if as_number(result) is None:
-        logger.warning("Reward is not a number: %r; nothing is emitted", result)
+        logger.warning("The reward is not a number: %r; nothing is emitted", result)
     else:
         emit_reward(result)
     return result

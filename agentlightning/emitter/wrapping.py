@@ -48,7 +48,7 @@ class OpenOperation:
                 tell_emitted(logger, AGL_OPERATION, self.span().attributes)
 
     def record(self, values: dict[str, object]) -> None:
-        """Put values of any type on the span."""
+        """Add values of any type to the span."""
         assert self._recording is not None
         self._recording.record_attributes(any_attributes(values))
 
@@ -66,17 +66,17 @@ class OpenOperation:
 
 
 def _nothing() -> None:
-    """Do nothing: a custom tracer's recordings cannot be suspended."""
+    """Do nothing: recordings of a custom tracer cannot be suspended."""
 
 
 Begin = Callable[[tuple[object, ...], dict[str, object]], OpenOperation | None]
-"""Opens nothing yet: returns the operation of one call, None when it is not traced."""
+"""Returns the operation of one call, which is not open yet; None if the call is not recorded."""
 
 
 def traced(fn: Callable[..., Any], begin: Begin, output: str) -> Any:
     """Wrap a function, coroutine function, generator or async generator; the span lasts as long as its execution.
 
-    The result of a function is put on the span under the key `output`; yielded values are not.
+    The result of a function is added to the span under the key `output`; yielded values are not.
     """
     if _is(inspect.iscoroutinefunction, fn):
 
@@ -155,9 +155,10 @@ def _is(kind: Callable[[Any], bool], fn: object) -> bool:
 
 
 class _Pieces:
-    """The span of a generator, entered twice: for its whole life, and again for each piece of its work.
+    """The span of a generator, entered twice: for its complete life, and again for each piece of its work.
 
-    Only within a piece is the span the current one: between two items other code runs. Closing early is no error.
+    The span is the current one only within a piece, because other code runs between two items. Closing early is not an
+    error.
     """
 
     def __init__(self, op: OpenOperation | None) -> None:

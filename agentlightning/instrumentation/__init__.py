@@ -1,8 +1,8 @@
-"""Patches of vendor packages: to use them with the network off, and to keep token ids that they would drop.
+"""Patches of vendor packages, to use them without a network and to keep token ids that they would drop.
 
-One module per vendor; importing one imports nothing of the vendor before something is patched. Patches may be applied
-any number of times, are counted, and the last one to be undone restores the package. vLLM is not patched: every
-version from 0.10.2 on returns token ids by itself, and the gateway asks for them.
+There is one module per vendor; the vendor's package is imported only when something is patched. Patches may be applied
+any number of times: they are counted, and undoing the last one restores the package. vLLM is not patched, because
+versions from 0.10.2 return token ids, which the gateway requests.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _VENDORS = (
         agentops.uninstrument_agentops_langchain,
     ),
 )
-"""Name, installed, patch, restore; in the order in which they are applied."""
+"""Name, installed, patch, restore; in the order of application."""
 
 
 def instrument_all() -> list[str]:
-    """Patch the vendor packages that are installed and return their names; Weave is patched by its tracer."""
+    """Patch the installed vendor packages and return their names; Weave is patched by its tracer."""
     return [name for name, installed, patch, _ in _VENDORS if installed and patch()]
 
 

@@ -1,12 +1,12 @@
-"""AgentOps without its service, and with the token ids that it would drop.
+"""AgentOps without its service, with the token ids that it would otherwise drop.
 
-Unless `enable_agentops_service()` was called before, `agentops.init` connects to nothing: no log-in, no exporter, no
-metrics, no upload of the program's output. Its decorators, sessions and instrumentors work unchanged; their spans go
-to the tracer provider of the program.
+Unless `enable_agentops_service()` was called before, `agentops.init` makes no connection: no log-in, no exporter, no
+metrics, no upload of the program's output. Its decorators, sessions and instrumentors work unchanged; their spans are
+sent to the tracer provider of the program.
 
-With LangChain, chains keep their names and graphs are traced once: LangChain gives the name of a chain as a keyword
-argument, where AgentOps does not look, so that every chain would be `unknown_chain` and adapters would find no agent.
-LangGraph runs through the same callbacks, so its own instrumentor would record every node twice.
+With LangChain, chains keep their names and graphs are recorded once. LangChain passes the name of a chain as a keyword
+argument, which AgentOps ignores: every chain would be `unknown_chain`, and adapters would find no agent. LangGraph uses
+the same callbacks, so its own instrumentor would record every node twice.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _service_enabled = False
 
 
 def enable_agentops_service(enabled: bool = True) -> None:
-    """Allow AgentOps to send to its service, with a key, or not. Exporters are created by the first `agentops.init`."""
+    """Set whether AgentOps may send to its service (needs a key). Call it before the first `agentops.init`."""
     global _service_enabled
     _service_enabled = enabled
 
 
 def agentops_service_enabled() -> bool:
-    """Return True if AgentOps may reach its service."""
+    """Return whether AgentOps may send to its service."""
     return _service_enabled
 
 
 def instrument_agentops() -> bool:
-    """Apply the patches; False, with an error in the log, if this version of AgentOps does not support them."""
-    if not _applied(_OFFLINE, "AgentOps is not patched, it may reach its service"):
+    """Apply the patches; if this version of AgentOps does not support them, log an error and return False."""
+    if not _applied(_OFFLINE, "AgentOps could not be patched and may send to its service"):
         return False
-    if not _applied(_REPLIES, "AgentOps is not patched, its spans would have no token ids"):
+    if not _applied(_REPLIES, "AgentOps could not be patched; its spans have no token ids"):
         _OFFLINE.restore()
         return False
     return True
@@ -57,8 +57,8 @@ def uninstrument_agentops() -> None:
 
 
 def instrument_agentops_langchain() -> bool:
-    """Patch the LangChain handler of AgentOps; False, with an error in the log, if it does not support the patch."""
-    return _applied(_LANGCHAIN, "The LangChain handler of AgentOps is not patched")
+    """Patch the LangChain handler of AgentOps; if it does not support the patch, log an error and return False."""
+    return _applied(_LANGCHAIN, "The LangChain handler of AgentOps could not be patched")
 
 
 def uninstrument_agentops_langchain() -> None:
@@ -79,7 +79,7 @@ def _applied(patch: Patch, failure: str) -> bool:
 
 
 def _without_setup(original: Original) -> Original:
-    """Replace the set-up, in which AgentOps makes a provider, exporters and a meter, and replaces `print`."""
+    """Replace the setup, in which AgentOps creates a provider, exporters and a meter, and replaces `print`."""
 
     @functools.wraps(original)
     def setup_telemetry(*args: object, **kwargs: object) -> object:
@@ -100,7 +100,7 @@ def _without_log_in(original: Original) -> Original:
 
 
 def _without_requests(original: Original) -> object:
-    """Replace the client for everything else; a class method of AgentOps."""
+    """Replace the client for all other requests; a class method of AgentOps."""
 
     async def async_request(cls: Any, *args: object, **kwargs: object) -> object:
         return await original(*args, **kwargs) if _service_enabled else {}

@@ -1,18 +1,16 @@
-"""Spans of the model calls that the client library of OpenAI makes, where a trace is open.
+"""Spans of the model calls of OpenAI's client library, while a trace is open.
 
 Every method of the library (plain, streamed, asynchronous, parsed, `with_raw_response`, the helpers for streams)
-goes through one method of the client, `request`; that is what is replaced, in the classes `OpenAI` and
-`AsyncOpenAI` and their subclasses. The request and the reply are passed on unchanged and read, except for
-one header: a request to the gateway names the span within which it is made (`traceparent`), by which both records of
-the call are matched in every case. Nothing here raises into the program. Outside of an open trace context a
-call costs one read of a context variable.
+uses the method `request` of the client, which is replaced in the classes `OpenAI` and `AsyncOpenAI` and their
+subclasses. The request and the reply are read and passed on unchanged, except for one header: a request to the gateway
+names the span in which it is made (`traceparent`), which matches both records of the call. No error here is raised in
+the program. Outside of a trace context a call costs one read of a context variable.
 
-A span ends with the reply: of a stream, with its last chunk, or when the program closes it or the trace ends; a stream
-that was left early has the text received so far, and no tokens, since there may be more of them. A call that another
-instrumentation records already (OpenInference, OpenTelemetry, AgentOps, Logfire) has no second span. One through the
-gateway, which keeps text and tokens according to its settings, has a span without either: it shows within which span of
-the program the call was made. Not covered: bodies
-that a program reads from `with_streaming_response` by itself. The library of Anthropic makes spans of its own accord.
+A span ends with the reply; for a stream, with its last chunk, or when the program closes it or the trace ends. A stream
+that was closed early has the text received so far, and no tokens, because there may be more. A call that another
+instrumentation records (OpenInference, OpenTelemetry, AgentOps, Logfire) has no second span. A call through the
+gateway, which keeps text and tokens according to its settings, has a span without both: it shows in which span of the
+program the call was made. Not covered: bodies that a program reads itself from `with_streaming_response`.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ from agentlightning.utils.texts import without_keys
 logger = logging.getLogger(__name__)
 
 CALL_SPAN: Final = "openai.chat.completion"
-"""Name of the span of a call in any dialect: the one by which adapters find model calls."""
+"""Name of the span of a call in any dialect, by which adapters find model calls."""
 EMBEDDING_SPAN: Final = "openai.embeddings"
 _SUPPRESSED: Final = ("suppress_instrumentation", "suppress_language_model_instrumentation")
 _OTHERS_PATCH: Final = {
@@ -61,14 +59,14 @@ _OTHERS_PATCH: Final = {
     "/responses": ("openai.resources.responses", "Responses"),
     "/completions": ("openai.resources.completions", "Completions"),
 }
-"""Module and class whose `create` other instrumentations wrap, by the end of the route."""
+"""Module and class with the `create` that other instrumentations wrap, by the end of the route."""
 _TRACE_CONTEXT: Final = TraceContextTextMapPropagator()
 _GATEWAY: Final = re.compile(r"/rollout/[^/]+/attempt/[^/]+")
 _WORDS: Final = re.compile(r"gen_ai\.(?:prompt|completion)\.\d+\.(?!finish_reason)")
 
 
 def instrument_clients() -> None:
-    """Trace the clients from now on; the package is not imported for it, and patched when the program imports it."""
+    """Record the calls of the clients from now on. The package is patched when the program imports it."""
     _OPENAI.apply()
 
 
@@ -117,7 +115,7 @@ _OPENAI: Final = OnImport(
 
 
 def _begun(client: object, options: Any) -> tuple[_Call | None, Any]:
-    """Return the call that begins here, None for a call without a span, and the options of the request to make."""
+    """Return the call that begins here (None for a call without a span), and the options of its request."""
     scope = current_scope()
     if scope is None or not _OPENAI.in_use:
         return None, options
@@ -136,12 +134,12 @@ def _begun(client: object, options: Any) -> tuple[_Call | None, Any]:
             return None, options
         return _Call(span, dialect, scope, words), options if words else _naming(options, span)
     except Exception as error:  # boundary: tracing never changes the behaviour of a program
-        logger.debug("A model call is not traced: %r", error)
+        logger.debug("A model call was not recorded: %r", error)
         return None, options
 
 
 def _naming(options: Any, span: trace_api.Span) -> Any:
-    """Return options of a request that names a span, where the program names none."""
+    """Return options of a request that names a span, unless the program already names one."""
     headers: dict[str, Any] = dict(options.headers or ())
     if any(name.lower() == "traceparent" for name in headers):
         return options
@@ -151,7 +149,7 @@ def _naming(options: Any, span: trace_api.Span) -> Any:
 
 
 def _others_record(url: str, is_async: bool) -> bool:
-    """True if another instrumentation makes a span of this call."""
+    """True if another instrumentation creates a span of this call."""
     present: Any = getattr(trace_api.get_current_span(), "attributes", None) or {}
     if (
         present.get("gen_ai.operation.name") in ("chat", "text_completion", "embeddings")
@@ -178,7 +176,7 @@ class _Call:
     def __init__(self, span: trace_api.Span, dialect: Dialect, scope: TraceScope, words: bool) -> None:
         self.span, self._dialect, self._scope, self._words = span, dialect, scope, words
         self._known = False
-        """True if nothing more of a stream is to be read."""
+        """True if the rest of a stream is not read."""
         self._chunks = dialect.stream()
         self._tokens = ReplyTokens()
         self._ended = False
@@ -196,7 +194,7 @@ class _Call:
     # --- how it ends ---------------------------------------------------------------------------------------------
 
     def replied(self, reply: Any) -> None:
-        """Process the reply of the client: whole, raw, or a stream that is still to come."""
+        """Process the reply of the client: complete, raw, or a stream."""
         try:
             if (raw := getattr(reply, "http_response", None)) is not None:
                 self._replied_raw(reply, raw)
@@ -205,7 +203,7 @@ class _Call:
             else:
                 self._end(lambda: reply_attributes(self._dialect, reply))
         except Exception as error:  # boundary, as above
-            logger.debug("The reply of a model call is not traced: %r", error)
+            logger.debug("The reply of a model call was not recorded: %r", error)
             self._end(dict)
 
     def failed(self, error: BaseException) -> None:
@@ -221,7 +219,7 @@ class _Call:
         self._end(described)
 
     def left(self) -> None:
-        """Record that a stream was left before its end: its text so far is kept, its tokens are incomplete."""
+        """Record that a stream was closed before its end: its text so far is kept, without the incomplete tokens."""
         self._end(lambda: said_attributes(self._chunks.as_chat()))
 
     def _streamed(self) -> None:
@@ -240,13 +238,13 @@ class _Call:
                 }
             self.span.set_attributes(sanitize_attributes(dict(values)))
         except Exception as error:  # boundary, as above
-            logger.debug("What became of a model call is not traced: %r", error)
+            logger.debug("The outcome of a model call was not recorded: %r", error)
         self.span.end()
 
     # --- raw replies ---------------------------------------------------------------------------------------------
 
     def _replied_raw(self, reply: Any, raw: Any) -> None:
-        """Process a raw reply, which has the JSON in it; one of a stream is watched once the program parses it."""
+        """Process a raw reply, which contains the JSON; that of a stream is processed when the program parses it."""
         if getattr(raw, "is_closed", False):
             self._end(lambda: reply_attributes(self._dialect, json.loads(raw.content)))
             return
@@ -265,7 +263,7 @@ class _Call:
         reply.parse = parse
 
     def parsed(self, reply: Any) -> None:
-        """Process the parsed value of a raw reply; does nothing when called again."""
+        """Process the parsed value of a raw reply; do nothing when called again."""
         if not self._ended and not getattr(reply, "_agentlightning_watched", False):
             self.replied(reply)
 
@@ -289,7 +287,7 @@ class _Call:
 
     @contextmanager
     def _reading(self) -> Generator[None]:
-        """End the span with the stream that is read in the body, however it ends."""
+        """End the span when the stream that is read in the body ends, for any reason."""
         try:
             yield
             self._streamed()
@@ -331,7 +329,7 @@ class _Call:
             else:
                 self._known = bool(self._chunks.as_chat().get("id"))
         except Exception as error:  # boundary, as above
-            logger.debug("A chunk of a model call is not traced: %r", error)
+            logger.debug("A chunk of a model call was not recorded: %r", error)
 
 
 def _is_stream(reply: Any) -> bool:

@@ -1,7 +1,7 @@
 """Requests and replies of a client library as span attributes, by route.
 
-Each reply is first converted to the shape of a chat completion, whole or from the events of a stream, so that
-adapters find every call in the same keys. Only listed fields are read: no header, no key, no unknown field.
+Each reply, also that of a stream, is first converted to a chat completion, so that adapters find every call under the
+same keys. Only listed fields are read: no headers, no keys, no unknown fields.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _responses_messages(request: Mapping[str, Any]) -> Iterator[Mapping[str, Any
 
 
 def _plain(content: object) -> object:
-    """Return parts that are all text as one text, anything else unchanged."""
+    """Return parts that are all text as one text, other values unchanged."""
     parts = [fields_of(part) for part in entries(content)]
     if parts and all(isinstance(part.get("text"), str) for part in parts):
         return "".join(part["text"] for part in parts)
@@ -91,7 +91,7 @@ def _function_call(item: Mapping[str, Any]) -> Json:
 
 
 def reply_attributes(dialect: Dialect, reply: object) -> Attributes:
-    """Return a whole reply, as a model of the library or its JSON, as attributes of a span."""
+    """Return a complete reply (a model of the library or its JSON) as attributes of a span."""
     tokens = ReplyTokens()
     tokens.add(reply)
     return {**said_attributes(dialect.as_chat(fields_of(reply))), **tokens.attributes()}
@@ -151,14 +151,14 @@ def _nothing_said(reply: Mapping[str, Any]) -> Json:
 
 
 def token_attributes(reply: object) -> Attributes:
-    """Return the attributes for a whole reply: a model of the client library or its JSON."""
+    """Return the token attributes of a complete reply: a model of the client library or its JSON."""
     tokens = ReplyTokens()
     tokens.add(reply)
     return tokens.attributes()
 
 
 class ReplyTokens:
-    """Collects the tokens of a whole reply, or of the chunks of a stream."""
+    """Collects the tokens of a complete reply, or of the chunks of a stream."""
 
     def __init__(self) -> None:
         self._prompt: list[int] = []
@@ -166,7 +166,7 @@ class ReplyTokens:
         self._logprobs: list[object] = []
 
     def add(self, reply: object) -> None:
-        """Add a chunk, or a whole reply."""
+        """Add a chunk, or a complete reply."""
         fields = fields_of(reply)
         choice = fields_of(next(iter(entries(fields.get("choices"))), None))
         own = choice.get("provider_specific_fields")
@@ -232,7 +232,7 @@ class ChatStream:
 
 @dataclass
 class ResponseStream:
-    """Keeps the last whole response of the events of the Responses API."""
+    """Keeps the last complete response in the events of the Responses API."""
 
     response: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -269,7 +269,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
 
 
 def dialect_of(url: str) -> Dialect | None:
-    """Return the dialect of a route; None for one that calls no model."""
+    """Return the dialect of a route; None for a route without a model call."""
     path = url.partition("?")[0].rstrip("/")
     return next((dialect for route, dialect in DIALECTS.items() if path.endswith(route)), None)
 
@@ -278,7 +278,7 @@ def dialect_of(url: str) -> Dialect | None:
 
 
 def fields_of(value: object) -> Mapping[str, Any]:
-    """Return a JSON object, or the fields of a model with those that the client library does not define."""
+    """Return a JSON object, or the fields of a model, including those that the client library does not define."""
     if isinstance(value, Mapping):
         return cast(Mapping[str, Any], value)
     dump = getattr(value, "model_dump", None)

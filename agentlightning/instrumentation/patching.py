@@ -1,6 +1,6 @@
-"""Patches of other packages: attributes that are replaced together, at once or when the program imports the package.
+"""Patches of other packages: attributes that are replaced together, immediately or when the package is imported.
 
-They are restored when the last user ends."""
+They are restored after the last use."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from typing_extensions import override
 logger = logging.getLogger(__name__)
 
 Original = Callable[..., Any]
-"""A function of a vendor, or its replacement."""
+"""A vendor's function, or its replacement."""
 Replacement = tuple[str, str, Callable[[Any], object]]
-"""Module, dotted attribute in it, and a function from the present value to the new one."""
+"""Module, dotted attribute in it, and a function from the current value to the new one."""
 _INHERITED = object()
 
 
 class Patch:
-    """A set of replacements. Applied by the first `apply`, undone by as many `restore`; any thread may call."""
+    """A set of replacements. The first `apply` applies it, the last `restore` undoes it. Any thread may call them."""
 
     def __init__(self, *replacements: Replacement) -> None:
         self._replacements = replacements
@@ -53,7 +53,7 @@ class Patch:
             self._users += 1
 
     def restore(self) -> None:
-        """Release one use; does nothing without one. Attributes that were replaced again since stay as they are."""
+        """Release one use; do nothing without one. Attributes that were replaced again since then are unchanged."""
         with self._lock:
             self._users = max(0, self._users - 1)
             if self._users == 0:
@@ -78,7 +78,7 @@ class Patch:
 
 
 class OnImport(Patch):
-    """A patch of a package that may not be imported yet, and may never be: applied once the program imports it."""
+    """A patch of a package that is applied when the program imports the package, if ever."""
 
     def __init__(self, module: str, *replacements: Replacement) -> None:
         super().__init__(*replacements)
@@ -93,7 +93,7 @@ class OnImport(Patch):
         try:
             super()._begin()
         except (ImportError, AttributeError) as error:  # an unsupported version: the program works without the patch
-            logger.warning("The calls of %s are not traced: %s", self._module, error)
+            logger.warning("The calls of %s are not recorded: %s", self._module, error)
 
     @override
     def _end(self) -> None:

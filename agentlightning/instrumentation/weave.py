@@ -1,9 +1,9 @@
-"""Weave without Weights & Biases: a client whose calls are reported to a listener and sent nowhere.
+"""Weave without Weights & Biases: a client that reports calls to a listener and sends nothing.
 
 `@weave.op`, sessions and the integrations of Weave call the global client to begin and to finish calls. While the patch
-is applied that client is ours, also for a program that calls `weave.init` itself; it keeps Weave's own bookkeeping
-(call stack, summaries, handlers) and needs no log-in, no server and no thread. Queries of Weave's service fail with an
-error that says so. Error reports to Weave's maker stay off for the rest of the process.
+is applied, that client is ours, also for a program that calls `weave.init` itself. It keeps Weave's state (call stack,
+summaries, handlers) and needs no log-in, server or thread. Queries of Weave's service fail with an error that names the
+reason. Error reports to Weave's vendor stay disabled for the rest of the process.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class CallListener(Protocol):
     """Receives the calls of Weave. Runs in the context of the caller, and must not raise."""
 
     def begun(self, call: Any, parent: object, current: bool) -> None:
-        """A call began below `parent`; what follows in this context is below it if `current`."""
+        """A call began below `parent`; later calls in this context are below it if `current`."""
         ...
 
     def ended(self, call: Any, output: object, exception: BaseException | None) -> None: ...
 
 
 class _Installed:
-    """Our client, and its number of users."""
+    """Our client, and the number of its users."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,9 +46,9 @@ _installed = _Installed()
 
 
 def instrument_weave(project: str, listener: CallListener) -> Any:
-    """Replace the global client by one that reports to `listener`, patch the libraries that Weave knows and return it.
+    """Replace the global client by one that reports to `listener`, patch the libraries that Weave knows, and return it.
 
-    Weave has one client per process: if ours is already there it is returned, with its existing listener.
+    Weave has one client per process: if ours is already installed, it is returned with its existing listener.
 
     Raises:
         ImportError, AttributeError: this version of Weave does not support the patch; nothing is changed then.
@@ -61,7 +61,8 @@ def instrument_weave(project: str, listener: CallListener) -> Any:
             client = _local_client_class()(project, listener, context.get_weave_client())
             if client.before is not None:
                 logger.warning(
-                    "Weave is connected to %s already; its calls go to the tracer instead", client.before.project
+                    "Weave is already connected to %s; its calls are recorded by the tracer instead",
+                    client.before.project,
                 )
             _PATCH.apply()
             sentry.global_trace_sentry._disabled = True
@@ -98,24 +99,24 @@ def _set_client(client: object) -> None:
 
 
 def _keep_client(original: Original) -> Original:
-    """Replace `weave.init` for the program: the client is there already."""
+    """Replace `weave.init` for the program, because the client is already installed."""
 
     @functools.wraps(original)
     def init_weave(project_name: str = _FALLBACK_PROJECT, *args: object, **kwargs: object) -> object:
         context: Any = importlib.import_module("weave.trace.context.weave_client_context")
         client = context.get_weave_client()
-        logger.debug("weave.init(%r) gives the client of the tracer", project_name)
+        logger.debug("weave.init(%r) returns the client of the tracer", project_name)
         return client if client is not None else original(project_name, *args, **kwargs)
 
     return init_weave
 
 
 def _keep_going(original: Original) -> Original:
-    """Replace `weave.finish` for the program: the client is not the program's to end."""
+    """Replace `weave.finish` for the program, which must not end the client."""
 
     @functools.wraps(original)
     def finish() -> None:
-        """Do nothing: there is nothing left to send."""
+        """Do nothing: there is nothing to send."""
 
     return finish
 
@@ -134,12 +135,12 @@ class _NoServer:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"Weave runs without its service here, which {name!r} needs; use the store of the rollouts"
+            f"{name!r} needs Weave's service, which is not used here. Use the store of the rollouts instead"
         )
 
 
 class _NoWork:
-    """Replaces Weave's threads: uploads are dropped, lookups are done at once."""
+    """Replaces Weave's threads: uploads are dropped, lookups are made immediately."""
 
     num_outstanding_futures = 0
 
@@ -158,7 +159,7 @@ class _NoWork:
 
 @functools.cache
 def _local_client_class() -> Any:
-    """Return the class of our client; it can only be created when Weave is installed."""
+    """Return the class of our client, which can be created only if Weave is installed."""
     weave_client: Any = importlib.import_module("weave.trace.weave_client")
     call_context: Any = importlib.import_module("weave.trace.context.call_context")
     refs: Any = importlib.import_module("weave.trace.refs")
@@ -182,7 +183,7 @@ def _local_client_class() -> Any:
         def _save_object(self, val: object, name: str, branch: str = "latest") -> object:
             if not self._warned:
                 self._warned = True
-                logger.warning("Weave runs without its service here: %r and other objects are published nowhere", name)
+                logger.warning("Weave's service is not used here: %r and other objects are not published", name)
             return refs.ObjectRef(self.entity, self.project, name, _NO_DIGEST)
 
         def _save_nested_objects(self, obj: object, name: str | None = None) -> None: ...

@@ -1,4 +1,4 @@
-"""The gateway between agents and model servers; every call becomes two spans of its attempt before it is answered.
+"""The gateway between agents and model servers; every call is recorded as two spans before the agent gets the reply.
 
 Each name is imported on first use, since the imports load a web stack.
 """

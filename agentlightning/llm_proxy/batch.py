@@ -1,4 +1,4 @@
-"""The calls of `LLMProxy.batch_query`: an algorithm calls the model itself, for a whole batch at once."""
+"""The calls of `LLMProxy.batch_query`, with which an algorithm calls the model for a batch of prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agentlightning.types.core import AttemptError
 Json = dict[str, Any]
 CONCURRENT_QUERIES = 64
 _SHOWN = 500
-"""Characters of a refusal in an error."""
+"""Maximum characters of a server's error text in an exception."""
 
 
 async def ask_batch(
@@ -28,12 +28,12 @@ async def ask_batch(
     model: str | None,
     timeout: float,
 ) -> list[Json]:
-    """Make each call in a rollout of its entry, some at once, and return the chat completions in order.
+    """Make each call in its own rollout, several concurrently, and return the chat completions in order.
 
-    `llm_of` returns the LLM of a rollout, an attempt and a model; `timeout` holds for one call, in seconds.
+    `llm_of` returns the LLM of a rollout, an attempt and a model; `timeout` is the limit of one call, in seconds.
 
     Raises:
-        RuntimeError, TimeoutError: calls failed, or took too long; has their number and the first failure.
+        RuntimeError, TimeoutError: calls failed, or took too long; reports their number and the first failure.
     """
     free = asyncio.Semaphore(CONCURRENT_QUERIES)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout)) as session:
@@ -56,7 +56,7 @@ async def ask_batch(
     failures = [answer for answer in answers if isinstance(answer, BaseException)]
     if failures:
         kind = TimeoutError if all(isinstance(failure, TimeoutError) for failure in failures) else RuntimeError
-        first = str(failures[0]) or f"no answer within {timeout:g} seconds"
+        first = str(failures[0]) or f"no reply within {timeout:g} seconds"
         raise kind(f"{len(failures)} of {len(answers)} queries failed; the first: {first}") from failures[0]
     return cast("list[Json]", answers)
 
@@ -82,7 +82,7 @@ def read_entry(index: int, entry: Any) -> Json:
     if isinstance(entry, Mapping) and "messages" in entry:
         request = dict(cast("Mapping[str, Any]", entry))
         if request.get("stream"):
-            raise BadRequestError(f"entry {index} of the batch asks for a stream; batch_query returns whole replies")
+            raise BadRequestError(f"entry {index} of the batch sets 'stream'; remove it (replies are complete)")
         return request
     if isinstance(entry, list) and entry and all(isinstance(message, Mapping) for message in cast("list[Any]", entry)):
         return {"messages": entry}

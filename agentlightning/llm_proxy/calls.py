@@ -1,4 +1,4 @@
-"""One model call at the gateway: the value that every step fills in and the recorder writes."""
+"""One model call at the gateway: each step of the gateway adds to it, and the recorder writes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentlightning.utils.id import generate_id
 
 @dataclass(slots=True)
 class GatewayCall:
-    """One model call. Begins after the check of the attempt, with its number from the store; ends in one state only."""
+    """One model call. It begins when the attempt is checked and the store has numbered it, and ends in one state."""
 
     rollout_id: str
     attempt_id: str
@@ -30,27 +30,27 @@ class GatewayCall:
     """Wall clock time of arrival, in seconds."""
     began: float = field(default_factory=time.monotonic)
     dialect: str = "chat/completions"
-    """Route of the dialect that the agent speaks."""
+    """Route of the agent's dialect."""
     role: str | None = None
     """The agent's role, if its URL names one."""
     model_in_url: str | None = None
     """The model that the URL names, which replaces the one in the request."""
     model: str = ""
-    """Name in `model_list` of the called model: the one that the request's name stands for, or a fallback."""
+    """Name in `model_list` of the called model: the requested model (aliases resolved) or a fallback."""
     policy: CallPolicy | None = None
-    """The policy of the call; None where the gateway has no policies, or the request could not be read."""
+    """The policy of the call; None if the gateway has no policies, or the request could not be read."""
     streamed: bool = False
-    """The agent asked for a stream."""
+    """True if the agent requested a stream."""
     agent_headers: dict[str, str] = field(default_factory=dict[str, str])
-    """Headers that a server of the agent's own dialect gets too; never recorded."""
+    """Headers that are also sent to a server of the agent's dialect; never recorded."""
     client_span: str | None = None
-    """Trace and span id of the client that the request names in its `traceparent`, with a hyphen between."""
+    """Trace id and span id of the client from the header `traceparent`, joined by a hyphen."""
     body_digest: str | None = None
     """Digest of the request's body; None if it did not arrive completely."""
     prompt: list[object] | None = None
     """The prompt, as messages with a role and a content; None if that is `request["messages"]`."""
     request: Json | None = None
-    """The request to the model server, without what the gateway added; None if the agent's could not be read."""
+    """The request to the model server, without the gateway's additions; None if the agent's could not be read."""
     left_out_tools: tuple[str, ...] = ()
     """Types of the agent's tools that only a vendor's server can run and that were excluded."""
     reply: Json | None = None
@@ -58,9 +58,9 @@ class GatewayCall:
     tokens: CallTokens | None = None
     """Tokens of the first choice."""
     further_tokens: tuple[CallTokens | None, ...] = ()
-    """Tokens of the other choices, where the model returned several."""
+    """Tokens of the other choices, if the model returned several."""
     choice: tuple[int, int] | None = None
-    """Index of the recorded choice and number of choices; None is the call as a whole."""
+    """Index of the recorded choice, and the number of choices; None is the complete call."""
     weight_version: int | None = None
     """Version of the weights that served the call; None if it was not forwarded."""
     first_frame_at: float | None = None
@@ -75,7 +75,7 @@ class GatewayCall:
     turn: Turn | None = None
     """The earlier responses and items that the request refers to, in the Responses dialect."""
     to_remember: StoredResponse | None = None
-    """The response, where it can be continued by its id."""
+    """The response to store, if it can be continued by its id."""
     state: CallState = "upstream_error"
     http_status: int = 500
     """Status of the agent's reply; 499 if the agent disconnected first."""
@@ -83,7 +83,7 @@ class GatewayCall:
     error_code: str | None = None
 
     def broke_off(self, reply: Json | None) -> None:
-        """Keep the received part of a reply whose stream broke off, without its tokens, since the rest is unknown."""
+        """Keep the received part of an interrupted stream, without tokens, because the rest is unknown."""
         if reply is not None:
             hidden = ("prompt_token_ids", "token_ids", "logprobs")
             choices = [{k: v for k, v in choice.items() if k not in hidden} for choice in reply["choices"]]
@@ -97,21 +97,21 @@ class GatewayCall:
         *,
         generated: bool = True,
     ) -> None:
-        """Store the reply of the model server; `generated` is False where a reply has no tokens by its nature."""
+        """Store the reply of the model server; `generated` is False if such replies never have tokens."""
         self.reply, self.tokens, self.further_tokens = reply, tokens, tuple(further_tokens)
         self.state = _state_of(tokens) if generated else "no_generation"
         self.http_status = 200
 
     @property
     def prompts(self) -> list[object]:
-        """Prompts of a request that may hold several, as one of text completions does; else none."""
+        """Prompts of a request that may have several (text completions); empty for other dialects."""
         return self.prompt if self.dialect == Completions.route and self.prompt is not None else []
 
     def by_choice(self) -> list[GatewayCall]:
-        """Return one call for each choice of the reply, which is what is recorded; itself if there is only one.
+        """Return one call per choice of the reply, as they are recorded; the call itself if there is only one.
 
-        The ids of the further ones are derived from those of the first, which alone has the total usage. Where the
-        request has several prompts, each has its own.
+        The ids of the others are derived from those of the first. Only the first has the total usage. If the request
+        has several prompts, each call has its own prompt.
         """
         reply = self.reply or {}
         choices: list[Json] = reply.get("choices") or []
@@ -146,7 +146,7 @@ class GatewayCall:
         return calls
 
     def failed(self, failure: CallFailed) -> None:
-        """Record that there is no reply, or that the rest of it is missing."""
+        """Record that there is no reply, or that a part of it is missing."""
         self.state, self.http_status, self.error = failure.state, failure.status, failure.message
         self.error_code = failure.code
 
@@ -156,7 +156,7 @@ class GatewayCall:
 
     @property
     def is_for_training(self) -> bool:
-        """False where the call belongs to a policy that is not trained."""
+        """False if the call belongs to a policy that is not trained."""
         return self.policy is None or self.policy.kind == "trained"
 
     @property

@@ -1,6 +1,6 @@
-"""One model call from the agent's bytes to the model server's reply: plain, streamed, or translated on the way.
+"""One model call from the agent's bytes to the model server's reply: plain, streamed, or translated.
 
-Frames of a stream go to the agent as they arrive. Only the last one is held back until the call has been recorded.
+Frames of a stream are sent to the agent as they arrive. Only the last one waits until the call has been recorded.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from agentlightning.utils.http.byte_budget import Hold
 logger = logging.getLogger(__name__)
 
 _OURS = ("hosted_vllm",)
-"""Prefixes of models in their entries whose servers run no tools."""
+"""Prefixes of models in their entries that mean a server without tools."""
 _FRAMES_A_TURN = 64
 """Number of frames passed on before other calls get a turn."""
 _COUNTED = {MESSAGES.route: "messages/count_tokens", RESPONSES.route: "responses/input_tokens"}
-"""Route that counts tokens, by dialect, here and at a server that speaks the dialect itself."""
+"""Route that counts tokens, by dialect; the same at the gateway and at servers that support the dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A call with its request, whose body is still to be read, the byte budget of both, and the reply stream."""
+    """A call with its request (the body is not read yet), their byte budget, and the reply stream."""
 
     store: LightningStore
     call: GatewayCall
@@ -87,7 +87,7 @@ class UpstreamRequest:
     prompt: list[object]
     """The prompt in it, as messages."""
     endpoints: list[ModelEndpoint]
-    """Endpoints that speak the dialect."""
+    """Endpoints that support the dialect."""
     translated: TranslatedDialect | None = None
     """The agent's dialect, if it differs from the server's."""
     left_out_tools: tuple[str, ...] = ()
@@ -113,10 +113,10 @@ class Forwarder:
         self._call_file = call_file
 
     async def serve(self, exchange: Exchange, raw: bytes) -> AgentReply:
-        """Make the call and store its outcome in `exchange.call`. The bytes that it takes beside `raw` are held, too.
+        """Make the call and store its outcome in `exchange.call`. Its bytes in addition to `raw` are also held.
 
         Raises:
-            CallFailed: there is no reply, or a stream broke off.
+            CallFailed: there is no reply, or a stream was interrupted.
         """
         call, dialect = exchange.call, exchange.dialect
         call.bytes = len(raw)
@@ -138,7 +138,7 @@ class Forwarder:
         call.weight_version = await self._gate.enter()
         try:
             if fallbacks and request.endpoints and self._upstream.balancer.all_rest(request.endpoints):
-                text = f"The model servers of {call.model!r} failed lately, and none is tried again yet"
+                text = f"The model servers of {call.model!r} failed recently and are not retried yet"
                 failure = CallFailed(503, text, code="upstream_unusable", state="upstream_error")
                 fallbacks.append(call.model)  # better than refusing the call
             else:
@@ -148,7 +148,7 @@ class Forwarder:
                     if not (fallbacks and error.others_may_serve):
                         raise
                     failure = error
-                    text = "%s: the model servers of %r failed; asking %s instead"
+                    text = "%s: the model servers of %r failed; calling %s instead"
                     logger.warning(text, call.call_id, call.model, ", ".join(fallbacks))
             return await self._ask_fallbacks(exchange, agent_request, fallbacks, failure)
         finally:
@@ -179,7 +179,7 @@ class Forwarder:
         return request
 
     async def _ask(self, exchange: Exchange, request: UpstreamRequest, *, among_others: bool) -> AgentReply:
-        """Ask the servers of the call's model and return the reply for the agent."""
+        """Call the servers of the call's model and return the reply for the agent."""
         call = exchange.call
         endpoints = request.endpoints or self._models().endpoints(call.model, call.rollout_id)
         deadline = call.began + self._limits.call_seconds
@@ -196,10 +196,10 @@ class Forwarder:
     async def _ask_fallbacks(
         self, exchange: Exchange, agent_request: Json, fallbacks: list[str], failure: CallFailed
     ) -> AgentReply:
-        """Call other models in turn, each in a dialect of its servers, and return the first reply.
+        """Call the fallback models in turn, each in a dialect of its servers, and return the first reply.
 
         Raises:
-            CallFailed: `failure`, that of the requested model, if none replies; or a reply that was begun broke off.
+            CallFailed: no fallback replies (`failure`, that of the requested model), or a stream was interrupted.
         """
         call = exchange.call
         original = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
@@ -214,12 +214,12 @@ class Forwarder:
             except CallFailed as error:
                 if exchange.reply_stream.begun or model == original[0]:
                     raise
-                failure.message += f"; the fallback {model!r} failed, too ({error.status})"
+                failure.message += f"; the fallback {model!r} also failed ({error.status})"
         call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = original
         raise failure
 
     async def note_refused(self, exchange: Exchange, raw: bytes) -> None:
-        """Record model and prompt of a request that is not served, by which its retry is recognised."""
+        """Record the model and the prompt of a refused request, which identify its retry."""
         call, noting = exchange.call, (_refused_request, exchange.dialect, raw)
         call.request, call.prompt = await self._off_loop.run(len(raw), *noting)
 
@@ -238,14 +238,14 @@ class Forwarder:
         translation: Json | None,
         size: int,
     ) -> None:
-        """Store the reply on the call; `translation` is the reply in the agent's dialect, where it is translated."""
+        """Store the reply on the call; `translation` is the reply in the agent's dialect, if it is translated."""
         first, *further = await self._off_loop.run(size, _tokens_of, request, reply)
         call.answered(record, first, further, generated=request.wire.generates)
         if call.turn is not None and call.turn.stores and translation is not None:
             call.to_remember = await self._off_loop.run(call.bytes, call.turn.to_remember, translation)
 
     async def _whole_reply(self, exchange: Exchange, request: UpstreamRequest, reply: Json, body: bytes) -> AgentReply:
-        """Return the agent's reply for a response in one piece; `body` is the JSON of `reply`."""
+        """Return the agent's reply to a response in one piece; `body` is the JSON of `reply`."""
         call, size = exchange.call, len(body)
         call.bytes += size
         if call.turn is not None:
@@ -256,7 +256,7 @@ class Forwarder:
         return StreamEnd(exchange.reply_stream, data) if call.streamed else JsonReply(200, data)
 
     async def _pass_stream(self, exchange: Exchange, request: UpstreamRequest, stream: UpstreamStream) -> StreamEnd:
-        """Pass the frames to the agent as they arrive and collect the reply from them."""
+        """Send the frames to the agent as they arrive, and collect the reply from them."""
         call, wire = exchange.call, request.wire
         reader = wire.read_stream(request.body)
         writer = None if request.translated is None else request.translated.write_stream(request.agent_request)
@@ -297,7 +297,7 @@ class Forwarder:
         """Return the tokens of a prompt in the form of the route's dialect.
 
         Raises:
-            CallFailed: 400 that names the wrong field; 501, the server does not count; its own refusal.
+            CallFailed: 400, a field is invalid; 501, the server does not count; or the server's error.
         """
         dialect = MESSAGES if route == _COUNTED[MESSAGES.route] else RESPONSES
         request = await self._off_loop.run(len(raw), dialect.read_count, raw)
@@ -320,13 +320,13 @@ class Forwarder:
                     raise
 
     async def _count_at(self, endpoint: ModelEndpoint, wire: Dialect, body: bytes, route: str) -> JsonReply:
-        """Ask one server, at its route for this or else in vLLM's way."""
+        """Request the count from one server: at its own route, or as from vLLM."""
         is_own = wire is not CHAT
         base, path = (endpoint.api_base, f"/{route}") if is_own else (endpoint.root, "/tokenize")
         response = await self._upstream.count(endpoint, base, path, wire, body)
         count = (read_json(response.body) or {}).get("input_tokens" if is_own else "count")
         if type(count) is not int or count != count_of(count):
-            text = f"The model server of {endpoint.model!r} does not count the tokens of {route.partition('/')[0]}"
+            text = f"The model server of {endpoint.model!r} cannot count the tokens of {route.partition('/')[0]}"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
         if is_own:
             return JsonReply(200, response.body)
@@ -337,7 +337,7 @@ class Forwarder:
 def _wire_and_endpoints(
     models: ModelTable, dialect: Dialect, model: str, rollout_id: str
 ) -> tuple[Dialect, list[ModelEndpoint]]:
-    """Return the dialect of the rollout's first suitable endpoint, and all endpoints that speak it.
+    """Return the dialect of the rollout's first suitable endpoint, and all endpoints that support it.
 
     Raises:
         CallFailed: 404, there is no such model; 400, none of its servers supports this dialect.
@@ -348,12 +348,12 @@ def _wire_and_endpoints(
             if wire.route in endpoint.dialects:
                 return wire, [other for other in endpoints if wire.route in other.dialects]
     routes = ", ".join(sorted({route for endpoint in endpoints for route in endpoint.dialects}))
-    text = f"The model {model!r} is served by {routes} only, not by {dialect.route}"
+    text = f"The model {model!r} does not support {dialect.route}, only {routes}"
     raise CallFailed(400, text, code="unsupported_dialect", param="model")
 
 
 def _wires(dialect: Dialect) -> tuple[Dialect, ...]:
-    """Return the possible server dialects for an agent that speaks this one; the best first."""
+    """Return the possible server dialects for an agent's dialect; the best first."""
     return (dialect, CHAT) if isinstance(dialect, TranslatedDialect) else (dialect,)
 
 
@@ -367,7 +367,7 @@ def _read_request(dialect: Dialect, raw: bytes, model: str | None) -> tuple[Json
 
 
 def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[object] | None]:
-    """Return model and prompt of a request that cannot be served, for its record; None where they are unusable."""
+    """Return the model and the prompt of a refused request, for its record; None if they are unusable."""
     request = read_json(raw)
     try:
         return (None, None) if request is None else ({"model": str(request.get("model"))}, dialect.prompt_of(request))
@@ -378,7 +378,7 @@ def _refused_request(dialect: Dialect, raw: bytes) -> tuple[Json | None, list[ob
 def _upstream_request(
     dialect: Dialect, wire: Dialect, endpoints: list[ModelEndpoint], agent_request: Json, policy: CallPolicy | None
 ) -> UpstreamRequest:
-    """Return the request for these endpoints, which speak `wire`."""
+    """Return the request for these endpoints, which support `wire`."""
     agents = dialect if isinstance(dialect, TranslatedDialect) and wire is CHAT else None
     bought = policy is not None and policy.kind == "external"
     if agents is None and (wire is not CHAT or bought or any(e.provider not in _OURS for e in endpoints)):
@@ -393,7 +393,7 @@ def _upstream_request(
 def convert_reply(
     request: UpstreamRequest, reply: Json, body: bytes, streamed: bool
 ) -> tuple[Json, bytes, Json | None]:
-    """Return the record of a whole reply, the bytes for the agent, and the translated reply in them."""
+    """Return the record of a complete reply, the bytes for the agent, and the translated reply."""
     wire = request.wire
     record = wire.record_of(reply)
     if request.translated is not None:
@@ -408,7 +408,7 @@ def convert_reply(
 def convert_frame(
     reader: StreamReader, frame: bytes, writer: StreamWriter | None, name: Callable[[object], str] | None = None
 ) -> bytes:
-    """Return the bytes for the agent for one frame; `name` returns the id of a response by the model server's."""
+    """Return the agent's bytes for one frame; `name` converts the model server's id of a response."""
     output = reader.feed(frame)
     if b"NaN" in output or b"Infinity" in output:  # which JSON does not have, but may stand in a text
         data = data_of(output)
@@ -436,7 +436,7 @@ def end_stream(
 
 
 def _tokens_of(request: UpstreamRequest, reply: Json) -> list[CallTokens | None]:
-    """Return the tokens of the choices of a reply, of the first in any case."""
+    """Return the tokens of the choices of a reply; the list has at least one entry."""
     return [request.wire.tokens_of(reply, request.body), *request.wire.further_tokens_of(reply, request.body)]
 
 
@@ -448,5 +448,5 @@ def read_reply(wire: Dialect, response: UpstreamResponse) -> Json:
     """
     reply = wire.read_reply(response.body)
     if reply is None:
-        raise unusable(f"The model server's reply is none of {wire.route} ({wire.reply_form})")
+        raise unusable(f"The model server's reply is not one of {wire.route} (expected: {wire.reply_form})")
     return reply

@@ -1,8 +1,7 @@
 """The gateway as an ASGI app: it identifies the attempt, admits the call, forwards it, records it and replies.
 
-A call that passed the checks of address, key and attempt has a number from the store and ends as two spans of its
-attempt, in every case; only then is it answered. A request that fails the checks is no call of an attempt and leaves
-no span.
+A call that passes the checks of address, key and attempt gets a number from the store and is always recorded as two
+spans of its attempt, before the agent gets the reply. A request that fails the checks has no span.
 """
 
 from __future__ import annotations
@@ -81,15 +80,15 @@ class Gateway:
         self._slots = Slots(limits.calls, limits.calls_per_attempt, limits.waiting_calls, limits.call_seconds)
         self._warned: set[str] = set()
         self.ended: Counter[str] = Counter()
-        """Number of recorded calls by state, and of `lost` and `rejected` ones (without a span)."""
+        """Number of recorded calls by state, and of `lost` and `rejected` calls (without spans)."""
 
     @property
     def in_hand(self) -> int:
-        """Number of calls in progress: arrived and not answered."""
+        """Number of calls in progress: arrived and without a reply."""
         return self._slots.taken
 
     def in_hand_outside(self, rollouts: Collection[str]) -> int:
-        """Return the number of calls in progress of rollouts outside `rollouts`."""
+        """Return the number of calls in progress of rollouts that are not in `rollouts`."""
         return self._slots.taken_outside(rollouts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,14 +98,14 @@ class Gateway:
             self.ended["rejected"] += 1
             reply = dialect_of(scope["raw_path"]).failure(failure)
         except Exception:  # boundary: a bug of ours outside a call is logged, counted and answered
-            logger.exception("the gateway failed in %s", scope["method"])
+            logger.exception("the gateway failed during a %s request", scope["method"])
             self.ended["rejected"] += 1
             reply = dialect_of(scope["raw_path"]).failure(_internal_error())
         if reply is not None:
             await reply.send(send)
 
     async def _reply_to(self, scope: Scope, receive: Receive, reply_stream: ReplyStream) -> AgentReply | None:
-        """Return the reply to send; None if the agent has left."""
+        """Return the reply to send; None if the agent has disconnected."""
         if scope["path"] == "/health":
             return json_reply({"status": "ok"})
         address = parse_address(scope["raw_path"], scope["method"])
@@ -136,7 +135,7 @@ class Gateway:
             return await self._conclude(exchange, await self._make_call(exchange))
 
     async def _answer_without_a_call(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
-        """Answer a request that needs no model call, so that nothing is recorded. None if the agent left."""
+        """Reply to a request that needs no model call; nothing is recorded. None if the agent disconnected."""
         if address.role is not None:  # for a model call the record has the reason
             self._policies.role_in_url(address.role)
         if address.route == MODELS:
@@ -180,12 +179,12 @@ class Gateway:
             if loss is None or is_final(loss):
                 self._journal.ended(call)
             if loss is not None:
-                logger.error("%s: the record of a call that was cut short is not stored: %r", call.call_id, loss)
+                logger.error("%s: the record of an interrupted call was not stored: %r", call.call_id, loss)
         if calls:
-            logger.warning("%d calls were in hand when an earlier gateway process ended", len(calls))
+            logger.warning("%d calls were in progress when an earlier gateway process ended", len(calls))
 
     async def _count_tokens(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
-        """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent left."""
+        """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent disconnected."""
         attempt = (address.rollout_id, address.attempt_id)
         with self._hold(address) as hold:
             try:
@@ -197,7 +196,7 @@ class Gateway:
             except ClientLeftError:
                 return None
             except TimeoutError:
-                text = f"Counting took longer than {self._limits.call_seconds} seconds"
+                text = f"Counting the tokens took longer than {self._limits.call_seconds} seconds"
                 raise CallFailed(504, text, code="timeout") from None
 
     async def _make_call(self, exchange: Exchange) -> AgentReply | None:
@@ -222,7 +221,7 @@ class Gateway:
         return exchange.failed(failure)
 
     async def _while_connected(self, exchange: Exchange) -> AgentReply:
-        """Serve the call until it is done, the agent leaves or the time is up, whichever comes first."""
+        """Serve the call until it is done, the agent disconnects or the time is up, whichever comes first."""
         until = asyncio.timeout(self._limits.call_seconds)
         try:
             async with until:
@@ -251,7 +250,7 @@ class Gateway:
             raise
 
     async def _body_of(self, exchange: Exchange) -> bytes:
-        """Return the body. If there is no room for it, it is received to its end, for its digest, and refused."""
+        """Return the body. If the byte budget is too small, receive it completely for its digest, and refuse it."""
         try:
             return await body_of(exchange.scope, exchange.body.receive, exchange.hold, self._limits.body_bytes)
         except CallFailed as refused:
@@ -263,7 +262,7 @@ class Gateway:
     async def _conclude(
         self, exchange: Exchange, reply: AgentReply | None, seconds: float | None = None
     ) -> AgentReply | None:
-        """Store the spans, then return the reply; without the spans there is no reply, and no end of a stream."""
+        """Store the spans, then return the reply. If that fails, return an error, also at the end of a stream."""
         call = exchange.call
         self._budgets.add(call, call.endpoint)
         call.body_digest = exchange.body.digest()
@@ -276,9 +275,11 @@ class Gateway:
             call.turn.ended(self._forwarder.memory, call.to_remember if is_kept else None)
         if loss is not None:
             self.ended["lost"] += 1
-            text = "%s: call of attempt %s of rollout %s is lost, the store did not take its spans: %r"
+            text = "%s: call of attempt %s of rollout %s lost: the store did not accept its spans: %r"
             logger.error(text, call.call_id, call.attempt_id, call.rollout_id, loss)
-            message = f"The call could not be recorded ({type(loss).__name__}), so its answer is withheld"
+            message = (
+                f"The call could not be recorded ({type(loss).__name__}), so the reply was discarded. Retry the call"
+            )
             return exchange.failed(CallFailed(503, message, code="record_lost", retry_after=1.0))
         self.ended[call.state] += 1
         if is_answered and call.error is not None:  # the record is bare, so the reply could not be accounted for
@@ -288,12 +289,12 @@ class Gateway:
             self._warned.add(model)
             engine = call.engine or OTHER
             text = (
-                "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and cannot "
-                "be trained. How to get them: %s"
+                "The model server of %r returns no token ids (engine: %s). Its calls are recorded as no_tokens and "
+                "cannot be trained. To get token ids: %s"
             )
             logger.warning(text, model, engine.name, engine.advice)
         return reply
 
 
 def _internal_error() -> CallFailed:
-    return CallFailed(500, "The gateway failed; see its log", code="internal_error", state="upstream_error")
+    return CallFailed(500, "Internal error of the gateway; see its log", code="internal_error", state="upstream_error")

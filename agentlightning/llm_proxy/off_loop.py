@@ -1,7 +1,7 @@
-"""Runs long work on threads beside the serving loop, so that other calls continue; small work runs on the loop at once.
+"""Runs long work on threads, so that the serving loop continues with other calls; short work runs on the loop.
 
-The interpreter runs one thread at a time, so this makes nothing faster. But it changes threads every few milliseconds,
-and the work consists of parts that are shorter than that, or of a single pass over some megabytes.
+Because the interpreter runs one thread at a time, this does not make the work faster. But the interpreter switches
+threads every few milliseconds, and the work consists of shorter parts, or of one pass over some megabytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _turn = threading.Lock()
 class OffLoop:
     """Threads for long work. Owned by the serving loop; they start when needed and end with `close`.
 
-    A function that is run here returns a value and changes nothing: the waiting caller may have left before it ends.
+    A function that runs here must return a value and have no side effects: its caller may be gone before it ends.
     """
 
     def __init__(self) -> None:
@@ -53,13 +53,13 @@ class OffLoop:
         return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     def close(self) -> None:
-        """End the threads when their current work is done; waits for nothing. May be called twice."""
+        """End the threads after their current work, without waiting. May be called twice."""
         for threads in (self._threads, self._huge):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _forget_turn() -> None:
-    """Start anew: in a forked child, which has none of its parent's threads."""
+    """Reset the threads in a forked child, which has none of its parent's threads."""
     global _turn
     _turn = threading.Lock()
 

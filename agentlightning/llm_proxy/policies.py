@@ -1,8 +1,8 @@
 """Assigns each call to a policy: by the agent's role, by the requested model, or by its route.
 
-Several agents of one rollout train different policies this way, and calls of a judge or of a bought model are never
-mistaken for those of the trained policy. A call that fits no policy, and one whose role and model contradict each
-other, is refused: its tokens would be counted for the wrong policy.
+With policies, several agents of one rollout can train different models, and calls of a judge or of a provider's model
+are kept apart from those of the trained policy. A call that matches no policy, or has a role and a model of different
+policies, is refused, because its tokens could be counted for the wrong policy.
 
 Policies are configured in Python or in a file; each error names its place.
 """
@@ -21,11 +21,11 @@ from agentlightning.llm_proxy.dialects import DIALECTS
 from agentlightning.llm_proxy.replies import CallFailed
 
 PolicyKind = Literal["trained", "frozen", "external"]
-"""`trained` learns from its calls; `frozen` is ours and stays as it is; `external` is a provider's."""
+"""`trained`: learns from its calls; `frozen`: our model, not trained; `external`: a provider's model."""
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_ROLE_FORM = "1 to 128 letters, digits, '-' and '_'"
+_ROLE_FORM = "1 to 128 letters, digits, '-' or '_'"
 ServerTools = Literal["drop", "refuse"]
-"""Handling of tools that only a vendor's server can run: they are excluded, or the call is refused."""
+"""Handling of tools that only a vendor's server can run: exclude them, or refuse the call."""
 _LISTS = ("models", "roles", "routes")
 _FIELDS = ("kind", *_LISTS, "server_tools")
 
@@ -33,21 +33,21 @@ _FIELDS = ("kind", *_LISTS, "server_tools")
 class PolicyConfig(TypedDict, total=False):
     """One policy, under its name in `LLMProxy(policies=...)`.
 
-    A call belongs to the policy that names its role; else to the one that names the requested model; else its route;
-    else to the one that names nothing, which takes every other call.
+    A call belongs to the policy that lists its role; else to the one that lists the requested model; else to the one
+    that lists its route; else to the one that lists nothing, which gets all other calls.
     """
 
     kind: Required[PolicyKind]
-    """`trained` learns from its calls; `frozen` is ours and stays as it is; `external` is a provider's."""
+    """`trained`: learns from its calls; `frozen`: our model, not trained; `external`: a provider's model."""
     models: list[str]
-    """Names in `model_list` that serve it. The model of a trained policy may be added later, by its algorithm."""
+    """Names in `model_list` of its models. The model of a trained policy may be added later, by its algorithm."""
     roles: list[str]
-    """Agents that act by it. Their calls come through `/role/<role>` before the attempt's URL; see `as_resources`."""
+    """Roles of its agents. Their URLs have `/role/<role>` before the attempt; see `as_resources`."""
     routes: list[str]
     """Dialects, such as `embeddings`."""
     server_tools: ServerTools
     """Handling of tools that only a vendor's server can run, such as `web_search`, in calls of our models: `drop`, the
-    default, excludes them and names them on the call; `refuse` answers 400."""
+    default, excludes them and lists them on the call; `refuse` returns 400."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def read_policies(policies: object) -> list[CallPolicy]:
     if policies is None:
         return []
     if not isinstance(policies, Mapping):
-        raise ValueError(f"policies must map names to policies; got {type(policies).__name__}")
+        raise ValueError(f"policies must be a dict of policies by name; got {type(policies).__name__}")
     result: list[CallPolicy] = []
     for name, entry in cast("Mapping[object, object]", policies).items():
         if not isinstance(name, str) or not name:
@@ -96,10 +96,10 @@ def read_policies(policies: object) -> list[CallPolicy]:
         models, roles, routes = name_lists
         for role in roles:
             if not _ROLE.fullmatch(role):
-                raise ValueError(f"{place}.roles: {role!r} is no role: {_ROLE_FORM}")
+                raise ValueError(f"{place}.roles: {role!r} is not a valid role; a role has {_ROLE_FORM}")
         for route in routes:
             if route not in DIALECTS:
-                raise ValueError(f"{place}.routes: there is no route {route!r}{hint(route, DIALECTS)}")
+                raise ValueError(f"{place}.routes: unknown route {route!r}{hint(route, DIALECTS)}")
         result.append(CallPolicy(name, kind, models, roles, routes, tools))
     return result
 
@@ -112,10 +112,10 @@ def _one_of(choices: tuple[str, ...], value: object, place: str) -> object:
 
 
 class PolicyTable:
-    """Read-only map from role, model and route to policy. Without policies no call has one, and a role is only a name.
+    """Read-only map from role, model and route to policy. Without policies, calls have none, and roles have no effect.
 
     Raises:
-        ValueError: two policies name the same role, model or route; names it.
+        ValueError: two policies list the same role, model or route; names it.
     """
 
     def __init__(self, policies: Sequence[CallPolicy] = ()) -> None:
@@ -128,7 +128,7 @@ class PolicyTable:
         if len(takes_all) > 1:
             names = " and ".join(repr(policy.name) for policy in takes_all)
             raise ValueError(
-                f"policies: {names} name no models, roles or routes; only one policy takes all other calls"
+                f"policies: {names} have no models, roles or routes; only one policy may get all other calls"
             )
         self._rest = takes_all[0] if takes_all else None
 
@@ -143,45 +143,45 @@ class PolicyTable:
             for value in names_of(policy):
                 if value in table:
                     both = f"{table[value].name!r} and {policy.name!r}"
-                    raise ValueError(f"policies: {both} both name {value!r} in {field}; a call belongs to one policy")
+                    raise ValueError(f"policies: {both} both have {value!r} in {field}; only one may")
                 table[value] = policy
         return table
 
     def missing_models(self, served: Sequence[str]) -> str | None:
-        """Return a message about models that trained policies name and that are not served yet; None if all are.
+        """Return a message about models of trained policies that are not served yet; None if all are.
 
         Raises:
-            ValueError: another policy names one that is not served; suggests similar names.
+            ValueError: another policy lists a model that is not served; suggests similar names.
         """
         missing: str | None = None
         for model, policy in self._models.items():
             if model in served:
                 continue
-            text = f"policies[{policy.name!r}].models: there is no model {model!r} in model_list{hint(model, served)}"
+            text = f"policies[{policy.name!r}].models: {model!r} is not in model_list{hint(model, served)}"
             if policy.kind != "trained":
                 raise ValueError(text)
             missing = missing or text
         return missing
 
     def of_role(self, role: str) -> CallPolicy | None:
-        """Return the policy of a role; None where there are no policies.
+        """Return the policy of a role; None if there are no policies.
 
         Raises:
-            ValueError: no policy names it; suggests similar names.
+            ValueError: no policy lists it; suggests similar names.
         """
         if not self._policies:
             if not _ROLE.fullmatch(role):
-                raise ValueError(f"{role!r} is no role: {_ROLE_FORM}")
+                raise ValueError(f"{role!r} is not a valid role; a role has {_ROLE_FORM}")
             return None
         if role not in self.roles:
-            raise ValueError(f"No policy names the role {role!r}{hint(role, self.roles)}")
+            raise ValueError(f"No policy has the role {role!r}{hint(role, self.roles)}")
         return self.roles[role]
 
     def of_call(self, role: str | None, model: str, route: str) -> CallPolicy | None:
-        """Return the policy of a call; None where there are no policies.
+        """Return the policy of a call; None if there are no policies.
 
         Raises:
-            CallFailed: 404, there is no such role; 400, no policy fits, or role and model contradict each other.
+            CallFailed: 404, there is no such role; 400, no policy matches, or role and model differ in policy.
         """
         policy = None if role is None else self.role_in_url(role)
         if not self._policies:
@@ -189,24 +189,24 @@ class PolicyTable:
         if role is not None and policy is not None:
             other = self._models.get(model, policy)
             if policy.models and model not in policy.models:
-                raise _contradiction(role, policy, model, f"which is served by {_listed(policy.models)}")
+                raise _contradiction(role, policy, model, f"which has the models {_listed(policy.models)}")
             if policy.kind == "trained" and other is not policy:
-                raise _contradiction(role, policy, model, f"and the model belongs to the policy {other.name!r}")
+                raise _contradiction(role, policy, model, f"but the model belongs to the policy {other.name!r}")
             return policy
         policy = self._models.get(model) or self._routes.get(route) or self._rest
         if policy is None:
             text = (
-                f"No policy of this gateway fits a call of {route} for the model {model!r} without a role. "
+                f"No policy of this gateway matches a call of {route} for the model {model!r} without a role. "
                 f"Models: {_listed(self._models)}; roles: {_listed(self.roles)}; routes: {_listed(self._routes)}. "
-                "A policy that names none of them takes every other call"
+                "A policy without models, roles and routes gets all other calls"
             )
             raise CallFailed(400, text, code="no_policy", param="model")
         return policy
 
     def of_fallback(self, asked: CallPolicy | None, role: str | None, model: str) -> CallPolicy:
-        """Return the policy of a call of `asked` that a fallback, `model`, answers.
+        """Return the policy of a call to `asked` that the fallback `model` serves.
 
-        It is not trained, unless the fallback is the model of a policy and no role names another one.
+        It is not trained, unless the fallback is the model of a policy and no role has another policy.
         """
         own = self._models.get(model)
         if own is not None and (own is asked or role is None or own.kind != "trained"):
@@ -214,19 +214,19 @@ class PolicyTable:
         return asked if asked is not None and asked.kind != "trained" else CallPolicy(model, "frozen")
 
     def role_in_url(self, role: str) -> CallPolicy | None:
-        """Return the policy of a role in an agent's URL; None where there are no policies.
+        """Return the policy of a role in an agent's URL; None if there are no policies.
 
         Raises:
-            CallFailed: 404, no policy names it.
+            CallFailed: 404, no policy lists it.
         """
         try:
             return self.of_role(role)
         except ValueError as error:
-            raise CallFailed(404, f"{error}. A role stands in the URL, after /role/", code="unknown_role") from None
+            raise CallFailed(404, f"{error}. It is in the URL, after /role/", code="unknown_role") from None
 
 
 def _contradiction(role: str, policy: CallPolicy, model: str, why: str) -> CallFailed:
-    text = f"The role {role!r} asks for the model {model!r}, but acts by the policy {policy.name!r}, {why}"
+    text = f"The role {role!r} cannot call the model {model!r}: the role has the policy {policy.name!r}, {why}"
     return CallFailed(400, text, code="wrong_model_for_role", param="model")
 
 

@@ -44,37 +44,37 @@ logger = logging.getLogger(__name__)
 
 
 class LLMProxy(WeightChanges):
-    """An OpenAI-compatible server between agents and model servers, which records each call with its tokens.
+    """An OpenAI-compatible server between agents and model servers that records each call with its tokens.
 
-    Owned by one process; `start` serves from a thread of its own (`launch_mode="thread"`) or from the running loop
+    Owned by one process; `start` serves from a separate thread (`launch_mode="thread"`) or from the running loop
     (`"asyncio"`). The other methods may be awaited from any loop. The store is called in this process, on the serving
     loop.
 
     Args:
-        port: None takes a free one, which then stays the same.
+        port: None selects a free port, which then stays the same.
         model_list: one entry per endpoint; see `ModelConfig`. May be empty at first.
         store: records the calls; may be set later with `set_store`.
-        host: None is 127.0.0.1. Another address needs `AGL_TOKEN` (or `AGL_INSECURE=1`).
-        num_retries: further tries after a 500 of a model server. Servers that cannot be reached and 429, 502, 503 and
-            504 are retried `max(num_retries, 3)` times in any case.
-        launcher_args: in place of port, host and launch_mode.
-        litellm_config: what a configuration of LiteLLM says of `model_list`, and in `router_settings` or
-            `litellm_settings` of `fallbacks`, `default_fallbacks`, `model_group_alias` and `num_retries`. Anything else
-            is refused, and the error names a replacement; so are `middlewares`, `callbacks` and several `num_workers`.
-        limits: every bound of the gateway.
-        keep: what is kept of a call: `all`, `tokens` (no text) or `counts` (no token ids either).
-        redact: converts each span of a call before it leaves the process. If it fails, the
-            call is answered with an error and nothing leaves.
-        record: a file to which every answered call is added, whole.
-        replay: a file made by `record`, from which calls are answered without a model server. With the same file for
-            both, missing calls are made and added.
-        replay_match: `strict` replays the same request only, `nearest` the most similar one.
-        journal: a file of the calls in progress; the next gateway with it records those that `kill -9` cut short.
-        policies: which calls belong to which policy, by name; see `PolicyConfig`. None: calls belong to no policy.
-        health: when one of several endpoints of a model is out, and how it comes back.
-        fallbacks: by model, the models that are asked in turn where its servers fail; `"*"` is every model that has
-            none. Calls that a fallback answered are not trained, unless the fallback is the model of a policy.
-        aliases: further names of models, as in `{"gpt-4o": "policy"}`.
+        host: None is 127.0.0.1. A non-loopback address requires `AGL_TOKEN` (or `AGL_INSECURE=1`).
+        num_retries: number of retries after a 500 of a model server. Calls to unreachable servers, and 429, 502, 503
+            and 504, are always retried `max(num_retries, 3)` times.
+        launcher_args: replaces port, host and launch_mode.
+        litellm_config: a configuration of LiteLLM with `model_list`, and in `router_settings` or `litellm_settings`
+            with `fallbacks`, `default_fallbacks`, `model_group_alias` and `num_retries`. Other settings are refused
+            with an error that names a replacement; so are `middlewares`, `callbacks` and several `num_workers`.
+        limits: all limits of the gateway.
+        keep: the parts of a call that are recorded: `all`, `tokens` (no text) or `counts` (neither text nor token ids).
+        redact: a function that converts each span of a call before it leaves the process. If it fails, the agent gets
+            an error and no span is sent.
+        record: a file to which every call with a reply is appended in full.
+        replay: a file made by `record`, with the replies to calls; no model server is called. If `record` is the same
+            file, missing calls are made and added.
+        replay_match: `strict` replays only identical requests, `nearest` the most similar one.
+        journal: a file of the calls in progress. The next gateway with it records the calls that `kill -9` interrupted.
+        policies: the policies that calls belong to, by name; see `PolicyConfig`. None: calls belong to no policy.
+        health: when one of several endpoints of a model is taken out, and how it is brought back.
+        fallbacks: by model, the models that are called in turn if its servers fail; `"*"` is every model without an
+            entry. Calls that a fallback served are not trained, unless the fallback is the model of a policy.
+        aliases: other names of models, as in `{"gpt-4o": "policy"}`.
 
     Raises:
         ValueError: an argument has no effect here, or contradicts another; names it.
@@ -110,17 +110,17 @@ class LLMProxy(WeightChanges):
         both = ((model_list, config.model_list), (fallbacks, config.fallbacks), (aliases, config.aliases))
         for name, (argument, setting) in zip(("model_list", "fallbacks", "aliases"), both, strict=True):
             if argument and setting:
-                raise ValueError(f"{name} is given twice: as an argument and in litellm_config")
+                raise ValueError(f"{name} is set twice, as an argument and in litellm_config. Remove one of them")
         model_list = model_list or config.model_list
         num_retries = num_retries if config.num_retries is None else config.num_retries
         if middlewares:
             raise ValueError(
-                "middlewares is not supported: attribution by URL is always on, and nothing can be put between"
+                "middlewares is not supported: the gateway always attributes calls by their URL. Remove the argument"
             )
         if callbacks:
             raise ValueError(
-                "callbacks is not supported: token ids, log-probabilities and the spans of each call are always "
-                "recorded"
+                "callbacks is not supported: token ids, log-probabilities and spans of each call are always recorded. "
+                "Remove the argument"
             )
         if num_workers != 1:
             raise ValueError(f"num_workers must be 1: the gateway serves from one loop; got {num_workers}")
@@ -132,7 +132,7 @@ class LLMProxy(WeightChanges):
         self._whole: tuple[LightningStore, LightningStore] | None = None
         self.limits = limits or GatewayLimits()
         self.store_unreachable_timeout = OUTAGE_SECONDS
-        """Seconds for which the store may be unreachable if the limits set none; a Trainer sets that of its runner."""
+        """Seconds for which the store may be unreachable if the limits set none; a Trainer sets its runner's value."""
         self._health = health or HealthChecks()
         self._privacy = Privacy(keep, redact)
         self._call_file = None if record is None and replay is None else CallFile(record, replay, replay_match)
@@ -166,7 +166,7 @@ class LLMProxy(WeightChanges):
         return list(self._model_list)
 
     def update_model_list(self, model_list: Sequence[ModelConfig]) -> None:
-        """Serve these models from the next call on, also while running; calls in progress end at their servers.
+        """Serve these models from the next call on. May be called while running; calls in progress continue.
 
         Raises:
             ValueError: an entry is malformed; then nothing changes.
@@ -175,7 +175,7 @@ class LLMProxy(WeightChanges):
         self._table, self._model_list = table, list(model_list)
 
     def get_store(self) -> LightningStore | None:
-        """Return the store that calls are recorded in."""
+        """Return the store in which calls are recorded."""
         return self.store
 
     def set_store(self, store: LightningStore) -> None:
@@ -197,14 +197,14 @@ class LLMProxy(WeightChanges):
         *,
         role: str | None = None,
     ) -> LLM:
-        """Return the LLM of one attempt, or without ids a `ProxyLLM` that each attempt makes its own.
+        """Return the LLM of one attempt, or without ids a `ProxyLLM` from which each attempt gets its LLM.
 
-        May be called before `start`: the port is bound then. With `AGL_TOKEN` set, the LLM of an attempt has its key.
-        Calls through the LLM of a `role` belong to the policy that names it.
+        May be called before `start`; this binds the port. If `AGL_TOKEN` is set, the LLM of an attempt has its key.
+        Calls through the LLM of a `role` belong to the policy that lists it.
 
         Raises:
-            ValueError: only one of the ids is given, the model is not and there is not exactly one name, no policy
-                names the role, or its policy is served by other models.
+            ValueError: only one of the ids is given; the model is missing and there is not exactly one; no policy lists
+                the role; or the role's policy has other models.
         """
         policy = None if role is None else self._policies.of_role(role)
         model_name = model_for(self._table.names, policy, None if model is None else self._table.resolved(model))
@@ -231,13 +231,15 @@ class LLMProxy(WeightChanges):
         return list(self._policies.roles)
 
     def as_resources(self, sampling_parameters: dict[str, Any] | None = None) -> NamedResources:
-        """Return one `ProxyLLM` per role, under the role's name: the resources of an agent with several roles.
+        """Return one `ProxyLLM` per role, by the role's name: the resources of an agent with several roles.
 
         Raises:
-            ValueError: no policy names a role, or a role has not exactly one model.
+            ValueError: no policy has a role, or a role does not have exactly one model.
         """
         if not self._policies.roles:
-            raise ValueError("No policy names a role: LLMProxy(policies={'main': {'kind': 'trained', 'roles': [...]}})")
+            raise ValueError(
+                "No policy has a role: add LLMProxy(policies={'main': {'kind': 'trained', 'roles': [...]}})"
+            )
         return cast(
             NamedResources,
             {role: self.as_resource(None, None, None, sampling_parameters, role=role) for role in self.roles},
@@ -246,23 +248,23 @@ class LLMProxy(WeightChanges):
     async def batch_query(
         self, batch: Sequence[Any], *, model: str | None = None, timeout: float = 600.0
     ) -> list[dict[str, Any]]:
-        """Ask the model for each entry of a batch, up to 64 at once, and return its chat completions in order.
+        """Call the model for each entry of a batch, up to 64 concurrently, and return its chat completions in order.
 
-        An entry is a text, a list of messages, or the dict of a request with `messages`. Each is asked in a rollout of
-        its own, whose call is recorded like any other and which ends `unscored`. `model` is needed where several are
-        served; `timeout` holds for one call, in seconds. A gateway that does not run is started for the batch.
+        An entry is a text, a list of messages, or the dict of a request with `messages`. Each call is made in its own
+        rollout and recorded like any other; the rollout ends `unscored`. `model` is required if several are served;
+        `timeout` is the limit of one call, in seconds. If the gateway is not running, it is started for the batch.
 
         To run the agent on a batch, enqueue rollouts: `get_store().enqueue_rollout(task)`.
 
         Raises:
-            BadRequestError: an entry is none of these; names it. Nothing was asked.
-            ValueError: there is no store, or the model is not clear.
-            RuntimeError: calls were refused; raised when all have ended, with their number and the first refusal.
-            TimeoutError: the same, for calls that took too long.
+            BadRequestError: an entry is invalid; names it. No call was made.
+            ValueError: there is no store, or there is not exactly one possible model.
+            RuntimeError: calls failed; raised after all have ended, with their number and the first error.
+            TimeoutError: all failed calls took too long.
         """
         requests = [read_entry(index, entry) for index, entry in enumerate(batch)]
         if self.store is None:
-            raise ValueError("The gateway has no store, where calls are recorded. Give it one: set_store(store)")
+            raise ValueError("The gateway has no store in which to record calls. Call set_store(store) first")
         if not timeout > 0:
             raise BadRequestError(f"timeout must be above 0 seconds; got {timeout}")
         starts = not self.is_running()
@@ -294,7 +296,7 @@ class LLMProxy(WeightChanges):
             raise RuntimeError(f"The gateway at {self.server_launcher.endpoint} is already running; stop it first")
         replays = self._call_file is not None and self._call_file.replays
         if not replays and (missing := self._policies.missing_models(self._table.names)):
-            logger.warning("%s. Calls for it are refused until update_model_list adds it", missing)
+            logger.warning("%s. Calls to it are refused until update_model_list adds it", missing)
         if not replays:
             self._check_names()
         upstream = Upstream(
@@ -325,7 +327,7 @@ class LLMProxy(WeightChanges):
         await self.server_launcher.start()
 
     async def stop(self) -> None:
-        """Stop serving. Calls in progress have the launcher's `shutdown_timeout`; a warning if nothing runs."""
+        """Stop serving. Calls in progress get the launcher's `shutdown_timeout`. Logs a warning if nothing runs."""
         if not self.is_running():
             logger.warning("LLMProxy.stop: the gateway is not running")
         await self.server_launcher.stop()
@@ -344,13 +346,13 @@ class LLMProxy(WeightChanges):
         await self.start()
 
     def is_running(self) -> bool:
-        """True while calls are served; a server that died is not running."""
+        """True while calls are served; false after the server has died."""
         return self.server_launcher.is_running()
 
     def stats(self) -> dict[str, Any]:
         """Return counters since the last start: `calls` by state, calls `lost` and `rejected` (without spans), calls
-        `in_flight` at model servers, `waiting` for a weight change and `in_hand` in all, the `weight_version`, and of
-        each of the `endpoints` whether it is `serving`, `failing` or `out`."""
+        `in_flight` at model servers, calls `waiting` for a weight change, all calls in progress (`in_hand`), the
+        `weight_version`, and the state of each of the `endpoints`: `serving`, `failing` or `out`."""
         ended = dict(self._gateway.ended) if self._gateway else {}
         return {
             "lost": ended.pop("lost", 0),
@@ -364,13 +366,13 @@ class LLMProxy(WeightChanges):
         }
 
     def calls_in_hand(self, *, outside: Collection[str] = ()) -> int:
-        """Return the number of calls that arrived and are not answered, without those of the rollouts in `outside`."""
+        """Return the number of calls in progress, without those of the rollouts in `outside`."""
         return self._gateway.in_hand_outside(outside) if self._gateway else 0
 
     # --- private ---------------------------------------------------------------------------------------------------
 
     def _check_names(self) -> None:
-        """Refuse aliases and fallbacks of models that are not served, except those that an algorithm adds."""
+        """Refuse aliases and fallbacks of models that are not served, except models that an algorithm adds later."""
         later = [model for policy in self._policies.all if policy.kind == "trained" for model in policy.models]
         if missing := self._table.missing(later):
             raise ValueError(missing)
@@ -393,7 +395,7 @@ class LLMProxy(WeightChanges):
                 self._loop = None
 
     def _bound_store(self) -> LightningStore:
-        """Return the store with the whole contract; it may be replaced at any time."""
+        """Return the store with all operations; it may be replaced at any time."""
         assert self.store is not None
         if self._whole is None or self._whole[0] is not self.store:
             self._whole = self.store, complete(self.store)
@@ -404,7 +406,7 @@ def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
     """Check that a store can be called from the serving loop.
 
     Raises:
-        RuntimeError: it cannot; names the remedy.
+        RuntimeError: it cannot; names a solution.
     """
     capabilities, name = store.capabilities, type(store).__name__
     if launch_mode == "thread" and not capabilities.get("thread_safe"):
@@ -417,15 +419,15 @@ def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
 
 
 def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | None) -> str:
-    """Return the model for an agent: the one requested here, else its policy's, else the only one served.
+    """Return the model for an agent: the requested one, else its policy's, else the only one served.
 
     Raises:
-        ValueError: there is not exactly one, or the policy is served by others.
+        ValueError: there is not exactly one, or the policy has other models.
     """
     policy_models = () if policy is None else policy.models
     if asked is not None and policy_models and asked not in policy_models:
         assert policy is not None
-        raise ValueError(f"The policy {policy.name!r} is served by {', '.join(policy_models)}, not by {asked!r}")
+        raise ValueError(f"The policy {policy.name!r} has the models {', '.join(policy_models)}, not {asked!r}")
     names = [asked] if asked else list(policy_models or served)
     if not names:
         raise ValueError("No models found in model_list. Please specify the model.")

@@ -1,4 +1,4 @@
-"""Replies to the agent: a whole one, a stream and its end, and the failure that each dialect writes in its own form."""
+"""Replies to the agent: a complete one, a stream and its end, and a failure, in the form of the dialect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JsonReply:
 
 
 class ReplyStream:
-    """The stream to the agent: begun at most once, ended by what `StreamEnd` holds."""
+    """The stream to the agent: begun at most once, ended by a `StreamEnd`."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -48,7 +48,7 @@ class ReplyStream:
         """Number of frames sent so far."""
 
     async def write(self, data: bytes) -> None:
-        """Send a part of a stream, whole frames, and its head before the first one."""
+        """Send complete frames of a stream; the first call also sends the head."""
         if not self.begun:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
@@ -77,7 +77,7 @@ AgentReply = JsonReply | StreamEnd
 
 
 class CallFailed(Exception):
-    """The call gets no reply of a model. `message` is for the agent's developer and goes into the span too."""
+    """The call gets no reply of a model. `message` is for the agent's developer, and is also recorded on the span."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class CallFailed(Exception):
         """Seconds after which the client may retry."""
         self.state: CallState = state
         self.upstream_error = upstream_error
-        """The model server's error body, a JSON object, for an agent that speaks the server's dialect."""
+        """The model server's error body, a JSON object, for an agent that uses the server's dialect."""
         self.others_may_serve = others_may_serve
-        """True if the model servers failed, not the request, and no part of a reply has arrived."""
+        """True if the model servers failed (not the request) and no part of a reply has arrived."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -115,7 +115,7 @@ class CallFailed(Exception):
 
 @contextmanager
 def busy() -> Generator[None, None, None]:
-    """Refuse the call if its bytes do not fit.
+    """Refuse the call if its bytes exceed the budget.
 
     Raises:
         CallFailed: 429, the attempt or the process holds too many bytes.

@@ -1,12 +1,12 @@
-"""The responses and items that attempts may refer to by their id: in memory, bounded, and never on disk.
+"""The responses and items that attempts may refer to by their id: in memory, limited in size, never on disk.
 
-Each attempt has its own memory, so an id of another attempt is always unknown. Items are kept as JSON
-and shared between the responses of an attempt: a conversation that is sent again as a whole with each call is kept
-once. When the bounds are exceeded, the least recently used response is forgotten first.
+Each attempt has its own memory, so an id of another attempt is always unknown. Items are kept as JSON and shared
+between the responses of an attempt: a conversation that is sent in full with each call is stored once. If the limits
+are exceeded, the least recently used response is deleted first.
 
 As at OpenAI, `previous_response_id` puts the earlier conversation before the input, without its instructions; an
-`item_reference` stands for the item; `store: false` leaves nothing behind. Sources:
-https://platform.openai.com/docs/guides/conversation-state, https://platform.openai.com/docs/api-reference/responses/get.
+`item_reference` is replaced by the item; with `store: false` nothing is stored. Sources: guides/conversation-state and
+api-reference/responses/get at https://platform.openai.com/docs/.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 AttemptName = tuple[str, str]
 """Ids of the rollout and the attempt."""
 _ITEM, _RESPONSE, _PLACE = 256, 512, 8
-"""Bytes that an item, a response and a reference to an item take beside their JSON."""
+"""Bytes of an item, a response and a reference to an item, in addition to their JSON."""
 _NOT_REMEMBERED = (
-    "This gateway remembers the responses of an attempt in memory only: what was made with 'store' false, for another "
-    "attempt, before the gateway was restarted, or so long ago that it went beyond GatewayLimits.remembered_responses "
-    "or remembered_bytes, is not known. Send the items of the conversation again in 'input'"
+    "The gateway keeps the responses of an attempt in memory only. It does not have responses that were made with "
+    "'store' false, for another attempt or before a restart, or that were deleted because of "
+    "GatewayLimits.remembered_responses or remembered_bytes. Send the items of the conversation in 'input'"
 )
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _PREFIXES = {
@@ -61,7 +61,7 @@ _MOST_LISTED, _LISTED = 100, 20
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item of a conversation. It never changes, except for its number of references from remembered responses."""
+    """One item of a conversation. Immutable, except for its number of references from stored responses."""
 
     item_id: str
     raw: bytes
@@ -71,14 +71,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response with the conversation before it, so that it can be continued after others are forgotten."""
+    """A response with the conversation before it, so that it can be continued after other responses are deleted."""
 
     attempt: AttemptName
     response_id: str
     body: bytes
     """JSON of the response without its output."""
     context: tuple[Item, ...]
-    """The whole input of the call: the earlier conversation, then the items of the request."""
+    """The complete input of the call: the earlier conversation, then the items of the request."""
     output: tuple[Item, ...]
 
     @property
@@ -134,7 +134,7 @@ class _AttemptMemory:
 
 
 class ResponseMemory:
-    """Remembers responses until the gateway ends. Owned by the serving loop."""
+    """Stores responses until the gateway ends. Owned by the serving loop."""
 
     def __init__(self, limits: GatewayLimits) -> None:
         self._limits = limits
@@ -143,10 +143,10 @@ class ResponseMemory:
         self._reserved: set[tuple[AttemptName, str]] = set()
         """Ids of responses in progress."""
         self.size = 0
-        """Remembered bytes of all attempts."""
+        """Stored bytes of all attempts."""
 
     def response(self, attempt: AttemptName, response_id: str) -> StoredResponse | None:
-        """Return a response of this attempt; None if it is not remembered."""
+        """Return a response of this attempt; None if it is not stored."""
         memory = self._of(attempt)
         if memory is None or response_id not in memory.responses:
             return None
@@ -154,7 +154,7 @@ class ResponseMemory:
         return memory.responses[response_id]
 
     def item(self, attempt: AttemptName, item_id: str) -> Item | None:
-        """Return an item of this attempt; None if it is not remembered."""
+        """Return an item of this attempt; None if it is not stored."""
         memory = self._of(attempt)
         return None if memory is None else memory.by_id.get(item_id)
 
@@ -171,7 +171,7 @@ class ResponseMemory:
         self._reserved.discard((attempt, response_id))
 
     def add(self, response: StoredResponse) -> None:
-        """Remember a response, and forget others if that exceeds the bounds."""
+        """Store a response, and delete others if that exceeds the limits."""
         attempt, limits = response.attempt, self._limits
         memory = self._attempts.setdefault(attempt, _AttemptMemory())
         self._attempts.move_to_end(attempt)
@@ -184,10 +184,10 @@ class ResponseMemory:
             silent, memory = next(iter(self._attempts.items()))
             self._drop(silent, next(iter(memory.responses)))
         if attempt not in self._attempts:
-            logger.warning("a response of attempt %s is larger than what is remembered", attempt[1])
+            logger.warning("attempt %s: a response above GatewayLimits.remembered_bytes is not stored", attempt[1])
 
     def delete(self, attempt: AttemptName, response_id: str) -> bool:
-        """Forget a response; its items stay as long as others refer to them. False if it is not remembered."""
+        """Delete a response; its items are kept as long as others refer to them. False if it is not stored."""
         memory = self._of(attempt)
         if memory is None or response_id not in memory.responses:
             return False
@@ -218,22 +218,22 @@ class Turn:
     attempt: AttemptName
     request: Json
     pieces: list[Item | Json] | None
-    """The whole input if a part of it was remembered; None if the request is complete."""
+    """The complete input if a part of it was stored; None if the request is complete."""
     stores: bool
     size: int
-    """Bytes of the remembered part."""
+    """Bytes of the stored part."""
     name: str | None = None
     """The id of the response, once it is set."""
 
     def expanded(self) -> Json:
-        """Return the request with the whole conversation in its `input`."""
+        """Return the request with the complete conversation in its `input`."""
         if self.pieces is None:
             return self.request
         items = [json.loads(piece.raw) if isinstance(piece, Item) else piece for piece in self.pieces]
         return {**self.request, "input": items}
 
     async def hold_value(self, hold: Hold, off_loop: OffLoop) -> None:
-        """Reserve the bytes of the remembered part, and those of its decoded form if it is large.
+        """Reserve the bytes of the stored part, and those of its decoded form if it is large.
 
         Raises:
             CallFailed: 429, the attempt or the process holds too many bytes.
@@ -248,7 +248,7 @@ class Turn:
         return sum(expanded_bytes(piece.raw) for piece in self.pieces or () if isinstance(piece, Item))
 
     def to_remember(self, response: Json) -> StoredResponse:
-        """Return the response in the form in which it is remembered."""
+        """Return the response in the form in which it is stored."""
         body = json_bytes({name: value for name, value in response.items() if name != "output"})
         value = self.request["input"] if self.pieces is None else self.pieces
         items: Sequence[Item | Json] = [_message(value)] if isinstance(value, str) else value
@@ -257,7 +257,7 @@ class Turn:
         return StoredResponse(self.attempt, response["id"], body, context, output)
 
     def named(self, memory: ResponseMemory, upstream_id: object) -> str:
-        """Return the id of the response: the model server's, if it is valid and no other response has it."""
+        """Return the id of the response: the model server's, if it is valid and not used by another response."""
         if self.name is None:
             fits = isinstance(upstream_id, str) and _NAME.fullmatch(upstream_id) is not None
             name = str(upstream_id) if fits else f"resp_{generate_id(48)}"
@@ -267,7 +267,7 @@ class Turn:
         return self.name
 
     def ended(self, memory: ResponseMemory, remembered: StoredResponse | None) -> None:
-        """Release the id that was reserved for the response, and remember the response if there is one."""
+        """Release the id that was reserved for the response, and store the response if there is one."""
         if self.stores and self.name is not None:  # else the id may be reserved for another call
             memory.release(self.attempt, self.name)
         if remembered is not None:
@@ -278,8 +278,8 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
     """Return the turn of a request.
 
     Raises:
-        CallFailed: 400, an id is invalid, the response is not remembered, an item is there twice; 404, the item is not
-            remembered; 413, together they are larger than `most_bytes`.
+        CallFailed: 400, an id is invalid, the response is not stored, or an item occurs twice; 404, the item is not
+            stored; 413, together they are larger than `most_bytes`.
     """
     pieces: list[Item | Json] = []
     leans = request.get("previous_response_id") is not None
@@ -300,15 +300,15 @@ def begin(memory: ResponseMemory, attempt: AttemptName, request: Json, most_byte
                 raise CallFailed(404, f"Item with id {shown(name)} not found. {_NOT_REMEMBERED}", param="input")
         name = entry.item_id if isinstance(entry, Item) else fields_of(entry).get("id")
         if isinstance(name, str) and name in item_ids:
-            text = f"Duplicate item found with id {shown(name)} in {place}: it came with the previous response already"
+            text = f"Duplicate item found with id {shown(name)} in {place}: the previous response already contains it"
             raise CallFailed(400, f"{text}. Remove it from your input and try again.", param="input")
         pieces.append(entry)
     size = sum(len(piece.raw) for piece in pieces if isinstance(piece, Item))
     if size > most_bytes:
-        text = f"The conversation holds {size} bytes; the gateway's limit of a request is {most_bytes}"
+        text = f"The conversation has {size} bytes; the gateway's limit for a request is {most_bytes}"
         raise CallFailed(413, text, code="body_too_large")
     if len(pieces) > MOST_ITEMS:
-        text = f"The conversation holds {len(pieces)} items; at most {MOST_ITEMS} are taken"
+        text = f"The conversation has {len(pieces)} items; the limit is {MOST_ITEMS}"
         raise CallFailed(400, text, param="input", code="too_many_values")
     return Turn(attempt, request, pieces if leans else None, request.get("store") is not False, size)
 
@@ -325,7 +325,7 @@ def _message(text: str) -> Json:
 
 
 def _item(fields: Json) -> Item:
-    """Return an item to remember; one without an id gets one derived from its contents."""
+    """Return an item to store; without an id, it gets one that is derived from its contents."""
     raw, name = json_bytes(fields), fields.get("id")
     if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME:
         prefix = _PREFIXES.get(str(fields.get("type") or "message"), "item")
@@ -337,17 +337,17 @@ def _item(fields: Json) -> Item:
 
 
 def remembered(memory: ResponseMemory, attempt: AttemptName, response_id: str, method: str) -> StoredResponse:
-    """Return a response that is remembered for the attempt; `POST` asks to cancel it.
+    """Return a stored response of the attempt; `POST` requests its cancellation.
 
     Raises:
-        CallFailed: 404, it is not; 400, each response that has an id is complete and cannot be cancelled.
+        CallFailed: 404, it is not stored; 400, it cannot be cancelled, because responses with an id are complete.
     """
     response = memory.response(attempt, response_id)
     if response is None:
         text = f"Response with id {shown(response_id)} not found. {_NOT_REMEMBERED}"
-        raise CallFailed(404, f"{text}. Responses of a model server that has this API itself are kept there")
+        raise CallFailed(404, f"{text}. Responses of a model server with this API are stored by that server")
     if method == "POST":
-        raise CallFailed(400, "Cannot cancel a synchronous response: only one that is made in the background")
+        raise CallFailed(400, "Cannot cancel a synchronous response; only background responses can be cancelled")
     return response
 
 
@@ -355,16 +355,16 @@ def retrieved(response: StoredResponse, query: bytes) -> JsonReply:
     """Return a response.
 
     Raises:
-        CallFailed: 400, the request asks for a stream.
+        CallFailed: 400, the request is for a stream.
     """
     if _query(query).get("stream") == "true":
-        text = "'stream' cannot be served: only a response that is made in the background can be streamed again"
+        text = "'stream' is not supported: only background responses can be streamed again"
         raise CallFailed(400, text, param="stream", code="unsupported_value")
     return json_reply({**json.loads(response.body), "output": [json.loads(item.raw) for item in response.output]})
 
 
 def deleted(memory: ResponseMemory, response: StoredResponse) -> JsonReply:
-    """Forget a response; those that continue it stay."""
+    """Delete a response; responses that continue it are kept."""
     memory.delete(response.attempt, response.response_id)
     return json_reply({"id": response.response_id, "object": "response", "deleted": True})
 
@@ -373,7 +373,7 @@ def input_items(response: StoredResponse, query: bytes) -> JsonReply:
     """Return a page of the conversation before a response, the newest first unless `order` is `asc`.
 
     Raises:
-        CallFailed: 400 that names the wrong parameter.
+        CallFailed: 400, a parameter is invalid; names it.
     """
     items, parameters = list(response.context), _query(query)
     limit, order, after = (

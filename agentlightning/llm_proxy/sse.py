@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: cut a stream into frames without changing one, and read the data of a frame.
+"""Server-sent events as bytes: split a stream into unchanged frames, and read the data of a frame.
 
 Source: https://html.spec.whatwg.org/multipage/server-sent-events.html section 9.2.6 (a frame ends at an empty line).
 """
@@ -11,11 +11,11 @@ _END = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 
 
 class FrameTooLarge(ValueError):
-    """A frame is larger than its bound."""
+    """A frame is larger than its limit."""
 
 
 class Frames:
-    """Collects bytes as they arrive and returns whole frames, each with the empty line that ends it."""
+    """Collects bytes as they arrive and returns complete frames, each with the empty line that ends it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -45,7 +45,7 @@ class Frames:
 
 
 def data_of(frame: bytes) -> bytes | None:
-    """Return the data of a frame, its lines joined; None for one without data (a comment, a lone event name)."""
+    """Return the data of a frame, its lines joined; None for a frame without data (a comment, only an event name)."""
     lines = [
         line[5:].removeprefix(b" ") for line in frame.replace(b"\r\n", b"\n").split(b"\n") if line.startswith(b"data:")
     ]

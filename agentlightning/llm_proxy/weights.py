@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 class WeightGate:
-    """Counts the calls at model servers and holds back new ones while paused.
+    """Counts the calls at model servers, and holds new ones while paused.
 
-    Owned by the serving loop: every method is called there, or while nothing serves.
+    Owned by the serving loop: call its methods there, or while nothing is served.
     """
 
     def __init__(self, waiting_calls: int) -> None:
@@ -39,7 +39,7 @@ class WeightGate:
         """
         while self._paused:
             if len(self._waiting) >= self._limit:
-                text = f"The model's weights are changing and {self._limit} calls wait already"
+                text = f"The model's weights are changing, and {self._limit} calls already wait (the limit)"
                 raise CallFailed(503, text, code="weights_changing", retry_after=1.0)
             future = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -57,14 +57,14 @@ class WeightGate:
             _wake(self._drained)
 
     async def pause(self) -> None:
-        """Hold back the calls that arrive from here on; may be called twice."""
+        """Hold all calls that arrive from now on; may be called twice."""
         self._paused = True
 
     async def drain(self, timeout: float) -> None:
         """Wait until no call is at a model server; `timeout` in seconds.
 
         Raises:
-            TimeoutError: calls still run; has their number.
+            TimeoutError: calls are still running; reports their number.
         """
         if not self.in_flight:
             return
@@ -99,14 +99,14 @@ class WeightChanges:
         return self._gate.version
 
     async def pause(self) -> None:
-        """Hold back calls that arrive from here on, in a bounded queue; those in progress go on."""
+        """Hold all calls that arrive from now on, in a queue with a limit; calls in progress continue."""
         await self._on_gate_loop(self._gate.pause)
 
     async def drain(self, timeout: float = 60.0) -> None:
         """Wait until no call is at a model server.
 
         Raises:
-            TimeoutError: calls still run after `timeout` seconds; has their number.
+            TimeoutError: calls are still running after `timeout` seconds; reports their number.
         """
         await self._on_gate_loop(lambda: self._gate.drain(timeout))
 
@@ -118,10 +118,10 @@ class WeightChanges:
     async def weight_change(self, version: int, *, drain_timeout: float = 60.0) -> AsyncGenerator[None, None]:
         """Run the block while no call is at a model server; calls after it are stamped with `version`.
 
-        If the block or the draining fails, the version stays and the calls go on.
+        If the block or the draining fails, the version is unchanged and the calls continue.
 
         Raises:
-            TimeoutError: calls still ran after `drain_timeout` seconds; the block was not run.
+            TimeoutError: calls were still running after `drain_timeout` seconds; the block was not run.
         """
         await self.pause()
         changed: int | None = None
@@ -133,7 +133,7 @@ class WeightChanges:
             await self._on_gate_loop(lambda: self._gate.resume(changed))
 
     async def _on_gate_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run `work` on the loop that owns the gate; on the current loop while nothing serves."""
+        """Run `work` on the loop that owns the gate; on the current loop while nothing is served."""
         loop = self._loop
         if loop is None or loop is asyncio.get_running_loop():
             return await work()

@@ -1,4 +1,4 @@
-"""Runners: they take rollouts from a store and run an agent on them. Each is loaded on first use."""
+"""Runners, which claim rollouts from a store and run an agent on them. Each is loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

@@ -1,4 +1,4 @@
-"""LitAgentRunner: claims rollouts, runs an agent on them, and reports how they ended."""
+"""LitAgentRunner: claims rollouts, runs an agent on them, and reports their outcomes."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ T = TypeVar("T")
 
 
 class LitAgentRunner(Runner[T]):
-    """The runner. Up to `concurrency` rollouts run at once: asynchronous agents as tasks, others in threads.
+    """The runner. Up to `concurrency` rollouts run concurrently: asynchronous agents as tasks, others in threads.
 
-    With `concurrency=1` a synchronous agent runs on the main thread if the runner's loop runs on another one: in the
-    processes of `cs`, and in `shm` with one runner. A time limit then raises an exception in the agent.
+    With `concurrency=1` a synchronous agent runs on the main thread if the runner's loop runs on another thread: in the
+    processes of `cs`, and in `shm` with one runner. Then a time limit raises an exception in the agent.
 
     Args:
         tracer: records the agent's calls; not shared with other workers.
-        max_rollouts: end after this many rollouts (of this worker); failed ones count.
-        poll_interval: seconds that one request for work is held open; up to 20 while there is no work.
+        max_rollouts: number of rollouts of this worker, including failed ones, after which it ends.
+        poll_interval: seconds for which a request for work is held open; up to 20 while there is no work.
         heartbeat_interval: seconds between heartbeats, doubled while idle; 0 or less means no heartbeats and no lease.
-        interval_jitter: largest deviation of an interval, in seconds.
+        interval_jitter: maximum deviation of an interval, in seconds.
         heartbeat_launch_mode: `thread`, or `asyncio` on the runner's loop.
-        heartbeat_include_gpu: heartbeats contain the state of the GPUs.
-        concurrency: number of rollouts that run at once.
+        heartbeat_include_gpu: include the state of the GPUs in heartbeats.
+        concurrency: number of rollouts that run concurrently.
         reward_fn: returns the reward for results that are neither a number, None nor spans; see `results.py`.
         reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to learn from; by
-            default that is the one called `reward` or `primary`.
+            default `reward` or `primary` is that one.
         policy_faults: exception classes that count as the policy's fault, and the reward of each.
         isolation: `thread` runs the agent in this process; `process` runs each attempt in a separate process, so that
             an agent that ignores its time limit, holds the interpreter, or crashes can be killed.
-        store_unreachable_timeout: seconds that the store may be unreachable. During this time requests for work are
-            retried, and spans and ends of attempts are buffered; then the runner gives up. The same limit applies to
-            the Trainer's algorithm and gateway. Time in which the process was suspended does not count.
+        store_unreachable_timeout: seconds for which the store may be unreachable. During this time requests for work
+            are retried, and spans and ends of attempts are buffered; then the runner ends with an error. The limit also
+            applies to the Trainer's algorithm and gateway. Time in which the process was suspended does not count.
     """
 
     def __init__(
@@ -88,12 +88,13 @@ class LitAgentRunner(Runner[T]):
         super().__init__()
         if not isinstance(tracer, Tracer):
             raise TypeError(
-                f"tracer must be a Tracer, such as OtelTracer(); got {type(tracer).__name__}. Agent and store are "
-                "given to the context: LitAgentRunner(tracer=OtelTracer()).run_context(agent=agent, store=store)"
+                f"tracer must be a Tracer, such as OtelTracer(); got {type(tracer).__name__}. Pass agent and store to "
+                "the context: LitAgentRunner(tracer=OtelTracer()).run_context(agent=agent, store=store)"
             )
         if isolation == "process" and not hasattr(os, "killpg"):
             raise RuntimeError(
-                "isolation='process' needs process groups, which this system does not have (POSIX only); use 'thread'"
+                "isolation='process' requires process groups, which this system does not support (POSIX only); use "
+                "'thread'"
             )
         self._tracer = tracer
         self._max_rollouts = None if max_rollouts is None else check_count("max_rollouts", max_rollouts, minimum=0)
@@ -123,7 +124,7 @@ class LitAgentRunner(Runner[T]):
 
     @override
     def init(self, agent: LitAgent[T], *, hooks: Sequence[Hook] | None = None, **kwargs: object) -> None:
-        """Take an agent (a plain function is wrapped) and hooks, and initialise the tracer."""
+        """Set the agent (a plain function is wrapped) and hooks, and initialise the tracer."""
         server_token()  # removed from the environment before an agent can start a process
         self._hooks = Hooks(hooks)
         self._agent = as_agent(agent)
@@ -138,7 +139,7 @@ class LitAgentRunner(Runner[T]):
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: object) -> None:
-        """Take a store, in the process and thread that will run the rollouts."""
+        """Set the store. Call it in the process and thread that run the rollouts."""
         self.worker_id = worker_id
         self._store = store
         whole = complete(store)
@@ -210,7 +211,7 @@ class LitAgentRunner(Runner[T]):
         """Return the agent.
 
         Raises:
-            ValueError: before `init`.
+            ValueError: `init` has not been called.
         """
         if self._agent is None:
             raise ValueError("The runner has no agent. Call init() first.")
@@ -220,21 +221,21 @@ class LitAgentRunner(Runner[T]):
         """Return the store.
 
         Raises:
-            ValueError: before `init_worker`.
+            ValueError: `init_worker` has not been called.
         """
         if self._store is None:
             raise ValueError("The runner has no store. Call init_worker() first.")
         return self._store
 
     def get_worker_id(self) -> str:
-        """Return the display name of this worker: `Worker-0`. Its name in the store is `get_worker_label`."""
+        """Return the display name of this worker, such as `Worker-0`. Its name in the store is `get_worker_label`."""
         return log_prefix(self.worker_id).strip("[]")
 
     def get_worker_label(self) -> str:
         """Return the unique name of this worker in the store; the monitor of its process uses the same name.
 
         Raises:
-            ValueError: before `init_worker`.
+            ValueError: `init_worker` has not been called.
         """
         if self.worker_id is None:
             raise ValueError("The runner has no worker. Call init_worker() first.")
@@ -243,7 +244,7 @@ class LitAgentRunner(Runner[T]):
     def wants_main_thread(self, agent: LitAgent[T]) -> bool:
         """True if the runner's event loop should leave the main thread to this agent.
 
-        Agents with a synchronous method run there, one rollout at once. An asynchronous agent runs on the loop.
+        Agents with a synchronous method run there, one rollout at a time. An asynchronous agent runs on the loop.
         """
         return self._concurrency == 1 and self._isolation == "thread" and agent.has_sync_method()
 
@@ -254,11 +255,11 @@ class LitAgentRunner(Runner[T]):
         """Run rollouts of the queue until `event` is set, `max_rollouts` have been run, or (with `exit_when_idle`)
         there was no work for that many seconds.
 
-        Without both arguments it also returns once the queue is empty and nothing can fill it: the store is in the
+        Without both arguments it also returns once the queue is empty and nothing can fill it: if the store is in the
         memory of this process, which has no server, no other task and no other thread of the program.
 
-        Rollouts that run when the event is set are finished. When the call is cancelled they are cancelled too, and
-        reported as cancelled.
+        Rollouts that are running when the event is set are finished. If the call is cancelled, they are also cancelled
+        and reported as cancelled.
 
         Raises:
             StoreUnreachableError: the store was unreachable for longer than `store_unreachable_timeout`.
@@ -316,18 +317,18 @@ class LitAgentRunner(Runner[T]):
         return finished
 
     def _note_whether_alone(self, attempts: AttemptRunner, event: StopEvent | None = None) -> None:
-        """Let a synchronous agent block the loop on the main thread if nothing else needs it: no task or server beside
-        the caller's, no heartbeat, and no event that could end the attempt."""
+        """Let a synchronous agent block the loop on the main thread if nothing else needs the loop: no other task or
+        server, no heartbeat, and no event that could end the attempt."""
         needed = self._heartbeat_mode == "asyncio" or event is not None
         attempts.executor.threads.may_hold_loop = not needed and has_main_thread_to_itself()
 
     @override
     async def execute(self, task: AttemptedRollout) -> Ending:
-        """The same as `_execute_rollout`; the name by which subclasses of `Runner` override it."""
+        """Call `_execute_rollout`. Subclasses of `Runner` override this method."""
         return await self._execute_rollout(task)
 
     async def _execute_rollout(self, rollout: AttemptedRollout) -> Ending:
-        """Run one claimed rollout. Override it to add steps before or after. The result contains failures."""
+        """Run one claimed rollout. Override it to add steps before or after. Failures are part of the result."""
         return await self._ready().run(rollout)
 
     def _ready(self) -> AttemptRunner:
@@ -368,8 +369,8 @@ def _nothing_else_enqueues(store: LightningStore) -> bool:
 
 
 def _may_enqueue(thread: threading.Thread) -> bool:
-    """Return whether a thread may enqueue work: servers, and all threads except ours, an exporter's, and those of a
-    loop's executor, which work for its tasks."""
+    """Return whether a thread may enqueue work: true for servers and all threads except ours, an exporter's, and those
+    of a loop's executor, which work for its tasks."""
     return thread.name == SERVER_THREAD or not thread.name.startswith(("agl-", "agent", "asyncio_", "Otel"))
 
 
@@ -380,7 +381,7 @@ def overrides_only_execute(cls: type[Runner[Any]]) -> bool:
 
 
 class _Behind(LitAgentRunner[Any]):
-    """A runner that serves the queue for such a class, whose constructor may have no parameter `tracer`."""
+    """A runner that claims rollouts for such a class, which may have no constructor parameter `tracer`."""
 
     @functools.wraps(cast("Any", LitAgentRunner).__init__)  # the Trainer chooses the settings by this signature
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -391,9 +392,9 @@ class _Behind(LitAgentRunner[Any]):
 
 @functools.cache
 def serving(cls: type[Runner[Any]]) -> type[Runner[Any]]:
-    """Return a class that serves the queue: `cls` itself, or with `LitAgentRunner` behind it if it has only `execute`.
+    """Return a class that claims rollouts: `cls` itself, or one that adds `LitAgentRunner` if `cls` has only `execute`.
 
-    `super().execute(task)` of such a class runs the rollout. Its objects can be pickled wherever `cls` can.
+    `super().execute(task)` of such a class runs the rollout. Its objects can be pickled if those of `cls` can.
     """
     if not overrides_only_execute(cls):
         return cls

@@ -1,4 +1,4 @@
-"""The main program of a process of `isolation="process"`: runs one attempt at a time; orders and store use a pipe."""
+"""The main program of a process for `isolation="process"`: runs one attempt at a time, and communicates by a pipe."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def main(pipe: socket, parts: bytes, worker_id: int) -> None:
 
 
 class _AttemptServer:
-    """One event loop, in the main thread or, for a synchronous agent, in another one. A further thread reads the pipe,
-    and ends the process when the runner ends. An idle process ends in order, so that the agent's exit handlers run."""
+    """One event loop, in the main thread or, for a synchronous agent, in another one. Another thread reads the pipe,
+    and ends the process when the runner ends. An idle process ends normally, so that the agent's exit handlers run."""
 
     def __init__(self, pipe: socket, agent: LitAgent[Any], runner: Runner[Any]) -> None:
         self._pipe = pipe
@@ -102,7 +102,7 @@ class _AttemptServer:
             line_of(Outcome(value=value))
         except Exception as error:  # any class may raise any exception when it is inspected
             kind = type(cast(Any, value)).__name__
-            refused = InvalidResult(f"Invalid raw result type: a {kind} that cannot leave the agent's process: {error}")
+            refused = InvalidResult(f"Invalid raw result type: a {kind} cannot be sent to the runner: {error}")
             return Outcome(error=refused, traceback=_text(refused))
         return Outcome(value=value)
 

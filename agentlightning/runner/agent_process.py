@@ -1,8 +1,8 @@
 """Attempts in separate processes: each holds a copy of the agent, and uses the runner's store.
 
-`AgentProcess` is the runner's side: started by `spawn`, so that only the agent and the tracer are copied, in its own
-process group, which is killed as a whole. `ProcessExecutor` has one for each concurrent attempt. The process runs
-`agent_child.py`; the messages between the two are in `pipe.py`.
+`AgentProcess` is the runner's side. The process is started by `spawn`, so that only the agent and the tracer are
+copied, in a separate process group, which is killed as one. `ProcessExecutor` has one process per concurrent attempt.
+The process runs `agent_child.py`; `pipe.py` defines the messages between the two.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from agentlightning.utils.descendants import end_descendants, join, pidfd_of
 from agentlightning.utils.process_group import ProcessGroup
 
 START_SECONDS = 120.0
-"""Seconds that a process may take to import and load the agent."""
+"""Seconds in which a process has to import and load the agent."""
 END_SECONDS = 2.0
 LOOK_SECONDS = 0.1
 """Seconds between checks of the process, on systems that do not report its end."""
 
 
 class AgentProcessDied(AttemptFault):
-    """The process in which the agent ran ended by itself: it crashed, was killed, or could not load the agent."""
+    """The agent's process ended unexpectedly: it crashed, was killed, or could not load the agent."""
 
     reason = "runner_died"
 
@@ -65,10 +65,10 @@ class AgentProcess:
         self._left = MOST_BYTES
 
     def run(self, order: Order, ask: Callable[[Ask], Answer]) -> Any:
-        """Run an attempt, once the process is ready, and return the agent's result; `ask` calls the store for it.
+        """Run an attempt when the process is ready, and return the agent's result; `ask` calls the store for it.
 
         Raises:
-            AgentProcessDied: the process ended meanwhile.
+            AgentProcessDied: the process ended during the attempt.
             AttemptFault: the process sent an invalid message, or more than `MOST_BYTES`; it has been killed.
             BaseException: the agent's exception.
         """
@@ -77,24 +77,24 @@ class AgentProcess:
             self._pipe.sendall(pickle.dumps(order))
             while not isinstance(message := self._receive(), Outcome):
                 if isinstance(message, str):
-                    raise AttemptFault(f"The process of the agent sent {message[:80]!r} during the attempt")
+                    raise AttemptFault(f"The agent's process sent {message[:80]!r} during the attempt")
                 self._pipe.sendall(pickle.dumps(ask(message)))
         except AttemptFault:
             self.kill()
             raise
         except (EOFError, OSError) as error:
-            raise AgentProcessDied(f"The process of the agent {self._death()} during the attempt") from error
+            raise AgentProcessDied(f"The agent's process {self._death()} during the attempt") from error
         if message.error is not None:
             raise message.error from AgentTraceback(f'\n"""\n{message.traceback}"""')
         return message.value
 
     def interrupt(self) -> None:
-        """Ask for the end of the attempt: recorded spans are still reported, if the agent ends in time."""
+        """Request the end of the attempt: recorded spans are still reported if the agent ends in time."""
         if self._process.pid is not None and self._process.exitcode is None:
             self._group.signal(signal.SIGTERM)
 
     def is_alive(self) -> bool:
-        """True while it can run attempts."""
+        """True while the process can run attempts."""
         return self._process.exitcode is None
 
     def kill(self) -> None:
@@ -109,7 +109,7 @@ class AgentProcess:
             self._ended = None
 
     def release(self) -> None:
-        """Close the pipe, so that an idle process ends by itself; only while no `run` is active."""
+        """Close the pipe, so that an idle process ends; only while no `run` is active."""
         self._pipe.close()
 
     def close(self) -> None:
@@ -119,24 +119,24 @@ class AgentProcess:
         self.kill()
 
     def wait_until_ready(self) -> None:
-        """Wait until the agent is loaded; return at once after the first time.
+        """Wait until the agent is loaded; later calls return immediately.
 
         Raises:
-            AgentProcessDied: it was not loaded within `START_SECONDS`, or cannot be.
-            AttemptFault: the process sent another message.
+            AgentProcessDied: the agent was not loaded within `START_SECONDS`, or cannot be loaded.
+            AttemptFault: the process sent an unexpected message.
         """
         if self._ready:
             return
         try:
             if (message := self._receive(START_SECONDS)) != READY:
-                raise AttemptFault(f"The process of the agent sent {str(message)[:80]!r} before it was ready")
+                raise AttemptFault(f"The agent's process sent {str(message)[:80]!r} before it was ready")
             self._ready = True
         except TimeoutError as error:
-            raise AgentProcessDied(f"The process of the agent was not ready within {START_SECONDS:g} s") from error
+            raise AgentProcessDied(f"The agent's process was not ready within {START_SECONDS:g} s") from error
         except (EOFError, OSError) as error:
             raise AgentProcessDied(
-                f"The process of the agent {self._death()} before it was ready; can it import the agent? Its error "
-                "output tells. A script needs its `if __name__ == '__main__':`."
+                f"The agent's process {self._death()} before it was ready. Check in its error output whether it can "
+                "import the agent. A script must have `if __name__ == '__main__':`."
             ) from error
 
     def _receive(self, seconds: float | None = None) -> str | Ask | Outcome:
@@ -163,7 +163,7 @@ class AgentProcess:
                 if not data:
                     raise EOFError
                 if self._left < 0:
-                    raise AttemptFault(f"The process of the agent sent more than {MOST_BYTES} bytes for one attempt")
+                    raise AttemptFault(f"The agent's process sent more than {MOST_BYTES} bytes for one attempt")
             elif not alive:
                 raise EOFError
         line = bytes(self._received[:length])
@@ -171,7 +171,7 @@ class AgentProcess:
         try:
             return read_line(line)
         except (ValueError, TypeError, LookupError, RecursionError) as error:
-            raise AttemptFault(f"The process of the agent sent what is no message: {line[:80]!r}") from error
+            raise AttemptFault(f"The agent's process sent an invalid message: {line[:80]!r}") from error
 
     def _death(self) -> str:
         join(self._process, END_SECONDS)
@@ -182,10 +182,10 @@ class AgentProcess:
 
 
 class ProcessExecutor:
-    """A process for each concurrent attempt; reused until it has to be killed.
+    """One process per concurrent attempt, reused until it has to be killed.
 
-    A rollout is claimed only when a process has loaded the agent. Its spans are sent back and delivered with those of
-    the runner.
+    A rollout is claimed only after a process has loaded the agent. Its spans are sent to the runner and delivered with
+    the runner's.
     """
 
     prepares = True
@@ -241,7 +241,7 @@ class ProcessExecutor:
             running = self.threads.call(lambda: process.run(order, ask), label)
             await asyncio.wait({running}, timeout=limit)
             if not running.done():
-                raise TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
+                raise TimeLimitExceeded(f"The attempt exceeded timeout_seconds={limit} of its rollout")
         except BaseException:  # also a cancellation: the process may be in any state
             await self._stop(process, running)
             raise
@@ -274,7 +274,7 @@ class ProcessExecutor:
         process.close()
 
     async def _stop(self, process: AgentProcess, running: asyncio.Future[Done]) -> None:
-        """End an attempt: ask first, so that recorded spans are still reported; then kill."""
+        """End an attempt: interrupt it first, so that recorded spans are still reported; then kill the process."""
         process.interrupt()
         await asyncio.wait({running}, timeout=UNWIND_SECONDS)
         process.kill()
@@ -286,15 +286,15 @@ def pickled_parts(agent: object, runner: object) -> bytes:
     """Return an agent, and a runner that has not been initialised, in pickled form.
 
     Raises:
-        TypeError: one of them cannot be pickled; says which, and the ways out.
+        TypeError: one of them cannot be pickled; names it, and the solutions.
     """
     for name, part in (("agent", agent), ("tracer", runner)):
         try:
             pickle.dumps(part)
         except Exception as error:  # any class may refuse to be pickled, with any exception
             raise TypeError(
-                f"isolation='process' sends the {name} to a process of its own, and {part!r} cannot be pickled: "
-                f"{type(error).__name__}: {error}. Define it at the top of a module, make what it holds in its methods,"
-                " or leave isolation='thread'."
+                f"isolation='process' sends the {name} to a separate process, but {part!r} cannot be pickled: "
+                f"{type(error).__name__}: {error}. Define it at the top of a module, create its contents in its "
+                "methods, or use isolation='thread'."
             ) from error
     return pickle.dumps((agent, runner))

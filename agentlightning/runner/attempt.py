@@ -1,7 +1,7 @@
-"""One attempt from its claim to its end: resources, hooks, trace, agent, reward, and one report to the store.
+"""One attempt from its claim to its end: resources, hooks, trace, agent, reward, and the report to the store.
 
-The order of writes makes a crash harmless: first all spans, including the reward, in one delivery; then the end of the
-attempt. If the second write is missing, the lease runs out and the rollout is retried.
+The order of writes makes a crash harmless: first all spans, including the reward, in one delivery, then the end of the
+attempt. Without the second write the lease runs out, and the rollout is retried.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ logger = logging.getLogger(__name__)
 
 
 REPORT_SECONDS = 10.0
-"""Least number of seconds for reporting the end of an attempt, however long the store was unreachable."""
+"""Minimum seconds for the report of the end of an attempt, regardless of the time that the store was unreachable."""
 KEPT_VERSIONS = 8
 """Number of resource versions that a worker caches."""
 
 
 class ResourceCache:
-    """Looks up resources in a store; used by one event loop. A version never changes: each is fetched once."""
+    """Looks up resources in a store; used by one event loop. Versions never change, so each is fetched once."""
 
     def __init__(self, store: LightningStore, store_unreachable_timeout: float) -> None:
         self._store = store
@@ -69,8 +69,8 @@ class ResourceCache:
         """Return the resources that the rollout names; the latest ones if it names none.
 
         Raises:
-            MissingResources: they do not exist; or none were published and they are `required`.
-            StoreAway: the store did not answer for `store_unreachable_timeout` seconds.
+            MissingResources: they do not exist, or none were published and they are `required`.
+            StoreAway: the store did not respond for `store_unreachable_timeout` seconds.
         """
         id, version = rollout.resources_id, rollout.resources_version
         key = None if id is None or version is None else (id, version)
@@ -79,7 +79,7 @@ class ResourceCache:
         try:
             update = await retry_for(self._store_unreachable_timeout, lambda: self._named_by(rollout), "resources")
         except (OSError, BusyError) as error:
-            raise StoreAway(f"The store did not give the resources of rollout {rollout.rollout_id}: {error}") from error
+            raise StoreAway(f"The store returned no resources of rollout {rollout.rollout_id}: {error}") from error
         if update is not None:
             resources = {name: agents_form(resource) for name, resource in update.resources.items()}
             named_resources = cast("NamedResources", resources)
@@ -91,12 +91,12 @@ class ResourceCache:
         if id is not None:
             which = id if version is None else f"{id}, version {version},"
             raise MissingResources(
-                f"Failed to fetch resources: {which} that rollout {rollout.rollout_id} names do not exist"
+                f"Failed to fetch resources: {which} does not exist, but rollout {rollout.rollout_id} refers to it"
             )
         if required:
             raise MissingResources(
-                f"Failed to fetch resources: rollout {rollout.rollout_id} names none and none were published. Give the "
-                "Trainer initial_resources, call store.add_resources, or set needs_resources = False on the agent."
+                f"Failed to fetch resources: rollout {rollout.rollout_id} has none and none were published. Set the "
+                "Trainer's initial_resources, call store.add_resources, or set needs_resources = False on the agent."
             )
         return {}
 
@@ -107,7 +107,7 @@ class ResourceCache:
 
 
 class _Outage:
-    """The time that the store may still be unreachable at the end of one attempt; it starts at the first query."""
+    """The remaining time that the store may be unreachable at the end of one attempt; it starts at the first query."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -122,7 +122,7 @@ class _Outage:
 
 @dataclass
 class AttemptRunner:
-    """Runs the attempts of one worker; owns what they share, until `close`."""
+    """Runs the attempts of one worker; owns their shared resources until `close`."""
 
     runner: Runner[Any]
     agent: LitAgent[Any]
@@ -151,7 +151,7 @@ class AttemptRunner:
     async def run_by(
         self, execute: Callable[[AttemptedRollout], Awaitable[object]], rollout: AttemptedRollout
     ) -> Ending:
-        """Run one claimed rollout by a method that programs override and that must call `run`.
+        """Run one claimed rollout through a method that programs override and that must call `run`.
 
         An exception before that call, or no call, is reported as the end of the attempt; a later one is raised.
         """
@@ -162,8 +162,8 @@ class AttemptRunner:
                 return self._endings.get(id) or cast("Ending", answer)
             name = getattr(execute, "__qualname__", "execute")
             raise AttemptFault(
-                f"{name} returned and had not run the rollout. Where it is to run, write: "
-                f"return await super().{getattr(execute, '__name__', 'execute')}(...)"
+                f"{name} returned without running the rollout. To run it, call: return await "
+                f"super().{getattr(execute, '__name__', 'execute')}(...)"
             )
         except Exception as error:  # the boundary to the user's code
             if id in self._endings:
@@ -215,9 +215,9 @@ class AttemptRunner:
         if ending.outcome == "unscored" and not self._warned_unscored:
             self._warned_unscored = True
             logger.warning(
-                "%s the agent returned None and emitted no reward: the rollout is not trained (no_reward). "
-                "Return a number, or call emit_reward, unless the algorithm gives the reward (group_reward). "
-                "Said once per worker.",
+                "%s the agent returned None and emitted no reward: the rollout is not trained (no_reward). Return a "
+                "number or call emit_reward, unless the algorithm computes the reward (group_reward). Logged once per "
+                "worker.",
                 prefix,
             )
         reward = find_final_reward(spans)
@@ -228,7 +228,7 @@ class AttemptRunner:
     async def _traced(
         self, rollout: AttemptedRollout, resources: NamedResources, spans: list[Span], outage: _Outage
     ) -> Ending:
-        """Run the agent in its trace context; fills `spans` with the stored spans, in order."""
+        """Run the agent in its trace context; fill `spans` with the stored spans, in order."""
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         about = {"agent": self.agent, "runner": self.runner, "tracer": self.tracer, "rollout": rollout}
         ending = UNSCORED
@@ -258,7 +258,7 @@ class AttemptRunner:
         return ending
 
     async def _judge(self, output: object, rollout: AttemptedRollout, outage: _Outage) -> tuple[Ending, list[Span]]:
-        """Return the ending of an attempt whose agent returned `output`, and the spans that this adds."""
+        """Return the ending of an attempt by the agent's `output`, and the spans for it."""
         dimensions = self.reward_dimensions
         if self.reward_fn is not None and not is_result(output):
             call = bind_reward_fn(self.reward_fn, output, rollout, self._trace())
@@ -270,7 +270,7 @@ class AttemptRunner:
                 dimensions = tuple(output)
         if isinstance(output, bool) and not self._warned_bool:
             self._warned_bool = True
-            text = "%s Reward is not a number: %r counts as %g. Return a float. Said once per worker."
+            text = "%s The reward is not a number: %r is used as %g. Return a float. Logged once per worker."
             logger.warning(text, self._prefix(rollout), output, output)
         results = spans_of(output, rollout, dimensions)
         if (earned := find_final_reward([*self._trace(), *results])) is not None:
@@ -279,12 +279,12 @@ class AttemptRunner:
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         try:
             spans = await retry_for(
-                outage.left(), lambda: self.store.query_spans(*ids, name=AGL_ANNOTATION), "a look for rewards"
+                outage.left(), lambda: self.store.query_spans(*ids, name=AGL_ANNOTATION), "query for rewards"
             )
         except (OSError, BusyError) as error:
-            raise StoreAway(f"The store did not say whether there is a reward: {error}") from error
+            raise StoreAway(f"The query for rewards in the store failed: {error}") from error
         except Exception as error:  # the store's failure, to which the user's mapping must not apply
-            raise AttemptFault(f"The store did not say whether there is a reward: {error}") from error
+            raise AttemptFault(f"The query for rewards in the store failed: {error}") from error
         earned = find_final_reward(spans.items)
         return (UNSCORED if earned is None else _scored(earned)), results
 
@@ -307,7 +307,7 @@ class AttemptRunner:
 
 
 def _scored(reward: float) -> Ending:
-    """Return the ending of an attempt with this final reward, which may not have been checked yet."""
+    """Return the ending of an attempt with this final reward, which is checked here."""
     if as_reward(reward) is not None:
         return SCORED
-    return ending_of(InvalidReward(f"The last reward of the attempt is {reward}; a reward is {USABLE_REWARD}"), {})
+    return ending_of(InvalidReward(f"The last reward of the attempt is {reward}; expected {USABLE_REWARD}"), {})

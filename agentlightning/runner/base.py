@@ -1,4 +1,4 @@
-"""Runner: the interface of classes that take rollouts from a store and run an agent on them; also hook calls."""
+"""Runner: the interface of classes that claim rollouts from a store and run an agent on them. Also calls of hooks."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ T = TypeVar("T")
 
 
 def worker_label(host: str, pid: int, index: int) -> str:
-    """Return the name of a worker in the store: host, process and index, so that it is unique among machines."""
+    """Return the name of a worker in the store: host, process and index, which is unique across machines."""
     return f"{host}-{pid}-{index}"
 
 
 def log_prefix(worker_id: int | None, rollout_id: str | None = None) -> str:
-    """Return the beginning of a line of the log: `[Worker-0] [ro-...]`, or `[Worker-0]` without a rollout."""
+    """Return the prefix of a log line: `[Worker-0] [ro-...]`, or `[Worker-0]` without a rollout."""
     worker = "Worker-Unknown" if worker_id is None else f"Worker-{worker_id}"
     return f"[{worker}] [{rollout_id}]" if rollout_id else f"[{worker}]"
 
 
 class StopEvent(Protocol):
-    """The event that asks a runner to stop; `threading.Event` is one."""
+    """The event that stops a runner, such as `threading.Event`."""
 
     def is_set(self) -> bool: ...
 
 
 class Runner(ParallelWorkerBase, Generic[T]):
-    """Takes rollouts from a store, one after another, and runs an agent on them.
+    """Claims rollouts from a store, one after another, and runs an agent on them.
 
-    Made in one process and used in another: nothing is started before `init_worker`. One object serves one worker.
-    `async with runner:` tears down at its end what was initialised inside it; `run_context` also initialises.
+    May be created in one process and used in another: nothing is started before `init_worker`. One object serves one
+    worker. `async with runner:` tears down at its end what was initialised inside; `run_context` also initialises.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:
             raise TypeError(
-                f"{type(self).__name__} takes no such settings: agent and store are given to the context, "
+                f"{type(self).__name__} does not accept these arguments. Pass agent and store to the context: "
                 "LitAgentRunner(tracer=OtelTracer()).run_context(agent=agent, store=store)"
             )
         super().__init__()
@@ -68,18 +68,18 @@ class Runner(ParallelWorkerBase, Generic[T]):
 
     @override
     def init(self, agent: LitAgent[T], **kwargs: Any) -> None:
-        """Prepare for an agent; once."""
+        """Prepare for an agent. Called once."""
         raise NotImplementedError
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore, **kwargs: Any) -> None:
-        """Prepare for a store; once per worker."""
+        """Prepare for a store. Called once per worker."""
         raise NotImplementedError
 
     @override
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """Raise: a runner is driven by `iter` or `step`."""
-        raise RuntimeError("A runner has no run(); await iter() to serve the queue, or step(input) for one task")
+        """Raise an error: use `iter` or `step`."""
+        raise RuntimeError("A runner has no run(). Await iter() to run queued rollouts, or step(input) for one task")
 
     @override
     def teardown(self, *args: Any, **kwargs: Any) -> None:
@@ -98,11 +98,11 @@ class Runner(ParallelWorkerBase, Generic[T]):
     async def execute(self, task: AttemptedRollout) -> object:
         """Run one claimed rollout and report its end; called by `iter` and `step` for each rollout.
 
-        A program may override it and call `return await super().execute(task)` to run the rollout. If a class overrides
-        nothing else, pass the class itself to the Trainer, which adds all of `LitAgentRunner`.
+        To add steps, override it and call `return await super().execute(task)`, which runs the rollout. If a class
+        overrides nothing else, pass the class itself to the Trainer, which adds `LitAgentRunner`.
         """
         raise NotImplementedError(
-            f"{type(self).__name__} has nothing that runs a rollout: give the Trainer the class itself (runner="
+            f"{type(self).__name__} does not implement execute(). Pass the class itself to the Trainer (runner="
             f"{type(self).__name__}), or derive it from agl.LitAgentRunner"
         )
 
@@ -114,10 +114,10 @@ class Runner(ParallelWorkerBase, Generic[T]):
         mode: RolloutMode | None = None,
         event: StopEvent | None = None,
     ) -> Rollout:
-        """Run one task at once, without the queue, and return its rollout.
+        """Run one task immediately, without the queue, and return its rollout.
 
-        `resources` are published first, if any. When `event` is set the attempt is cancelled. An exception of the agent
-        is raised here, after it was recorded.
+        `resources` are published first, if there are any. When `event` is set, the attempt is cancelled. An exception
+        of the agent is recorded, then raised here.
         """
         raise NotImplementedError
 
@@ -129,19 +129,19 @@ class Runner(ParallelWorkerBase, Generic[T]):
         hooks: Sequence[Hook] | None = None,
         worker_id: int | None = None,
     ) -> RunContext[Self]:
-        """Return a context manager (`with` or `async with`) in which the runner is ready to `iter` and `step`."""
+        """Return a context manager (`with` or `async with`) in which `iter` and `step` of the runner can be called."""
         return RunContext(self, agent, store, hooks, worker_id or 0)
 
 
 def _overridable(callback: Callable[..., Awaitable[None]]) -> Callable[..., Any]:
-    """Hide the signature from type checkers, so that an override may name fewer keywords and may be sync."""
+    """Hide the signature from type checkers, so that an override may have fewer keywords and may be sync."""
     return callback
 
 
 class Hook(ParallelWorkerBase):
-    """Callbacks of the runner. Override any; take only the keywords you need; sync or async.
+    """Callbacks of the runner. Override any of them, sync or async, with the keywords that you need.
 
-    Each override may name a part of the keywords that its signature lists here.
+    Each override may have any of the keywords in its signature here.
     """
 
     @override
@@ -150,38 +150,38 @@ class Hook(ParallelWorkerBase):
 
     @_overridable
     async def on_rollout_start(self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout) -> None:
-        """Called when resources are resolved and tracing has not begun."""
+        """Called after resources are resolved, before tracing begins."""
 
     @_overridable
     async def on_trace_start(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """Called when the trace context is open and the agent has not been called."""
+        """Called after the trace context is opened, before the agent is called."""
 
     @_overridable
     async def on_trace_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], tracer: Tracer, rollout: AttemptedRollout
     ) -> None:
-        """Called when the agent has returned and the trace context is still open."""
+        """Called after the agent has returned, while the trace context is still open."""
 
     @_overridable
     async def on_rollout_error(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, error: BaseException
     ) -> None:
-        """Called when this exception, of the agent or of ours, ended the attempt; before `on_rollout_end`."""
+        """Called after an exception, of the agent or internal, ended the attempt; before `on_rollout_end`."""
 
     @_overridable
     async def on_rollout_end(
         self, *, agent: LitAgent[Any], runner: Runner[Any], rollout: AttemptedRollout, spans: list[Span]
     ) -> None:
-        """Called when the result is processed and the attempt's status is not yet written; also on failure."""
+        """Called after the result is processed, before the attempt's status is written; also on failure."""
 
 
 R = TypeVar("R", bound=Runner[Any])
 
 
 class RunContext(Generic[R]):
-    """Initialises a runner, and always tears down in reverse order what was initialised."""
+    """Initialises a runner, and tears down in reverse order what was initialised."""
 
     def __init__(
         self, runner: R, agent: LitAgent[Any], store: LightningStore, hooks: Sequence[Hook] | None, worker_id: int
@@ -220,7 +220,7 @@ def _quietly(what: str, teardown: Callable[[], object]) -> None:
     try:
         teardown()
     except Exception:  # the work is done, or its own error propagates: this one is only logged
-        logger.exception("Error during %s teardown", what)
+        logger.exception("Exception during teardown of %s", what)
 
 
 _ATTEMPT = frozenset(("agent", "runner", "rollout"))
@@ -235,17 +235,17 @@ OFFERED: dict[str, frozenset[str]] = {
 
 
 class Hooks:
-    """The hooks of one runner. A callback gets the keywords that it names, and may be sync or async.
+    """The hooks of one runner. A callback gets the keywords of its signature, and may be sync or async.
 
     Raises:
-        TypeError: one is not a hook, or asks for an unknown argument; names it.
+        TypeError: one is not a hook, or has an unknown argument; names it.
     """
 
     def __init__(self, hooks: Sequence[Hook] | None) -> None:
         self._hooks = [(hook, check_hook(hook)) for hook in hooks or ()]
 
     async def call(self, callback: str, **keywords: Any) -> None:
-        """Call one callback of every hook that has it."""
+        """Call one callback of all hooks."""
         order = reversed(self._hooks) if callback.endswith("_end") else iter(self._hooks)
         for hook, takes in order:
             try:
@@ -261,13 +261,13 @@ class Hooks:
 
 
 def check_hook(hook: Any) -> dict[str, frozenset[str] | None]:
-    """Return the names of the arguments that each callback of a hook takes, None for all.
+    """Return the names of the arguments of each callback of a hook; None means all.
 
     Raises:
-        TypeError: it is not a hook, or a callback asks for an unknown argument; names it.
+        TypeError: it is not a hook, or a callback has an unknown argument; names it.
     """
     if not isinstance(hook, Hook):
-        raise TypeError(f"A hook is an object of a subclass of agl.Hook; got {hook!r}")
+        raise TypeError(f"A hook must be an object of a subclass of agl.Hook; got {hook!r}")
     takes: dict[str, frozenset[str] | None] = {}
     for callback, offered in OFFERED.items():
         parameters = inspect.signature(getattr(hook, callback)).parameters.values()
@@ -277,7 +277,7 @@ def check_hook(hook: Any) -> dict[str, frozenset[str] | None]:
         unknown = [p.name for p in needed if p.name not in offered or p.kind is p.POSITIONAL_ONLY]
         if unknown:
             raise TypeError(
-                f"{type(hook).__name__}.{callback} asks for {', '.join(unknown)}; it may take, by name, any of "
+                f"{type(hook).__name__}.{callback} has the unknown arguments {', '.join(unknown)}; available by name: "
                 f"{', '.join(sorted(offered))}"
             )
     return takes

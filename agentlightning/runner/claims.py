@@ -1,4 +1,4 @@
-"""Claims: the next rollout of the queue for each lane of a runner, by long polling."""
+"""Claims of rollouts from the queue for the lanes of a runner, by long polling."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from agentlightning.utils.id import SYSTEM_RANDOM
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
-"""Shortest and longest seconds between requests to a store that cannot hold one open."""
+"""Minimum and maximum seconds between requests to a store that does not support long polling."""
 LONGEST_HOLD = 20.0
-"""Largest number of seconds that the store is asked to hold a request open, after empty replies."""
+"""Maximum seconds for which the store is requested to hold a request open, after empty replies."""
 HOLD_SPREAD = 0.25
-"""Random share of this time, so that runners that started together do not keep sending requests together."""
+"""Random share of this time, so that runners that started together do not send requests together."""
 LONGEST_PART = 5.0
-"""Seconds between two readings of the clock while a request is open."""
+"""Seconds between two checks of the clock while a request is open."""
 MOST_CLAIMS = 32
-"""Most claims of one request; keeps a response small, and leaves work for other runners."""
+"""Maximum claims per request; keeps responses small, and leaves work for other runners."""
 
 
 class Claims:
-    """Requests work from a store for one worker; used by one event loop, by several lanes at once.
+    """Requests work from a store for one worker; used by one event loop, with several lanes.
 
-    One request is open at a time, for as many rollouts as lanes wait, so that 200 lanes cost no more than one and every
-    claimed rollout can run at once. The store holds a request open for `poll_interval` seconds, and up to
-    `LONGEST_HOLD` while there is no work; a store that answers at once is asked again after growing pauses. `close`
-    returns claims that no lane has taken. The worker holds a claim until it is returned, or the lane that runs it
-    releases it.
+    One request is open at a time, for the number of waiting lanes, so that 200 lanes cost no more than one and every
+    claimed rollout can run immediately. The store holds a request open for `poll_interval` seconds, and up to
+    `LONGEST_HOLD` while there is no work; if it responds immediately, the next requests follow after growing pauses.
+    `close` returns claims that no lane has taken. The worker holds a claim until it is returned, or until the lane
+    that runs it releases it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Claims:
         """Return a claimed rollout; None once the stop event is set or there was no work for `exit_when_idle` seconds.
 
         Raises:
-            StoreUnreachableError: the store answered no request for `store_unreachable_timeout` seconds.
+            StoreUnreachableError: the store did not respond for `store_unreachable_timeout` seconds.
         """
         idle_until = None if exit_when_idle is None else time.monotonic() + exit_when_idle
         others = self._turn.locked()
@@ -92,13 +92,13 @@ class Claims:
             self._lanes -= 1
 
     async def close(self) -> None:
-        """Return the claims for lanes that have ended in the meantime."""
+        """Return the claims of lanes that have ended."""
         while self._claimed:
             rollout = self._claimed.popleft()
             try:
                 await self._store.update_rollout(rollout.rollout_id, status="requeuing")
             except Exception as error:  # heartbeats no longer name it: its lease runs out
-                logger.warning("[%s] rollout %s was not given back: %s", self._worker_id, rollout.rollout_id, error)
+                logger.warning("[%s] rollout %s was not requeued: %s", self._worker_id, rollout.rollout_id, error)
             finally:
                 self._held.discard(rollout.attempt.attempt_id)
 
@@ -108,9 +108,9 @@ class Claims:
             self._claimed.append(rollout)
 
     async def _ask(self, wait: float, stopping: Stopping, began: float) -> float:
-        """Claim for all lanes that wait; return the pause, in seconds, that the store asks for.
+        """Claim for all waiting lanes; return the pause in seconds that the store requests.
 
-        A cancelled request is ended; a claim that arrives meanwhile is returned to the queue.
+        If the call is cancelled, the request is ended, and claims that still arrive are returned to the queue.
         """
         await asyncio.sleep(0)  # one request for lanes that begin together
         patience, limit = (
@@ -132,7 +132,7 @@ class Claims:
                 if self._outage.expect(max(part, 0.0)):
                     began, end = time.monotonic(), time.monotonic() + patience
                 elif part <= 0:
-                    raise TimeoutError(f"no answer within {patience:g} s")
+                    raise TimeoutError(f"no response within {patience:g} s")
                 else:
                     await asyncio.wait({request, stopping.noticed}, timeout=part, return_when=asyncio.FIRST_COMPLETED)
             self._take(request.result())
@@ -140,12 +140,12 @@ class Claims:
             return error.retry_after
         except OSError as error:
             if not self._outage.tries:
-                logger.warning("[%s] the store does not answer (%s); asking again", self._worker_id, error)
+                logger.warning("[%s] the store does not respond (%s); retrying", self._worker_id, error)
             if self._outage.failed(began) or (
                 isinstance(error, StoreUnreachableError) and self._outage.away >= self._outage.seconds
             ):  # our own client has already retried
                 raise StoreUnreachableError(
-                    f"Worker {self._worker_id} gives up: the store did not answer for {self._outage.away:.0f} s "
+                    f"Worker {self._worker_id} stops: the store did not respond for {self._outage.away:.0f} s "
                     f"(store_unreachable_timeout={self._outage.seconds:g}); last error: {error}"
                 ) from error
             return 0.0
@@ -157,7 +157,7 @@ class Claims:
                     self._take(request.result())
                     await self.close()
         if self._outage.tries:
-            logger.info("[%s] the store answers again", self._worker_id)
+            logger.info("[%s] the store responds again", self._worker_id)
         self._outage.answered()
         return 0.0
 
@@ -172,18 +172,18 @@ class Stopping:
     def __init__(self, event: StopEvent | None) -> None:
         self._event = event
         self.noticed = asyncio.ensure_future(self._watch())
-        """Done soon after the event is set."""
+        """Done shortly after the event is set."""
 
     def is_set(self) -> bool:
-        """True from the moment at which the event is set."""
+        """True as soon as the event is set."""
         return self._event is not None and self._event.is_set()
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but no longer than until the event is noticed."""
+        """Sleep until the event is detected, at most."""
         await asyncio.wait({self.noticed}, timeout=seconds)
 
     async def until_set(self, work: Coroutine[object, object, None]) -> bool:
-        """Await some work until the event is noticed; return whether the work was done."""
+        """Await some work until the event is detected; return whether the work was done."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait({task, self.noticed}, return_when=asyncio.FIRST_COMPLETED)
@@ -206,7 +206,7 @@ class Stopping:
 
 
 async def all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
-    """Wait for all; when one fails, or the waiter is cancelled, cancel the others and wait for their ends."""
+    """Wait for all. If one fails, or the waiter is cancelled, cancel the others and wait for their ends."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         for task in tasks:
@@ -217,7 +217,7 @@ async def all_or_first_failure(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    """Cancel and wait until all have ended."""
+    """Cancel all, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

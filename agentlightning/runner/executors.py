@@ -18,15 +18,15 @@ from agentlightning.utils.exceptions import readable
 logger = logging.getLogger(__name__)
 
 UNWIND_SECONDS = 0.5
-"""Seconds that a cancelled coroutine, or an interrupted call, may take to end before it is abandoned."""
+"""Seconds in which a cancelled coroutine or an interrupted call has to end before it is abandoned."""
 
 
 async def invoke(call: Callable[[], object], *, threads: Threads | None, limit: float | None, label: str) -> Any:
     """Call `call` and return its result; an awaitable is awaited. Its exceptions are raised.
 
     With `threads` the call runs in one of them, or on the main thread, with a copy of the context. On the main thread
-    `Interrupted` is raised in a call that runs past the limit (seconds) or a cancellation. A thread cannot be ended
-    from outside. A call that still runs is abandoned, with a warning, and its result is ignored.
+    `Interrupted` is raised in a call that exceeds the limit (seconds) or is cancelled. Other threads cannot be ended
+    from outside. A call that continues to run is abandoned, with a warning, and its result is ignored.
 
     Raises:
         TimeLimitExceeded: it did not end within `limit` seconds.
@@ -74,8 +74,8 @@ async def _settle(future: asyncio.Future[Done], limit: float | None, end: float 
     in_time = future.done() and not (isinstance(future, MainCall) and future.was_interrupted)
     if not in_time:
         if not future.done():
-            await _end(future, label, f"ran past its limit of {limit} s")
-        error = TimeLimitExceeded(f"The attempt ran past the timeout_seconds={limit} of its rollout")
+            await _end(future, label, f"exceeded its limit of {limit} s")
+        error = TimeLimitExceeded(f"The attempt exceeded timeout_seconds={limit} of its rollout")
         if isinstance(future, MainCall) and future.done() and isinstance(cause := future.result().error, Interrupted):
             error = error.with_traceback(cause.__traceback__)  # the place of the interruption
         raise error
@@ -86,7 +86,7 @@ def outcome_of(done: Done) -> Any:
     """Return the result of a call, or raise its exception."""
     error = None if done.error is None else readable(done.error)
     if isinstance(error, asyncio.CancelledError):
-        raise AgentCancelled("The agent raised CancelledError, but nobody had cancelled the attempt") from error
+        raise AgentCancelled("The agent raised CancelledError, but the attempt was not cancelled") from error
     if error is not None:
         raise error
     return done.value
@@ -98,7 +98,7 @@ async def _end(future: asyncio.Future[Done], label: str, why: str) -> None:
         await asyncio.wait({future}, timeout=UNWIND_SECONDS)
         if future.done():
             return
-    logger.warning("[%s] the agent %s and does not end; it is left behind and its result ignored", label, why)
+    logger.warning("[%s] the agent %s and does not end; it is abandoned and its result is ignored", label, why)
 
 
 Isolation = Literal["thread", "process"]
@@ -111,7 +111,7 @@ class AgentExecutor(Protocol):
 
     @property
     def prepares(self) -> bool:
-        """True if a lane must `prepare` before it claims, so that no claimed attempt waits for a process."""
+        """True if a lane must call `prepare` before it claims, so that no claimed attempt waits for a process."""
         ...
 
     async def prepare(self) -> None:
@@ -122,7 +122,7 @@ class AgentExecutor(Protocol):
         """
 
     def spare(self) -> None:
-        """Undo one `prepare` for which there was no attempt."""
+        """Undo one `prepare` that was not followed by an attempt."""
 
     async def call(self, rollout: AttemptedRollout, resources: NamedResources) -> Any:
         """Call the agent within the time limit of the rollout and return its result.
@@ -135,7 +135,7 @@ class AgentExecutor(Protocol):
 
     @property
     def threads(self) -> Threads:
-        """Threads for other blocking calls."""
+        """The threads for other blocking calls."""
         ...
 
     def close(self) -> None:
@@ -144,7 +144,8 @@ class AgentExecutor(Protocol):
 
 class ThreadExecutor:
     """Runs agents in this process: coroutines on the event loop, others on the main thread if it is free, else in a
-    thread each. The main thread is free if the loop runs on another thread and the runner has one rollout at once."""
+    thread each. The main thread is free if the loop runs on another thread and the runner runs one rollout at a
+    time."""
 
     def __init__(self, agent: LitAgent[Any], concurrency: int = 1) -> None:
         self._agent = agent
@@ -159,7 +160,7 @@ class ThreadExecutor:
         """Wait briefly for the main thread; after that agents run in threads until it is free."""
         main_thread = self.threads.main_thread
         if main_thread is not None and not await main_thread.until_free(FREE_SECONDS):
-            logger.warning("The agent does not let go of the main thread: rollouts run in other threads until it does")
+            logger.warning("The agent does not release the main thread; rollouts run in other threads until it does")
 
     def spare(self) -> None:
         """Do nothing."""

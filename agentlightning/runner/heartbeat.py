@@ -1,8 +1,8 @@
-"""Heartbeats of a worker, with a snapshot of its host and the attempts that it holds, and of single attempts.
+"""Heartbeats of a worker, with a snapshot of its host and its current attempts, and of single attempts.
 
-A worker's heartbeat renews the leases of the attempts that it names. Other attempts of the worker in the store were
-claimed with a reply that never arrived, or have an end that could not be reported: their leases run out. An attempt has
-its own heartbeats if its rollout limits the silence of an attempt (`unresponsive_seconds`)."""
+A worker's heartbeat renews the leases of the attempts that it lists. The leases of other attempts of the worker run
+out: the reply to their claim never arrived, or their end could not be reported. An attempt has its own heartbeats if
+its rollout limits the time without one (`unresponsive_seconds`)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ SHORTEST_TRY = 1.0
 
 
 class Heartbeats:
-    """Sends the heartbeats of a worker during `of_worker`: at once and then every `interval` seconds, plus or minus
-    `jitter`; only every second one while the worker is idle, because its requests for work also show that it is alive.
-    An interval of 0 or less means no such heartbeats. During `of_attempt` it sends those of one attempt.
+    """Sends the heartbeats of a worker during `of_worker`: immediately, then every `interval` seconds plus or minus
+    `jitter`, and half as often while the worker is idle, because its requests for work also show that it is alive. With
+    an interval of 0 or less there are no such heartbeats. During `of_attempt` it sends those of one attempt.
 
     Mode `thread` uses an event loop in its own thread, so an agent that blocks the runner's loop keeps its lease; mode
     `asyncio` uses the runner's loop.
@@ -52,10 +52,10 @@ class Heartbeats:
         self._store = store
         self._worker_id = worker_id
         self.held = set[str]()
-        """Ids of the attempts that the worker holds, which its heartbeats name. The runner's loop changes it, and no
-        thread can interrupt one operation on a set."""
+        """Ids of the worker's current attempts, which its heartbeats list. The runner's loop changes it, and operations
+        on a set are atomic."""
         self._clock_offset = 0.0
-        """Seconds by which the store's clock is ahead of this machine's, by the last answer to a heartbeat."""
+        """Seconds by which the store's clock is ahead of this machine's, from the last response to a heartbeat."""
         self._interval = interval
         self._jitter = jitter
         self._include_gpu = include_gpu
@@ -65,18 +65,19 @@ class Heartbeats:
     async def of_worker(self) -> AsyncGenerator[None]:
         """Send heartbeats of the worker during the block, and end the thread with it.
 
-        The first one precedes the first claim: the claim of a worker without a heartbeat has no lease. An unreachable
-        store is not waited for; the next claim reports it. A store without workers gets no further ones.
+        The first one is sent before the first claim, because the claim of a worker without a heartbeat has no lease. It
+        does not wait for an unreachable store; the next claim reports that. A store without workers gets no more of
+        them.
         """
         beats = self._interval > 0
         if beats:
             try:
                 await within(self._interval, self._send(self._store))
             except NotImplementedError:
-                logger.warning("[%s] the store takes no heartbeats: a lost worker is not noticed", self._worker_id)
+                logger.warning("[%s] no heartbeats in this store: lost workers are not detected", self._worker_id)
                 beats = False
             except Exception as error:  # as above: the next claim reports it
-                logger.warning("[%s] heartbeat: not announced: %s: %s", self._worker_id, type(error).__name__, error)
+                logger.warning("[%s] first heartbeat failed: %s: %s", self._worker_id, type(error).__name__, error)
         beating = self._begin(self._beat) if beats else None
         try:
             yield
@@ -89,7 +90,7 @@ class Heartbeats:
 
     @contextlib.contextmanager
     def holding(self, rollout: AttemptedRollout) -> Generator[None]:
-        """Name an attempt in the heartbeats during the block; after it the end was reported, or its lease runs out."""
+        """List an attempt in the heartbeats during the block. After it, the end is reported, or the lease runs out."""
         self.held.add(rollout.attempt.attempt_id)
         try:
             yield
@@ -137,11 +138,11 @@ class Heartbeats:
             else:
                 stats = await within(self._interval, asyncio.to_thread(system_snapshot, self._include_gpu))
         except Exception as error:  # the figures are optional; the heartbeat itself counts
-            logger.warning("[%s] heartbeat: system_snapshot failed: %s", self._worker_id, error)
+            logger.warning("[%s] heartbeat without system snapshot: %s", self._worker_id, error)
         try:
             await within(self._interval, self._send(store, stats))
         except Exception as error:  # the next one may get through; otherwise the lease runs out
-            logger.warning("[%s] heartbeat: update failed: %s: %s", self._worker_id, type(error).__name__, error)
+            logger.warning("[%s] heartbeat failed: %s: %s", self._worker_id, type(error).__name__, error)
 
     async def _send(self, store: LightningStore, *stats: dict[str, object]) -> None:
         before = time.time()

@@ -1,29 +1,29 @@
-"""The end of an attempt: the error policy of agents, and the report to the store and to the log.
+"""The end of an attempt: its outcome, and the report to the store and to the log.
 
 | the agent ...                                  | status    | outcome              | reason            |
 | ---------------------------------------------- | --------- | -------------------- | ----------------- |
 | returned or emitted a reward                   | succeeded | scored               |                   |
 | ... and had more spans than are kept           | succeeded | scored               | spans_cut         |
-| ... and a model call was refused for good      | succeeded | scored               | refused_call      |
+| ... and a model call was refused permanently   | succeeded | scored               | refused_call      |
 | returned None and emitted no reward            | succeeded | unscored             | no_reward         |
 | raised `PolicyFault`, or a class in the mapping | failed    | policy_fault         | policy_fault      |
-| raised anything else, `SystemExit` too         | failed    | infrastructure_fault | exception         |
-| gave NaN, infinity or more than 1e15 in size   | failed    | infrastructure_fault | invalid_reward    |
-| returned no valid reward, a program too        | failed    | infrastructure_fault | invalid_result    |
-| asked for resources that are not there         | failed    | infrastructure_fault | missing_resources |
-| ran past `timeout_seconds`, its command too    | timeout   | cancelled            | timeout           |
+| raised anything else (also `SystemExit`)       | failed    | infrastructure_fault | exception         |
+| returned NaN, infinity, more than 1e15 in size | failed    | infrastructure_fault | invalid_reward    |
+| returned an invalid result (also a program)    | failed    | infrastructure_fault | invalid_result    |
+| needed resources that do not exist             | failed    | infrastructure_fault | missing_resources |
+| exceeded `timeout_seconds` (also its command)  | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
-| raised `CancelledError` by itself              | failed    | cancelled            | cancelled         |
+| raised `CancelledError` without cancellation   | failed    | cancelled            | cancelled         |
 | finished, but the store was unreachable        | failed    | infrastructure_fault | spans_lost        |
 | finished, but the store refused its spans      | failed    | infrastructure_fault | spans_refused     |
 | could not begin: the store was unreachable     | failed    | infrastructure_fault | store_unreachable |
-| died with its process, its runner's too        | failed    | infrastructure_fault | runner_died       |
+| died with its process (also the runner's)      | failed    | infrastructure_fault | runner_died       |
 | ended because its budget was used up           | failed    | infrastructure_fault | budget            |
 
-A policy fault earns exactly the reward that is configured for it. Only scored attempts and policy faults are trained.
+A policy fault gets the reward that is configured for it. Only scored attempts and policy faults are trained.
 Readers of the spans derive the reason `refused_call`, for every kind of runner (`training/rollouts.py`); such an
-attempt is trained only if the algorithm is configured to. Attempts lost because the store was unreachable are retried,
-in addition to `max_attempts` (`store/rules/lifecycle.py`).
+attempt is trained only if the algorithm is configured to do so. Attempts that were lost because the store was
+unreachable are retried in addition to `max_attempts` (`store/rules/lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ CANCELLED_REPORT_SECONDS = 1.0
 _ERROR_CODE = LightningCallAttributes.ERROR_CODE.value
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 PolicyFaults = Mapping[type[Exception], float]
-"""Exception classes that count as the policy's fault, and the reward of each."""
+"""Exception classes that are policy faults, each with its reward."""
 
 
 class AttemptFault(AgentFault, RuntimeError):
-    """An attempt failed for an internal reason, not because of an exception of the agent."""
+    """An attempt failed for an internal reason, not through an exception of the agent."""
 
 
 class InvalidResult(AttemptFault, TypeError, ValueError):
@@ -88,19 +88,19 @@ class MissingResources(AttemptFault):
 
 
 class StoreAway(AttemptFault):
-    """The store did not answer within the longest outage, and the attempt cannot continue without it."""
+    """The store did not respond for the maximum outage, and the attempt cannot continue without it."""
 
     reason = STORE_UNREACHABLE
 
 
 class TimeLimitExceeded(AttemptFault, TimeoutError):
-    """The attempt ran past the `timeout_seconds` of its rollout."""
+    """The attempt exceeded the `timeout_seconds` of its rollout."""
 
     reason = "timeout"
 
 
 class AgentCancelled(AttemptFault):
-    """The agent raised `CancelledError` by itself, without a request to stop."""
+    """The agent raised `CancelledError`, but the attempt was not cancelled."""
 
     reason = "cancelled"
 
@@ -119,12 +119,12 @@ class Ending:
 
     @property
     def excluded(self) -> bool:
-        """True if nothing of the attempt is trained, even if it has spans."""
+        """True if the attempt is excluded from training, even if it has spans."""
         return self.outcome in ("infrastructure_fault", "cancelled")
 
     @property
     def stops_runner(self) -> bool:
-        """True if it ended because the runner itself is being stopped."""
+        """True if it ended because the runner is being stopped."""
         return isinstance(self.cause, (asyncio.CancelledError, KeyboardInterrupt))
 
 
@@ -163,7 +163,7 @@ def ending_of(error: BaseException, policy_faults: PolicyFaults) -> Ending:
 
 
 def describe(error: BaseException) -> AttemptError:
-    """Return class, message and last part of the traceback of a readable exception, starting in the agent's code.
+    """Return class, message and last part of the traceback of a readable exception, from the agent's code on.
 
     Secrets in them are hidden.
     """
@@ -178,7 +178,7 @@ def describe(error: BaseException) -> AttemptError:
 
 
 def agents_part(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the first frame outside this package; the whole one if there is none."""
+    """Return the traceback from the first frame outside this package; the complete one if there is none."""
     part = error.__traceback__
     while part is not None and part.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         part = part.tb_next
@@ -186,17 +186,17 @@ def agents_part(error: BaseException) -> TracebackType | None:
 
 
 def check_policy_faults(policy_faults: object) -> dict[type[Exception], float]:
-    """Return the exceptions that count as the policy's fault, with their rewards; an error names an invalid entry."""
+    """Return the exception classes that are policy faults, with their rewards; an error names an invalid entry."""
     if policy_faults is not None and not isinstance(policy_faults, Mapping):
         raise TypeError(f"policy_faults must be a dict such as {{ValueError: 0.0}}; got {policy_faults!r}")
     faults = dict(cast("Mapping[Any, Any]", policy_faults or {}))
     for cls, reward in faults.items():
         if not (isinstance(cls, type) and issubclass(cls, Exception)):
             raise TypeError(
-                f"policy_faults maps exception classes to rewards, such as {{ValueError: 0.0}}; got {cls!r}"
+                f"policy_faults must map exception classes to rewards, such as {{ValueError: 0.0}}; got {cls!r}"
             )
         if isinstance(reward, bool) or as_number(reward) is None:
-            raise TypeError(f"policy_faults[{cls!r}] must be a number, the reward of such a fault; got {reward!r}")
+            raise TypeError(f"policy_faults[{cls!r}] must be a number, the reward for this exception; got {reward!r}")
         if as_reward(reward) is None:
             raise ValueError(
                 f"policy_faults: the reward for {cls.__name__} must be finite; got {as_number(reward)}, expected "
@@ -211,9 +211,9 @@ def check_policy_faults(policy_faults: object) -> dict[type[Exception], float]:
 async def report(
     store: LightningStore, rollout: AttemptedRollout, ending: Ending, prefix: str, *, seconds: float
 ) -> None:
-    """Report the end of the attempt to the store, and retry while it does not answer, for `seconds` at most.
+    """Report the end of the attempt to the store; retry while the store does not respond, for at most `seconds`.
 
-    Never raises: a failed report is logged as an error; the caller releases the attempt, whose lease runs out.
+    Never raises: a failed report is logged as an error. The caller releases the attempt, and its lease runs out.
     """
     seconds = CANCELLED_REPORT_SECONDS if ending.stops_runner else seconds
     token = generate_id(32)  # the same for all tries: the first one that arrives counts
@@ -230,12 +230,12 @@ async def report(
         )
 
     try:
-        await retry_for(seconds, update, f"{prefix} the end of an attempt")
+        await retry_for(seconds, update, f"{prefix} end of an attempt")
     except ConflictError as error:
-        logger.warning("%s ended meanwhile: %s", prefix, error)
+        logger.warning("%s attempt was already ended in the store: %s", prefix, error)
     except Exception as error:  # not answered in time; or refused, which a retry cannot change
         logger.error(
-            "%s the end of attempt %s (%s) could not be stored: %s: %s. Its lease will run out.",
+            "%s the end of attempt %s (%s) could not be stored, so its lease will run out: %s: %s",
             prefix,
             rollout.attempt.attempt_id,
             ending.outcome,
@@ -245,7 +245,7 @@ async def report(
 
 
 def log_failure(ending: Ending, prefix: str) -> None:
-    """Log an attempt that failed; with the traceback if the user has to act."""
+    """Log a failed attempt; with the traceback if the user has to act."""
     cause = ending.cause
     if cause is None:
         return
@@ -269,7 +269,7 @@ def log_failure(ending: Ending, prefix: str) -> None:
 
 
 async def with_budget_reason(ending: Ending, store: LightningStore, rollout: AttemptedRollout) -> Ending:
-    """Return the ending of an attempt that raised an exception, with the reason `budget` if that is the cause."""
+    """Return the ending of an attempt that raised an exception, with the reason `budget` if that is its cause."""
     if ending.reason != "exception" or ending.cause is None:
         return ending
     waiting, visited = [ending.cause], set[int]()
@@ -294,7 +294,7 @@ async def with_budget_reason(ending: Ending, store: LightningStore, rollout: Att
             limit=1,
         )
     except Exception as error:  # the attempt has failed anyway; only its reason stays general
-        logger.debug("[Rollout %s] the store did not say how its last call ended: %s", rollout.rollout_id, error)
+        logger.debug("[Rollout %s] the outcome of its last call could not be read: %s", rollout.rollout_id, error)
         return ending
     refused = any(record.attributes.get(_ERROR_CODE) == BUDGET_EXHAUSTED for record in records)
     return replace(ending, reason="budget") if refused else ending

@@ -1,14 +1,14 @@
-"""The messages between a runner and a process of its agent, and the store that the process sees.
+"""The messages between a runner and its agent's process, and the store that the process uses.
 
 | from the runner, each pickled               | from the process, each a line of JSON               |
 | ------------------------------------------- | --------------------------------------------------- |
 | `Order`: run this attempt                   | `READY`, once                                       |
-| `Answer`: the store's answer to an `Ask`    | `Ask`: call the store                               |
+| `Answer`: the store's response to an `Ask`  | `Ask`: call the store                               |
 |                                             | `Outcome`: the attempt is over                      |
 
-The process trusts the runner, but the runner does not trust the process: from its data the runner makes only JSON
-values, spans, a `ProgramOutput`, and exceptions of classes that it has loaded itself, whose constructors are not
-called. The process can only use the store's operations on spans, for the attempt that it runs.
+The process trusts the runner, but the runner does not trust the process: from its data the runner creates only JSON
+values, spans, a `ProgramOutput`, and exceptions of classes that the runner has loaded, without calling their
+constructors. The process can use only the store's operations on spans, for the attempt that it runs.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from agentlightning.utils.rewards import as_number
 
 READY = "ready"
 MOST_BYTES = 1 << 28
-"""Most bytes that a process may send for one attempt."""
+"""Maximum bytes that a process may send for one attempt."""
 MOST_TEXT = 1 << 16
-"""Most characters of an exception that are sent; of its traceback the last ones are."""
+"""Maximum characters of an exception that are sent; of a traceback, the last ones are sent."""
 OPERATIONS = (
     "add_span",
     "add_many_spans",
@@ -52,12 +52,12 @@ OPERATIONS = (
 )
 """Operations of the store that a process may call, for its own attempt."""
 Carry = Callable[[str, tuple[object, ...], dict[str, object]], Awaitable[object]]
-"""Sends an operation with its arguments to the runner and returns the answer of its store."""
+"""Sends an operation with its arguments to the runner, and returns the response of the runner's store."""
 _SCALARS = (str, int, float, bool, type(None))
 
 
 class AgentRaised(AttemptFault):
-    """The agent raised an exception that cannot be sent to the runner; names it."""
+    """The agent raised an exception that cannot be sent to the runner; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One operation of the store, its arguments as JSON by name."""
+    """One operation of the store, with its arguments as JSON by name."""
 
     number: int
     operation: str
@@ -120,8 +120,8 @@ class Ask:
         for other in named:
             if other != own:
                 raise BadRequestError(
-                    f"{self.operation} names rollout {other[0]!r}, attempt {other[1]!r}; an agent with "
-                    f"isolation='process' has the store for its own attempt only, {own[0]!r}, {own[1]!r}"
+                    f"{self.operation} refers to rollout {other[0]!r}, attempt {other[1]!r}; with isolation='process' "
+                    f"an agent can use the store only for its own attempt, {own[0]!r}, {own[1]!r}"
                 )
         return arguments
 
@@ -129,8 +129,8 @@ class Ask:
 def _check_operation(operation: str) -> None:
     if operation not in OPERATIONS:
         raise BadRequestError(
-            f"{operation} is nothing that an agent with isolation='process' may ask of the store; it has "
-            f"{', '.join(OPERATIONS)}, each for its own attempt"
+            f"{operation} is not available to an agent with isolation='process'. Available for its own attempt: "
+            f"{', '.join(OPERATIONS)}"
         )
 
 
@@ -142,7 +142,7 @@ def _types_of(operation: str) -> dict[str, TypeAdapter[Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The agent's result or exception; the traceback as text, because a sent exception has none."""
+    """The agent's result or exception, with the traceback as text, because a sent exception has none."""
 
     value: Any = None
     error: BaseException | None = None
@@ -240,8 +240,8 @@ def _tagged(value: Any) -> Any:
     number = as_number(cast("object", value))
     if number is None:
         raise TypeError(
-            f"a {kind.__name__} is none of what can: None, numbers, texts, spans, triplets, and lists, tuples and "
-            "dictionaries by name of these"
+            f"{kind.__name__} is not supported; supported are None, numbers, texts, spans, triplets, and lists, "
+            "tuples and dictionaries (with text keys) of these"
         )
     return number
 
@@ -275,7 +275,7 @@ def _short(value: object) -> bool:
 
 
 def _raised(*, module: str, name: str, message: str, args: list[Any], state: dict[str, Any]) -> BaseException:
-    """Return the exception, of its class if this process has loaded it, else one that names it."""
+    """Return the exception, in its class if this process has loaded that, else one that names the class."""
     try:
         cls: Any = sys.modules[module]
         for part in name.split("."):

@@ -1,5 +1,5 @@
-"""Conversion of an agent's result into spans: a number, rewards by name, None, spans, triplets; with a `reward_fn`,
-anything. Adapters read triplets back from the spans of their calls."""
+"""Conversion of an agent's result to spans. A result is a number, rewards by name, None, spans or triplets; with a
+`reward_fn`, any value. Adapters convert the spans of triplets to triplets again."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _LISTED = (ReadableSpan, Span, SpanCoreFields, Triplet)
 def check_reward_fn(reward_fn: object) -> RewardFn | None:
     """Return the `reward_fn`; raise a TypeError that names its type if it is not callable."""
     if isinstance(reward_fn, type):
-        raise TypeError(f"reward_fn must be a function or an object that can be called; got the class {reward_fn!r}")
+        raise TypeError(f"reward_fn must be a function or a callable object; got the class {reward_fn!r}")
     if reward_fn is not None and not callable(reward_fn):
         raise TypeError(f"reward_fn must be callable, such as (output, task) -> float; got {reward_fn!r}")
     return reward_fn
 
 
 def is_result(value: object) -> bool:
-    """Return whether a value needs no `reward_fn`: None, a number, a list of spans or triplets."""
+    """Return whether a value needs no `reward_fn`: None, a number, or a list of spans or triplets."""
     if value is None or as_number(value) is not None:
         return True
     return isinstance(value, list) and all(isinstance(item, _LISTED) for item in cast(list[Any], value))
@@ -71,27 +71,27 @@ def check_dimensions(names: Sequence[str] | None) -> tuple[str, ...]:
         raise TypeError(f"reward_dimensions must be a list of names, the one to learn from first; got {value!r}")
     dimensions = tuple(cast("Sequence[str]", value))
     if "" in dimensions or len(set(dimensions)) < len(dimensions):
-        raise ValueError(f"reward_dimensions must be names that differ and are not empty; got {dimensions!r}")
+        raise ValueError(f"reward_dimensions must be different, non-empty names; got {dimensions!r}")
     return dimensions
 
 
 def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str] = ()) -> list[Span]:
     """Return the spans for an agent's result: none for None, a reward span for a number or rewards by name.
 
-    Among rewards by name, the primary one is called `reward` or `primary`; or it is the first of `dimensions`, and then
-    all names must be in `dimensions`.
+    Among rewards by name, the primary one has the name `reward` or `primary`. With `dimensions` it is the first of
+    them, and all names must be in `dimensions`.
 
     Raises:
         InvalidReward: NaN, infinity, or more than 1e15 in size.
-        InvalidResult: anything that is neither None, a number, a dictionary of them, nor a list of triplets or of spans
-            of one kind and of this attempt; or a dictionary without a primary reward.
+        InvalidResult: neither None, a number, a dictionary of numbers, nor a list of triplets or of spans of one type
+            and of this attempt; or a dictionary without a primary reward.
     """
     if result is None:
         return []
     number = as_number(result)
     if number is not None:
         if as_reward(number) is None:
-            raise InvalidReward(f"The agent returned the reward {number}; a reward is {USABLE_REWARD}")
+            raise InvalidReward(f"The agent returned the reward {number}; expected {USABLE_REWARD}")
         return [reward_span(number, rollout)]
     if isinstance(result, list):
         return _listed(cast(list[Any], result), rollout)
@@ -104,22 +104,22 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
                 "of reward_dimensions, which is the one to learn from"
             )
         if primary is None or unknown:
-            expected = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "called 'reward' or 'primary'"
+            expected = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "'reward' or 'primary'"
             named = ", ".join(map(repr, unknown or result))
             raise InvalidResult(
-                f"The agent returned a dict of {named}, and a reward must be {expected}. Call the one to "
-                "learn from 'reward', name yours with Trainer(reward_dimensions=[...]), or emit them with "
-                "emit_reward({...}, primary_key=...). What is no reward is scored by a reward_fn."
+                f"The agent returned a dict of {named}; expected {expected}. Use the key 'reward' for the one to learn "
+                "from, set Trainer(reward_dimensions=[...]), or emit them with "
+                "emit_reward({...}, primary_key=...). To score other results, use a reward_fn."
             )
         try:
             return [_span(AGL_ANNOTATION, rewards_attributes(result, primary), rollout)]
         except ValueError as error:
-            raise InvalidReward(f"The agent returned rewards that cannot be used: {error}") from error
+            raise InvalidReward(f"The agent returned invalid rewards: {error}") from error
     kind = type(result).__name__
     raise InvalidResult(
         f"Invalid raw result type: the agent returned a {kind} ({_short(result)}). Return the reward "
-        "(a finite number, or a dict of them), None after emit_reward(...), or a list of spans or triplets; to score "
-        "anything else give the Trainer a reward_fn."
+        "(a finite number, or a dict of them), None after emit_reward(...), or a list of spans or triplets. To score "
+        "other results, pass a reward_fn to the Trainer."
     )
 
 
@@ -133,8 +133,8 @@ def _listed(items: list[Any], rollout: AttemptedRollout) -> list[Span]:
         return triplet_spans(items, rollout)
     names = ", ".join(type(item).__name__ for item in items[:10])
     raise InvalidResult(
-        f"Invalid raw result type: a list of {names}. A list must hold triplets, or spans of one kind: ReadableSpan, "
-        "agl.Span or SpanCoreFields."
+        f"Invalid raw result type: a list of {names}. A list must contain triplets, or spans of one type: "
+        "ReadableSpan, agl.Span or SpanCoreFields."
     )
 
 
@@ -155,8 +155,8 @@ def _own(item: Any, rollout: AttemptedRollout) -> Span:
 def bind_reward_fn(
     reward_fn: RewardFn, output: object, rollout: AttemptedRollout, spans: Sequence[Span]
 ) -> Callable[[], object]:
-    """Return a call of `reward_fn` with the arguments it names: output, task or expected (both the input of the
-    rollout), rollout, spans. If it names others, it gets (output, task) by position."""
+    """Return a call of `reward_fn` with its arguments by name: output, task or expected (both the rollout's input),
+    rollout, spans. If it requires others, it gets (output, task) by position."""
     values = {
         "output": output,
         "task": rollout.input,
@@ -188,7 +188,7 @@ def reward_of(value: object, reward_fn: RewardFn) -> float | Mapping[str, object
     if value is not None and number is None:
         name = getattr(reward_fn, "__qualname__", type(reward_fn).__qualname__)
         gave = _short(value if as_number(value) is None else as_number(value))
-        raise InvalidReward(f"reward_fn {name} gave {gave}; it must give {USABLE_REWARD}, or None for none")
+        raise InvalidReward(f"reward_fn {name} returned {gave}; expected {USABLE_REWARD}, or None for no reward")
     return number
 
 
@@ -197,7 +197,7 @@ def _short(value: object) -> str:
 
 
 CALL_SPAN = "openai.chat.completion"
-"""The span name that adapters expect for a model call that a client reports."""
+"""The name of a client's span of a model call, by which adapters find it."""
 _LOGPROBS = LightningCallAttributes.COMPLETION_LOGPROBS.value
 _FINISH_REASON = LightningCallAttributes.FINISH_REASON.value
 _WEIGHT_VERSION = LightningCallAttributes.WEIGHT_VERSION.value
@@ -207,7 +207,7 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
     """Return a call span for each triplet, followed by its reward; the last reward is the final one.
 
     Raises:
-        InvalidReward: a reward is NaN, infinite, or more than 1e15 in size; says of which triplet.
+        InvalidReward: a reward is NaN, infinite, or more than 1e15 in size; names the triplet.
     """
     spans: list[Span] = []
     for index, triplet in enumerate(triplets):
@@ -229,7 +229,7 @@ def triplet_spans(triplets: Sequence[Triplet], rollout: AttemptedRollout) -> lis
             continue
         if as_reward(triplet.reward) is None:
             raise InvalidReward(
-                f"The agent returned a triplet (number {index}) with the reward {triplet.reward}; a reward is "
+                f"The agent returned a triplet (number {index}) with the reward {triplet.reward}; expected "
                 f"{USABLE_REWARD}"
             )
         named = flatten_attributes(target_attributes("call", response_id, None))

@@ -1,4 +1,4 @@
-"""Tracers: they record the code inside a trace context as spans. Each is loaded on first use."""
+"""Tracers, which record the code inside a trace context as spans. Each is loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

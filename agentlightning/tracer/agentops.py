@@ -1,7 +1,8 @@
 """AgentOpsTracer: the spans of AgentOps's instrumentors, collected per attempt. Needs the extra `agentops`.
 
-The client of AgentOps is started without its service (`instrumentation/agentops.py`), so it needs neither account nor
-network; `agentlightning.instrumentation.agentops.enable_agentops_service()`, called first, lets it send there as well.
+The client of AgentOps is started without its service (`instrumentation/agentops.py`), so it needs neither an account
+nor a network. To send spans to AgentOps as well, first call
+`agentlightning.instrumentation.agentops.enable_agentops_service()`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class AgentOpsTracer(OtelTracer):
     """An `OtelTracer` with one root span per context, `<name>.session`, and the libraries traced by AgentOps below it.
 
     Args:
-        agentops_managed: start the client of AgentOps; false leaves that to the program.
-        instrument_managed: patch AgentOps so that it works offline and keeps token ids; false leaves it as it is.
+        agentops_managed: start the client of AgentOps; if false, the program has to start it.
+        instrument_managed: patch AgentOps so that it works offline and keeps token ids; if false, it is unchanged.
         daemon: has no effect.
         store: as for `OtelTracer`.
 
@@ -65,10 +66,10 @@ class AgentOpsTracer(OtelTracer):
         self._instrumented = False
         for name in ("agentops_managed", "instrument_managed", "daemon"):
             if not getattr(self, name):
-                logger.warning("AgentOpsTracer(%s=False): the program takes care of that itself", name)
+                logger.warning("AgentOpsTracer(%s=False): the program is responsible for this", name)
 
     def instrument(self, worker_id: int) -> None:
-        """Patch the vendor packages; override it for other patches."""
+        """Patch the vendor packages. Override it for other patches."""
         instrument_all()
 
     def uninstrument(self, worker_id: int) -> None:
@@ -92,9 +93,7 @@ class AgentOpsTracer(OtelTracer):
         client = agentops.get_client()
         if client.initialized:
             if client not in _own_clients:
-                logger.warning(
-                    "The program has started AgentOps itself: what it sends to its service it goes on sending"
-                )
+                logger.warning("The program has started AgentOps itself, so AgentOps continues to send to its service")
             return
         service = agentops_service_enabled()
         settings = {} if service else {"api_key": _PLACEHOLDER_KEY, "log_session_replay_url": False}
@@ -116,7 +115,7 @@ class AgentOpsTracer(OtelTracer):
 
     @override
     def get_langchain_handler(self, tags: list[str] | None = None) -> Any:
-        """Return a callback handler of AgentOps for LangChain, whose spans are below the open context."""
+        """Return a callback handler of AgentOps for LangChain. Its spans are below the open context."""
         module: Any = importlib.import_module("agentops.integration.callbacks.langchain")
         handler = module.LangchainCallbackHandler(api_key=_PLACEHOLDER_KEY, tags=tags, auto_session=False)
         handler.session_span = trace_api.get_current_span()

@@ -1,4 +1,4 @@
-"""Tracer: the contract of every tracer, and the active tracer of a context."""
+"""Tracer: the interface of all tracers, and the active tracer of a context."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class TraceAdapter:
-    """An observer of traces, added to a tracer by `add_observer`; override `on_trace_end`.
+    """An observer of traces. Add it to a tracer with `add_observer`; override `on_trace_end`.
 
     `agl.TraceAdapter` is another class: it converts spans to training data.
     """
@@ -42,7 +42,7 @@ class TraceAdapter:
     """The store of the trace."""
 
     def on_trace_end(self, span: Span) -> None:
-        """Process a span of a trace that has ended, once per span, in the order in which they ended. Must not block.
+        """Process a span of a trace that has ended. Called once per span, in the order of their ends. Must not block.
 
         Its exceptions are logged.
         """
@@ -53,7 +53,7 @@ class TraceAdapter:
 
 
 class OpenRecording(SpanRecordingContext, Protocol):
-    """A span that is being recorded, as its tracer sees it."""
+    """A span that is being recorded, for its tracer."""
 
     def finalize(self, end_time: float | None = None) -> None:
         """End the span at a time in seconds; None is now."""
@@ -62,23 +62,23 @@ class OpenRecording(SpanRecordingContext, Protocol):
 class Tracer(ParallelWorkerBase):
     """Records the code inside `trace_context` as spans.
 
-    One object serves one worker; several rollouts may be open at once in different tasks or threads. Nothing is
-    started before `init_worker`, so a tracer may be pickled, and made before a fork.
+    One object serves one worker; several rollouts may be open at once in different tasks or threads. Nothing is started
+    before `init_worker`, so a tracer may be pickled, or created before a fork.
     """
 
     _store: LightningStore | None = None
     _observers: tuple[TraceAdapter, ...] = ()
     store_unreachable_timeout: float = OUTAGE_SECONDS
-    """Seconds for which the spans of an attempt are kept while the store is unreachable; a runner sets its own."""
+    """Seconds for which the spans of an attempt are kept while the store is unreachable; runners set it."""
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Store the worker id and its store; subclasses install their backend here."""
+        """Set the worker id and its store; subclasses install their backend here."""
         super().init_worker(worker_id)
         self._store = None if store is None else complete(store)
 
     def add_observer(self, observer: TraceAdapter) -> None:
-        """Add an observer that gets the spans of each trace that ends, once the store has them."""
+        """Add an observer that gets the spans of each ended trace after they are stored."""
         self._observers = (*self._observers, observer)
 
     def trace_context(
@@ -91,17 +91,17 @@ class Tracer(ParallelWorkerBase):
     ) -> AbstractAsyncContextManager[Any]:
         """Return an async context manager around one attempt; its spans are in the store when it has ended.
 
-        Without ids the spans are only kept for `get_last_trace`. `store` is deprecated: pass it to `init_worker`.
+        Without ids the spans are kept only for `get_last_trace`. `store` is deprecated: pass it to `init_worker`.
 
         Raises:
             ValueError: one id without the other, ids without a store, or a context is open here already.
-            TraceDeliveryError: at the end, if the body succeeded and the store did not take the spans.
+            TraceDeliveryError: at the end, if the body succeeded and the store did not accept the spans.
         """
         raise NotImplementedError(f"{type(self).__name__} has no trace_context; use OtelTracer")
 
     def get_last_trace(self) -> list[Span]:
         """Return a copy of the spans of the open context, else of the last one, in the order in which they ended."""
-        raise NotImplementedError(f"{type(self).__name__} keeps no trace; use OtelTracer")
+        raise NotImplementedError(f"{type(self).__name__} does not keep traces; use OtelTracer")
 
     def create_span(
         self,
@@ -121,7 +121,7 @@ class Tracer(ParallelWorkerBase):
         start_time: float | None = None,
         end_time: float | None = None,
     ) -> Generator[SpanRecordingContext]:
-        """Return a context manager whose body is one span; times are seconds, by default those of the body."""
+        """Return a context manager that records its body as one span; times are in seconds, by default the body's."""
         recording = self._begin(name, attributes, start_time)
         try:
             yield recording
@@ -136,9 +136,9 @@ class Tracer(ParallelWorkerBase):
         raise NotImplementedError(f"{type(self).__name__} cannot trace operations")
 
     def get_langchain_handler(self) -> Any:
-        """Return a LangChain callback handler; None where the tracer has none."""
+        """Return a LangChain callback handler; None if the tracer has none."""
         logger.warning(
-            "%s has no LangChain handler; LangChain calls are traced by their gateway calls only", type(self)
+            "%s has no LangChain handler; of LangChain, only model calls through the gateway are recorded", type(self)
         )
         return None
 
@@ -152,7 +152,7 @@ class Tracer(ParallelWorkerBase):
         """Deprecated: run a function inside `trace_context`, on this thread.
 
         Raises:
-            RuntimeError: an event loop runs on this thread.
+            RuntimeError: an event loop is running on this thread.
         """
         warnings.warn("trace_run is deprecated; use trace_context", DeprecationWarning, stacklevel=2)
         try:
@@ -160,7 +160,7 @@ class Tracer(ParallelWorkerBase):
         except RuntimeError:
             pass
         else:
-            raise RuntimeError("An event loop runs on this thread: await trace_run_async(...), or use trace_context")
+            raise RuntimeError("An event loop is running here. Await trace_run_async(...), or use trace_context")
         context, scope = copy_context(), self.trace_context(func.__name__)
 
         async def enter() -> None:
@@ -180,7 +180,7 @@ class Tracer(ParallelWorkerBase):
 
     @contextmanager
     def lifespan(self, store: LightningStore | None = None) -> Generator[None]:
-        """Initialise the tracer as worker 0 for the body; undo only the steps that succeeded."""
+        """Initialise the tracer as worker 0 for the body; at the end, undo the steps that succeeded."""
         self.init()
         try:
             self.init_worker(0, store)
@@ -202,16 +202,16 @@ def get_active_tracer() -> Tracer | None:
 
 
 def set_active_tracer(tracer: Tracer) -> None:
-    """Make `tracer` the active one of this context. For tracers that do not open a scope of their own.
+    """Make `tracer` the active one of this context. For tracers that do not open a scope themselves.
 
     Raises:
-        ValueError: one is active here already.
+        ValueError: a tracer is already active here.
     """
     TraceScope(tracer).open()
 
 
 def clear_active_tracer() -> None:
-    """Deactivate the tracer of `set_active_tracer` or of an open context; does nothing if there is none."""
+    """Deactivate the tracer of `set_active_tracer` or of an open context; do nothing if there is none."""
     scope = current_scope()
     if scope is not None:
         scope.close()
@@ -220,7 +220,7 @@ def clear_active_tracer() -> None:
 def with_active_tracer_context(
     trace_context: Callable[P, AbstractAsyncContextManager[T]],
 ) -> Callable[P, AbstractAsyncContextManager[T]]:
-    """Decorate a tracer's `trace_context` so that the tracer is active inside, and always inactive afterwards."""
+    """Decorate a tracer's `trace_context` so that the tracer is active inside and inactive afterwards."""
 
     @wraps(trace_context)
     @asynccontextmanager

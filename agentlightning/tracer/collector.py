@@ -1,12 +1,12 @@
-"""The collector that gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT`, with the variables of OpenTelemetry.
+"""The collector that gets a copy of the spans: `AGENT_LIGHTNING_OTLP_ENDPOINT` and the variables of OpenTelemetry.
 
     http://host:4318              OTLP over HTTP, to http://host:4318/v1/traces
     https://host/base             OTLP over HTTP, to https://host/base/v1/traces
     https://host/base/v1/traces   OTLP over HTTP, as written
     http://host:4317              OTLP over gRPC; https for TLS
 
-`OTEL_EXPORTER_OTLP_PROTOCOL` (`grpc` or `http/protobuf`) goes before the port; `OTEL_EXPORTER_OTLP_HEADERS` are sent
-along (`api-key=secret,tenant=a`). The form for traces only, `OTEL_EXPORTER_OTLP_TRACES_...`, goes before both.
+`OTEL_EXPORTER_OTLP_PROTOCOL` (`grpc` or `http/protobuf`) has priority over the port. `OTEL_EXPORTER_OTLP_HEADERS`
+(`api-key=secret,tenant=a`) are also sent. The variables for traces, `OTEL_EXPORTER_OTLP_TRACES_...`, have priority.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Collector:
     """An address that accepts spans."""
 
     url: str
-    """Whole, with its path, for HTTP; `host:port` for gRPC."""
+    """Complete URL with its path for HTTP; `host:port` for gRPC."""
     protocol: Protocol = "http/protobuf"
     secure: bool = False
-    """True for TLS with gRPC; for HTTP the scheme of the address decides."""
+    """True for TLS with gRPC; for HTTP the scheme of the URL is used."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Headers of every request; may hold secrets."""
+    """Headers of every request; may contain secrets."""
 
     @property
     def shown(self) -> str:
@@ -45,10 +45,10 @@ class Collector:
 
 
 def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | None:
-    """Return the collector that the environment names; None if it names none.
+    """Return the collector that is configured in the environment; None if there is none.
 
     Raises:
-        ValueError: the address is invalid or holds credentials, or the protocol or the headers are invalid.
+        ValueError: the address is invalid or contains credentials, or the protocol or the headers are invalid.
         MissingExtraError: the address is one for gRPC, which is not installed.
     """
     endpoint = environment.get(ENDPOINT, "").strip()
@@ -67,14 +67,14 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
         return Collector(urlunsplit(address._replace(path=whole, fragment="")), protocol, False, headers)
     if address.path.strip("/"):
         raise ValueError(
-            f"{ENDPOINT} asks for gRPC, which has no path {address.path!r}: write {address.scheme}://{address.netloc}, "
-            f"or for HTTP {address.scheme}://{address.hostname}:4318{TRACES_PATH}"
+            f"{ENDPOINT} is for gRPC, which has no path; got {address.path!r}. Use "
+            f"{address.scheme}://{address.netloc} or, for HTTP, {address.scheme}://{address.hostname}:4318{TRACES_PATH}"
         )
     if importlib.util.find_spec("grpc") is None:
         raise MissingExtraError(
             f"{ENDPOINT}={address.scheme}://{address.netloc} is an address for gRPC (by its port {GRPC_PORT}, or by "
-            f"the variable OTEL_EXPORTER_OTLP_PROTOCOL). "
-            f"{address.scheme}://{address.hostname}:4318 is the usual one for HTTP and needs nothing more; gRPC",
+            "the variable OTEL_EXPORTER_OTLP_PROTOCOL). "
+            f"{address.scheme}://{address.hostname}:4318 is the usual one for HTTP and needs no package; gRPC",
             "otlp-grpc",
             "grpcio",
         )
@@ -88,9 +88,9 @@ def _address(text: str) -> SplitResult:
         address = urlsplit(text)
         port = address.port
     except ValueError as error:
-        raise ValueError(f"{ENDPOINT} is no address: {error}") from error
+        raise ValueError(f"{ENDPOINT} is not a valid address: {error}") from error
     if address.username or address.password:
-        raise ValueError(f"{ENDPOINT} must not hold a user or password; put them into OTEL_EXPORTER_OTLP_HEADERS")
+        raise ValueError(f"{ENDPOINT} must not contain a user or a password; set them in OTEL_EXPORTER_OTLP_HEADERS")
     if address.scheme not in ("http", "https") or not address.hostname or port == 0:
         raise ValueError(
             f"{ENDPOINT} must be http://host:4318, https://host/base, or for gRPC http://host:{GRPC_PORT}; got {text!r}"
@@ -106,13 +106,13 @@ def _headers(environment: Mapping[str, str]) -> dict[str, str]:
         header, content = unquote(key.strip()), unquote(value.strip())
         plain = header.isascii() and content.isascii() and header.isprintable() and content.isprintable()
         if not equals or not header or not plain or " " in header or ":" in header:
-            raise ValueError(f"{name}: entry {number + 1} is no key=value (the value is not shown: it may be secret)")
+            raise ValueError(f"{name}: entry {number + 1} is not key=value (not shown, because it may be secret)")
         headers[header.lower()] = content
     return headers
 
 
 def _setting(environment: Mapping[str, str], what: str) -> tuple[str, str]:
-    """Return the variable that holds a setting of OpenTelemetry, and its text; that for traces has priority."""
+    """Return the variable of an OpenTelemetry setting and its text; the variable for traces has priority."""
     names = (f"OTEL_EXPORTER_OTLP_TRACES_{what}", f"OTEL_EXPORTER_OTLP_{what}")
     name = next((name for name in names if environment.get(name, "").strip()), names[1])
     return name, environment.get(name, "").strip()

@@ -1,7 +1,7 @@
-"""Converts attributes of a program or an instrumentation to values that a stored span can hold. Never raises.
+"""Converts attributes of a program or an instrumentation to values that a stored span can contain. Never raises.
 
-OpenTelemetry accepts attributes that a stored span cannot hold: None, maps, mixed lists, bytes, enumerations. None is
-excluded, because no reader could tell it from a text; an enumeration becomes its value, the rest JSON text."""
+OpenTelemetry accepts attributes that a stored span cannot contain: None, maps, mixed lists, bytes, enumerations. None
+is excluded, because readers could take it for a text; an enumeration becomes its value, the rest JSON text."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ Fit = Callable[[Mapping[str, object] | None], dict[str, object]]
 
 
 def span_of(ended: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-    """Return the span; if it is unreadable, its name, times and place only."""
+    """Return the span; if it is unreadable, only its name, times and place."""
     with contextlib.suppress(Exception):  # unsuitable values are converted below
         if _PLAIN.issuperset(map(type, (ended.attributes or {}).values())):
             return Span.from_opentelemetry(ended, rollout_id, attempt_id, sequence_id)
     try:
         return Span.from_opentelemetry(_fitted(ended, _fitting), rollout_id, attempt_id, sequence_id)
     except Exception as error:  # boundary: one unreadable span must not cost an attempt its evidence
-        logger.warning("[Rollout %s] the attributes of span %r are lost: %r", rollout_id, ended.name, error)
+        logger.warning("[Rollout %s] unreadable attributes of span %r are lost: %r", rollout_id, ended.name, error)
         return Span.from_opentelemetry(_fitted(ended, lambda _: {}), rollout_id, attempt_id, sequence_id)
 
 
 def _fitted(ended: ReadableSpan, fit: Fit) -> Any:
-    """Return an object like the span whose attributes, and those of its parts, were converted by `fit`."""
+    """Return a copy of the span with attributes, also those of its parts, converted by `fit`."""
     context = ended.get_span_context()
     return SimpleNamespace(
         **{name: getattr(ended, name, None) for name in _COPIED},

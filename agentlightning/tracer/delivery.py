@@ -1,7 +1,7 @@
-"""Delivery: the spans of a scope go to the store in one batch, with retries and a deadline; the mirror gets a copy.
+"""Sends the spans of a scope to the store in one batch, with retries and a deadline, and copies to the mirror.
 
-Before that, texts that no store can hold are repaired, keys with a known format are hidden, and the span lists
-the places.
+Before that, texts that stores cannot hold are repaired, keys with a known format are hidden, and the span lists the
+changed places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _METRICS_SECONDS = 5.0
 BATCH = 512
-"""Number of spans per request: keeps a request below the store's bound on bodies."""
+"""Number of spans per request; keeps a request below the store's limit for bodies."""
 Text = Callable[[str], str]
 """Converts a text; returns the same object if nothing changes."""
 Attributes = Callable[[Mapping[str, object]], tuple[dict[str, object], list[str]] | None]
@@ -33,12 +33,12 @@ Attributes = Callable[[Mapping[str, object]], tuple[dict[str, object], list[str]
 
 
 class TraceDeliveryError(AgentLightningError, RuntimeError):
-    """The spans of an attempt did not reach the store; its evidence is not complete."""
+    """The spans of an attempt did not reach the store; its trace is incomplete."""
 
     def __init__(self, message: str, *, unanswered: bool = False) -> None:
         super().__init__(message)
         self.unanswered = unanswered
-        """True if the store was unreachable for too long; otherwise it refused them."""
+        """True if the store was unreachable for too long; false if it refused the spans."""
 
 
 async def deliver(scope: TraceScope, seconds: float) -> None:
@@ -47,7 +47,7 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
     Repeating it after a failure is safe: the store identifies spans by their ids.
 
     Raises:
-        TraceDeliveryError: the store refused them, or did not answer for `seconds`.
+        TraceDeliveryError: the store refused them, or did not respond for `seconds`.
     """
     pieces = sorted(scope.pieces, key=lambda piece: piece.start_order)
     if not pieces or scope.store is None:
@@ -65,7 +65,7 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
         else:
             future.cancel()
             logger.warning(
-                "[Rollout %s] a reward got no number when it was emitted; it is ordered behind all calls",
+                "[Rollout %s] a reward got no number when it was emitted; it is ordered after all calls",
                 scope.rollout_id,
             )
     stored = await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], seconds)
@@ -85,21 +85,21 @@ async def _show_observers(scope: TraceScope, store: LightningStore) -> None:
             try:
                 observer.on_trace_end(span)
             except Exception:  # the boundary: an observer must not spoil the attempt
-                logger.exception("[Rollout %s] %s failed", scope.rollout_id, type(observer).__name__)
+                logger.exception("[Rollout %s] the observer %s failed", scope.rollout_id, type(observer).__name__)
     here = asyncio.get_running_loop()
     if mine := {task for task in recording - earlier if task.get_loop() is here}:
         done, late = await asyncio.wait(mine, timeout=_METRICS_SECONDS)
         failed = [error for task in done if (error := task.exception()) is not None]
         if failed or late:
-            text = "[Rollout %s] %d metrics were not recorded; the first error: %r"
-            logger.warning(text, scope.rollout_id, len(failed) + len(late), next(iter(failed), "no answer in time"))
+            text = "[Rollout %s] %d metrics were not recorded; first error: %r"
+            logger.warning(text, scope.rollout_id, len(failed) + len(late), next(iter(failed), "no response in time"))
 
 
 async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: float) -> list[Span]:
     """Store spans of one attempt and return those that were new, with their numbers.
 
     Raises:
-        TraceDeliveryError: the store refused them, or did not answer for `seconds`.
+        TraceDeliveryError: the store refused them, or did not respond for `seconds`.
     """
     stored: list[Span] = []
     outage = Outage(seconds)

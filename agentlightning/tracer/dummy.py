@@ -1,4 +1,4 @@
-"""DummyTracer: creates span values and sends them nowhere. Used by every emitter with `propagate=False`."""
+"""DummyTracer: creates span values without sending them. Used by all emitters with `propagate=False`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DummySpanRecordingContext:
 
 
 class DummyTracer(Tracer):
-    """Has no backend and no `trace_context`; a runner needs a tracer with both."""
+    """A tracer without backend and `trace_context`; a runner needs a tracer with both."""
 
     @override
     def create_span(

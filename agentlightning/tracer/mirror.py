@@ -1,11 +1,11 @@
-"""Mirror: a copy of the spans for the store is also sent to a collector, outside the agent's path.
+"""Mirror: sends a copy of the spans for the store to a collector, in the background.
 
-Spans are put on a bounded queue without waiting; a thread sends them in batches. A collector
-that is slow, unreachable or full costs memory up to the bound, and then copies; no rollout is affected. Losses are
-counted, and logged once. The OTLP libraries are imported when there is a collector, not before.
+Spans are put on a queue of limited size without waiting; a thread sends them in batches. If a collector is slow,
+unreachable or full, the queue grows to its limit, and then copies are dropped; no rollout is affected. Losses are
+counted, and logged once. The OTLP libraries are imported only if there is a collector.
 
-One mirror serves a process. Tracers open it (`open_mirror`) and close it again; the last one to close waits, within a
-bound, until the queue is empty. A forked child has an empty mirror of its own.
+One mirror serves a process. Tracers open it (`open_mirror`) and close it; the last one to close waits, up to a limit,
+until the queue is empty. A forked child has its own empty mirror.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_SPANS = 20_000
-"""Number of spans that wait for a collector, all of a process together."""
+"""Number of spans of a process that wait for a collector."""
 MOST_BYTES = 64 * 1024 * 1024
 """Approximate bytes of these spans in memory."""
 BATCH_SPANS = 512
 BATCH_BYTES = 3 * 1024 * 1024
 """Bytes of a batch; below the 4 MiB that a gRPC server accepts by default."""
 CLOSE_SECONDS = 3.0
-"""Seconds for which the end of a worker waits for the queue."""
+"""Seconds to wait for the queue at the end of a worker."""
 _LINGER_SECONDS = 0.5
-"""Seconds for which a batch waits to be filled."""
+"""Seconds to wait for more spans before a batch is sent."""
 _TRY_SECONDS = 10.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
@@ -50,11 +50,11 @@ class MirrorCounts(NamedTuple):
     offered: int
     sent: int
     lost: int
-    """Number of spans dropped here, or not kept by the collector."""
+    """Number of spans that were dropped here or not kept by the collector."""
 
 
 class Mirror:
-    """A queue and the thread that sends it. Any thread may offer spans; the thread starts with the first ones."""
+    """A queue and the thread that sends it. Any thread may offer spans; the sending thread starts with the first."""
 
     def __init__(self, sender: Sender, name: str, most_spans: int = MOST_SPANS, most_bytes: int = MOST_BYTES) -> None:
         from agentlightning.utils.otlp.encode import encode_spans
@@ -80,7 +80,7 @@ class Mirror:
             return MirrorCounts(self._offered, self._sent, self._lost)
 
     def offer(self, spans: Sequence[Span]) -> None:
-        """Queue copies of spans; those that find no room are lost. Returns at once."""
+        """Queue copies of spans; those beyond the limits are lost. Returns immediately."""
         sized = [(span, weight_of(span)) for span in spans]
         with self._changed:
             self._offered += len(sized)
@@ -95,15 +95,15 @@ class Mirror:
                 try:
                     thread.start()
                 except RuntimeError as error:  # the interpreter is ending; `close` counts what is on the queue
-                    logger.debug("Nothing is mirrored any more: %s", error)
+                    logger.debug("Mirroring has stopped: %s", error)
                 else:
                     self._thread = thread
             self._changed.notify_all()
         if excess:
-            self._lose(excess, f"{self._most_spans} spans or {self._most_bytes} bytes wait already")
+            self._lose(excess, f"{self._most_spans} spans or {self._most_bytes} bytes are already waiting")
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Send the waiting spans, for at most `seconds`, and end the thread; the rest is lost. May be called twice."""
+        """Send the waiting spans for at most `seconds`, and end the thread; the rest is lost. May be called twice."""
         with self._changed:
             if self._is_open():
                 self._closed_at = time.monotonic() + seconds
@@ -116,7 +116,7 @@ class Mirror:
             self._queue.clear()
             self._in_flight = 0
         if remaining:
-            self._lose(remaining, f"the collector did not take them within {seconds:g} s at the end")
+            self._lose(remaining, f"the collector did not accept them within {seconds:g} s at the end")
         counts = self.counts
         logger.info("Mirrored %d of %d spans to %s", counts.sent, counts.offered, self._name)
 
@@ -130,7 +130,7 @@ class Mirror:
             self._sender.close()
 
     def _next_batch(self) -> list[Span]:
-        """Wait for spans and return the next ones in order; none when the mirror is closed and the queue is empty."""
+        """Wait for spans and return the next ones in order; none if the mirror is closed and the queue is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or not self._is_open())
             self._changed.wait_for(self._is_ready, _LINGER_SECONDS)
@@ -175,7 +175,7 @@ class Mirror:
             )
             if answer.verdict != "again":
                 break
-            logger.debug("Mirroring %d spans to %s failed, will be tried again: %s", count, self._name, answer.why)
+            logger.debug("Mirroring %d spans to %s failed, retrying: %s", count, self._name, answer.why)
             if not self._may_try_again(answer, next(delays), last):
                 break
         kept_count = count - min(answer.rejected, count) if answer.verdict == "taken" else 0
@@ -188,7 +188,7 @@ class Mirror:
             self._lose(count - kept_count, answer.why or "the collector kept only a part of them")
 
     def _may_try_again(self, answer: Answer, delay: float, last: bool) -> bool:
-        """Wait as the collector asks, else with growing pauses; False if the mirror is closed and has no time left."""
+        """Wait as the collector requests, else with growing pauses; False if the mirror is closed and out of time."""
         pause = answer.retry_after
         until = time.monotonic() + (delay if pause is None else pause)
         with self._changed:
@@ -211,7 +211,8 @@ class Mirror:
             first, self._warned = not self._warned, True
         if first:
             logger.warning(
-                "%d spans were not mirrored to %s (%s). No rollout is affected; later losses are only counted",
+                "%d spans were not mirrored to %s (%s). No rollout is affected. Further losses are counted, but not "
+                "logged",
                 count,
                 self._name,
                 why,
@@ -255,9 +256,9 @@ _process = _Process()
 
 
 def open_mirror() -> bool:
-    """Start to mirror delivered spans, if the environment names a collector; return True if it does.
+    """Start to mirror delivered spans if a collector is configured in the environment; return whether one is.
 
-    Each call that returned true is to be followed by one of `close_mirror`.
+    For each call that returns true, call `close_mirror` once.
 
     Raises:
         ValueError, MissingExtraError: the variables are invalid; see `collector_of`.
@@ -308,7 +309,7 @@ def mirror_spans(spans: Sequence[Span]) -> None:
 
 
 def mirror_counts() -> MirrorCounts:
-    """Return the numbers of spans that this process has mirrored since the mirror was opened, by outcome."""
+    """Return the numbers of spans by outcome, in this process since the mirror was opened."""
     mirror = _process.mirror
     return mirror.counts if mirror is not None else MirrorCounts(0, 0, 0)
 
@@ -331,7 +332,7 @@ def _close_at_exit() -> None:
 
 
 def _begin_in_child() -> None:
-    """Reset locks, queue and thread, which belong to the parent; it also sends the waiting spans."""
+    """Reset locks, queue and thread, which belong to the parent; the parent sends the waiting spans."""
     global _process
     _process = _Process(_process.wanted)
 

@@ -1,4 +1,4 @@
-"""OtelTracer: spans of plain OpenTelemetry, collected per attempt. `provider.py` has the providers behind them."""
+"""OtelTracer: plain OpenTelemetry spans, collected per attempt. `provider.py` has their providers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class OtelSpanRecordingContext:
         self.record_status("ERROR", f"{type(exception).__name__}: {message_of(exception)}")
 
     def record_attributes(self, attributes: Attributes) -> None:
-        """Add attributes; values that a span cannot hold become text."""
+        """Add attributes; values that a span cannot contain become text."""
         self._span.set_attributes(sanitize_attributes(attributes))
 
     def record_status(self, status_code: StatusCode, description: str | None = None) -> None:
@@ -82,7 +82,7 @@ class OtelSpanRecordingContext:
         _set_status(self._span, TraceStatus(status_code=status_code, description=description))
 
     def finalize(self, end_time: float | None = None) -> None:
-        """Suspend the span and end it at a time in seconds; None is now."""
+        """Suspend the span, and end it at a time in seconds; None is now."""
         self.record_status(self._success)
         self.suspend()
         self._span.end(_nanoseconds(end_time))
@@ -95,7 +95,7 @@ class OtelSpanRecordingContext:
         """Return the fields recorded so far.
 
         Raises:
-            ValueError: OpenTelemetry is switched off (`OTEL_SDK_DISABLED`).
+            ValueError: OpenTelemetry is disabled (`OTEL_SDK_DISABLED`).
         """
         if not isinstance(self._span, ReadableSpan):
             raise ValueError(f"Span of type {type(self._span).__name__} was not recorded (is OTEL_SDK_DISABLED set?)")
@@ -114,16 +114,16 @@ class OtelTracer(ManualTracing):
 
     Args:
         store: the store for `lifespan` and `init_worker` without one; also `store_client`.
-        rollout_id: the rollout of traces that are opened without ids; any other is refused.
+        rollout_id: the rollout of traces that are opened without ids; other ids are refused.
         attempt_id: the attempt of such traces.
     """
 
     tracer_name: ClassVar[str | None] = None
-    """Name on the resource of the spans, for tracers whose spans are not plain OpenTelemetry."""
+    """Name on the resource of the spans, for tracers with other spans than plain OpenTelemetry."""
     success: ClassVar[StatusCode] = "UNSET"
     """Status of an operation that did not raise."""
     traces_clients: ClassVar[bool] = True
-    """True creates spans of the calls of the package `openai`; False where a vendor does that."""
+    """True to create spans of the calls of the package `openai`; False if another instrumentation does that."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class OtelTracer(ManualTracing):
     ) -> None:
         super().__init__()
         if store is not None and store_client is not None and store is not store_client:
-            raise TypeError("store and store_client are two names of one setting; give one of them")
+            raise TypeError("store and store_client are the same setting; pass only one of them")
         self._default_store = store if store is not None else store_client
         self.rollout_id = rollout_id
         self.attempt_id = attempt_id
@@ -156,7 +156,7 @@ class OtelTracer(ManualTracing):
 
     @override
     def init_worker(self, worker_id: int, store: LightningStore | None = None) -> None:
-        """Find the current provider and attach to it. May be repeated.
+        """Attach to the current tracer provider. May be repeated.
 
         Raises:
             ValueError, MissingExtraError: `AGENT_LIGHTNING_OTLP_ENDPOINT` is invalid, or its exporter is not installed.
@@ -172,7 +172,7 @@ class OtelTracer(ManualTracing):
 
     @override
     def teardown_worker(self, worker_id: int, *args: object, **kwargs: object) -> None:
-        """End the thread that requests numbers, and send a collector the remaining spans; may be used again."""
+        """End the thread that requests numbers, and send the remaining spans to the collector. May be used again."""
         if self._ids is not None:
             self._ids.close()
         mirrors, self._mirrors = self._mirrors, False
@@ -192,7 +192,7 @@ class OtelTracer(ManualTracing):
         rollout_id: str | None = None,
         attempt_id: str | None = None,
     ) -> AsyncGenerator[Any]:
-        """Open a trace; see `Tracer.trace_context`. Yields the OpenTelemetry tracer; creates no span of its own."""
+        """Open a trace; see `Tracer.trace_context`. Yields the OpenTelemetry tracer; creates no span itself."""
         scope = self._new_scope(store, rollout_id, attempt_id)
         outside = otel_context.get_current()
         scope.open()
@@ -263,7 +263,7 @@ class OtelTracer(ManualTracing):
         yield self._tracer()
 
     def _emit(self, fields: SpanCoreFields) -> bool:
-        """Send a finished span through OpenTelemetry; False if it is switched off."""
+        """Send a finished span through OpenTelemetry; False if OpenTelemetry is disabled."""
         moment = _nanoseconds(fields.start_time)
         span = self._tracer().start_span(
             fields.name, attributes=cast(Mapping[str, Any], fields.attributes), start_time=moment
@@ -284,7 +284,7 @@ class OtelTracer(ManualTracing):
         self._tracer("LightningSpanProcessor")
         if store is not None:
             warnings.warn(
-                "trace_context(store=...) is deprecated; give the store to init_worker",
+                "trace_context(store=...) is deprecated; pass the store to init_worker",
                 DeprecationWarning,
                 stacklevel=4,
             )

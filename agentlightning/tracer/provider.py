@@ -1,9 +1,9 @@
-"""The OpenTelemetry providers behind a tracer, so that ours and the program's own work side by side.
+"""The OpenTelemetry providers behind a tracer: ours and the program's work in parallel.
 
-Two providers carry our processor. The *global* one receives the spans of instrumented libraries: the program's,
-which continues to sample and export, or, while there is none, a stand-in that is replaced as soon as the program
-sets one. Our *own* one creates the spans of emitters and operations: they reach our scopes only, never the program's
-exporters, and a sampler or a processor of the program cannot lose them.
+Two providers have our processor. The *global* one receives the spans of instrumented libraries. It is the program's,
+which continues to sample and export, or a placeholder until the program sets one. Our *own* one creates the spans of
+emitters and operations: they are sent to our scopes only, never to the program's exporters, and cannot be lost through
+a sampler or a processor of the program.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _own: dict[str | None, TracerProvider] = {}
 
 
 class LightningSpanProcessor(SpanProcessor):
-    """Keeps spans in the scope in which they began. Touches no store and holds no state of its own."""
+    """Keeps spans in the scope in which they began. Uses no store and has no state."""
 
     @override
     def on_start(self, span: SdkSpan, parent_context: Context | None = None) -> None:
@@ -58,7 +58,7 @@ class LightningSpanProcessor(SpanProcessor):
 
     @override
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Return True: spans wait for the end of their scope, never here."""
+        """Return True: no spans wait here, only in their scope."""
         return True
 
 
@@ -69,13 +69,13 @@ _PROCESSOR = LightningSpanProcessor()
 
 
 _watched: list[trace_api.TracerProvider] = []
-"""Global providers that carry our processor, the latest one last; a program rarely has more than two."""
+"""Global providers with our processor, the latest one last; a program rarely has more than two."""
 
 
 def watch_global_provider() -> trace_api.TracerProvider:
-    """Return the global provider with our processor on it; set a stand-in if the program has none.
+    """Return the global provider with our processor; set a placeholder if the program has none.
 
-    Cheap to repeat: a program may set its provider at any time.
+    Call it again at any time: it is cheap, and a program may set its provider later.
     """
     provider = trace_api.get_tracer_provider()
     if _watched and _watched[-1] is provider:
@@ -94,8 +94,8 @@ def watch_global_provider() -> trace_api.TracerProvider:
                 add(_PROCESSOR)
             else:
                 logger.warning(
-                    "The global tracer provider %s takes no span processors: spans of instrumented libraries are "
-                    "not seen",
+                    "The global tracer provider %s does not support span processors: spans of instrumented libraries "
+                    "are not recorded",
                     type(provider).__name__,
                 )
             _watched.append(provider)
@@ -105,7 +105,7 @@ def watch_global_provider() -> trace_api.TracerProvider:
 
 
 class StandInProvider(TracerProvider):
-    """The global provider of a program that has none. Its tracers follow the program to the one that it sets later."""
+    """The global provider of a program that has none. Its tracers use the program's provider once one is set."""
 
     @override
     def get_tracer(self, *args: Any, **kwargs: Any) -> trace_api.Tracer:
@@ -113,7 +113,7 @@ class StandInProvider(TracerProvider):
 
 
 class _FollowingTracer(trace_api.Tracer):
-    """A tracer that belongs to the current global provider."""
+    """A tracer that always uses the current global provider."""
 
     def __init__(
         self, stand_in: StandInProvider, own: trace_api.Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -150,7 +150,7 @@ class _FollowingTracer(trace_api.Tracer):
 
 
 def own_provider(tracer_name: str | None = None) -> TracerProvider:
-    """Return the provider of our own spans; `tracer_name` is put on the resource of its spans."""
+    """Return the provider of our spans; `tracer_name` is added to the resource of its spans."""
     with _lock:
         if tracer_name not in _own:
             attributes = {} if tracer_name is None else {_TRACER_NAME: tracer_name}
@@ -171,8 +171,8 @@ def _limits() -> SpanLimits:
 
 
 class _EvidenceSampler(Sampler):
-    """Records every span, and marks it as sampled only if the program's sampler would: library spans below ours
-    are then sampled as if ours were not there."""
+    """Records every span, and marks it as sampled only if the program's sampler would. Library spans below ours are
+    therefore sampled as if ours did not exist."""
 
     @override
     def should_sample(
@@ -196,11 +196,11 @@ class _EvidenceSampler(Sampler):
 
     @override
     def get_description(self) -> str:
-        return "agentlightning: records all, samples as the program does"
+        return "agentlightning: records all spans, samples like the program"
 
 
 class _SystemIds(RandomIdGenerator):
-    """Random ids that do not repeat when the agent seeds `random`: of two spans with one id the store keeps one."""
+    """Random ids that do not repeat if the agent seeds `random`: the store keeps one span per id."""
 
     @override
     def generate_span_id(self) -> int:
@@ -212,7 +212,7 @@ class _SystemIds(RandomIdGenerator):
 
 
 class _SameIds(IdGenerator):
-    """Ids in the form that the program uses, because its spans may be below ours."""
+    """Ids in the program's form, because its spans may be below ours."""
 
     def __init__(self) -> None:
         self._random = _SystemIds()

@@ -1,17 +1,17 @@
-"""The scope of one attempt: the place of the current context's spans, and the spans so far.
+"""The scope of one attempt, which collects the spans of the current context.
 
-A context variable carries the scope, so asyncio tasks and threads that copy their context never cross, however many
-rollouts one process runs. A span whose parent is open belongs to its parent's scope. A plain thread, which copies
-nothing, is in the scope in which it was started (`tracer/started.py`); one that was started outside of all is in the
-scope of its current OpenTelemetry span, else in the only open scope of the process if there is exactly one. A closed
-scope stays closed: later spans of a remaining task or thread are refused, and go to no other scope.
+A context variable contains the scope, so the spans of asyncio tasks and of threads that copy their context are never
+mixed up, regardless of the number of rollouts in one process. A span with an open parent belongs to its parent's scope.
+A plain thread, which does not copy the context, is in the scope in which it was started (`tracer/started.py`). One that
+was started outside of all scopes is in the scope of its current OpenTelemetry span, else in the only open scope of the
+process, if there is exactly one. A closed scope stays closed: later spans of a remaining task or thread are refused.
 
-Spans are collected without touching the store, and delivered together when the scope ends (`tracer/delivery.py`).
+Spans are collected without the store, and delivered together when the scope ends (`tracer/delivery.py`).
 
 **Numbers.** All spans get their number (`sequence_id`) from the store, in start order: those of the agent at delivery,
-so after the model calls that the gateway has numbered at their arrival. A reward gets its number when it is emitted,
-so it comes after the calls that it judges and before those that follow; `emit_reward` waits for it, within a bound
-(`tracer/sequence_ids.py`). No other emission waits for anything.
+so after the model calls, which the gateway numbers at their arrival. A reward gets its number when it is emitted, so it
+is after the calls that it judges and before later calls; `emit_reward` waits for it, up to a limit
+(`tracer/sequence_ids.py`). No other emission waits.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_SPANS = 20_000
-"""Number of spans that one scope keeps, further rewards excepted. A last span `AGL_SPANS_CUT` counts the others."""
+"""Number of spans that one scope keeps, in addition to later rewards. A last span `AGL_SPANS_CUT` counts the others."""
 UNNUMBERED = -1
-"""Sequence id of a span that the store is to number."""
+"""Sequence id of a span that the store numbers later."""
 DUMMY_ROLLOUT_ID = "rollout-dummy"
 DUMMY_ATTEMPT_ID = "attempt-dummy"
 _REWARD = LightningSpanAttributes.REWARD.value + ".0.value"
@@ -79,7 +79,7 @@ class TraceScope:
         *,
         loop: asyncio.AbstractEventLoop | Literal["running"] | None = "running",
     ) -> None:
-        """`loop` is used to request numbers; None leaves all numbers to the delivery."""
+        """`loop` is used to request numbers; if None, all numbers are assigned at delivery."""
         self.tracer = tracer
         self.store = store
         self.rollout_id = rollout_id
@@ -87,9 +87,9 @@ class TraceScope:
         self.pieces: list[Piece] = []
         """Spans in the order in which they ended."""
         self.dropped = 0
-        """Number of spans that are not kept, because there were too many."""
+        """Number of spans that were not kept because there were too many."""
         self.refused = 0
-        """Number of spans that came after the end, from remaining tasks and threads."""
+        """Number of spans after the end, from remaining tasks and threads."""
         self._ids = ids or SequenceIds()
         self._begun: dict[int, int] = {}
         self._count = 0
@@ -103,19 +103,19 @@ class TraceScope:
 
     @property
     def is_open(self) -> bool:
-        """True while spans are accepted; false in a child that was forked meanwhile."""
+        """True while spans are accepted; false in a forked child."""
         return not self._closed and self._pid == os.getpid()
 
     @property
     def delivers(self) -> bool:
-        """True if its spans go to a store."""
+        """True if its spans are sent to a store."""
         return self.store is not None and self.rollout_id is not None and self.attempt_id is not None
 
     def open(self) -> None:
         """Make this the scope of the current context.
 
         Raises:
-            ValueError: the context has an open scope already.
+            ValueError: the context already has an open scope.
         """
         present = _current.get()
         if present is not None and present.is_open:
@@ -128,7 +128,7 @@ class TraceScope:
         _open.add(self)
 
     def close(self) -> None:
-        """Accept no more spans; those that have not ended are forgotten. May be called twice."""
+        """Accept no more spans; those that have not ended are dropped. May be called twice."""
         for say in list(self._last_words.values()):
             say()
         if self.dropped and not self._closed:
@@ -149,12 +149,10 @@ class TraceScope:
         for span_id in unfinished:
             _routes.pop(span_id, None)
         if unfinished:
-            logger.debug(
-                "[Rollout %s] %d spans had not ended at the end of the trace", self.rollout_id, len(unfinished)
-            )
+            logger.debug("[Rollout %s] %d spans did not end before the trace ended", self.rollout_id, len(unfinished))
 
     def remember_open(self, owner: object, end: Callable[[], None]) -> None:
-        """Call `end` when the scope closes, unless `owner` is forgotten before: for a span that nobody else may end."""
+        """Call `end` when the scope closes, unless `forget_open` was called; for spans that nothing else may end."""
         self._last_words[id(owner)] = end
 
     def forget_open(self, owner: object) -> None:
@@ -177,14 +175,14 @@ class TraceScope:
             self._keep(span, order, emitted=True)
 
     def append(self, span: Span, *, emitted: bool = False) -> None:
-        """Keep a span made by hand. Unless its `sequence_id` is 0 or more, the store numbers it at delivery; one that
-        the agent `emitted` is treated as if OpenTelemetry had created it."""
+        """Keep a manually created span. Unless its `sequence_id` is 0 or more, the store numbers it at delivery.
+        If the agent `emitted` it, it is treated as if OpenTelemetry had created it."""
         with self._lock:
             order = self._next_order()
         self._keep(span, order, emitted)
 
     def span_from(self, fields: SpanCoreFields) -> Span:
-        """Return a span of this scope with a new identity, to be numbered by the store."""
+        """Return a span of this scope with a new id and without a number."""
         number = UNNUMBERED if self.delivers else self._count
         return Span.from_core_fields(
             fields,
@@ -199,7 +197,7 @@ class TraceScope:
         return [self.as_span(piece) for piece in list(self.pieces)]
 
     def as_span(self, piece: Piece) -> Span:
-        """Return the span of a piece as a value of ours; converted once."""
+        """Return the span of a piece as a `Span`; converted once."""
         if not isinstance(piece.span, Span):
             number = UNNUMBERED if self.delivers else piece.start_order
             rollout_id, attempt_id = self.rollout_id or DUMMY_ROLLOUT_ID, self.attempt_id or DUMMY_ATTEMPT_ID
@@ -225,7 +223,7 @@ class TraceScope:
         self.dropped += 1
         if self.dropped == 1:
             logger.warning(
-                "[Rollout %s] more than %d spans in one trace: only rewards are kept from here on",
+                "[Rollout %s] more than %d spans in one trace: from now on only rewards are kept",
                 self.rollout_id,
                 MOST_SPANS,
             )
@@ -235,7 +233,7 @@ class TraceScope:
         self.refused += 1
         if self.refused == 1:
             logger.warning(
-                "[Rollout %s] has ended, and %s, which it left behind, still emits: refused, and in no other rollout",
+                "[Rollout %s] the rollout has ended, but its thread %s still emits spans; they are refused",
                 self.rollout_id,
                 threading.current_thread().name,
             )
@@ -272,13 +270,13 @@ def current_scope() -> TraceScope | None:
 
 
 def ended_scope() -> TraceScope | None:
-    """Return the scope in which this task or thread was started, if that has ended; else None."""
+    """Return the scope in which this task or thread was started if it has ended; else None."""
     scope: TraceScope | None = _current.get() or origin.get()
     return scope if scope is not None and scope._closed else None
 
 
 def spans_left_out(spans: Sequence[Span]) -> int:
-    """Return the number of spans that an attempt lacks because it had too many."""
+    """Return the number of spans of an attempt that were not kept because it had too many."""
     counts = [
         span.attributes.get(LightningCutAttributes.LEFT_OUT.value) for span in spans if span.name == AGL_SPANS_CUT
     ]
@@ -287,7 +285,7 @@ def spans_left_out(spans: Sequence[Span]) -> int:
 
 @contextmanager
 def entered(scope: TraceScope) -> Generator[None]:
-    """Make `scope` that of this context for the body, for a plain thread that found its scope without a context."""
+    """Set `scope` in this context for the body; for a plain thread that found its scope without a context."""
     token = None if _current.get() is scope else _current.set(scope)
     try:
         yield
@@ -297,7 +295,7 @@ def entered(scope: TraceScope) -> Generator[None]:
 
 
 def scope_of(span: ReadableSpan) -> TraceScope | None:
-    """Return the scope in which an OpenTelemetry span began, and forget it."""
+    """Return the scope in which an OpenTelemetry span began, and drop the entry."""
     return _routes.pop(_span_id(span), None)
 
 

@@ -1,6 +1,6 @@
-"""One try to send an encoded export to a collector, over HTTP or gRPC, and its result. No retries here.
+"""One request with an encoded export to a collector, over HTTP or gRPC, and its result. Without retries.
 
-Runs in the thread of a `Mirror`. Both senders return the same type: accepted, to be retried, or refused for good.
+Runs in the thread of a `Mirror`. Both senders return the same type: accepted, to be retried, or refused permanently.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _MOST_ANSWER_BYTES = 64 * 1024
 _SHOWN = 200
 _GZIP_LEVEL = 4
-"""Compression level: a third of the time of the highest level, and a few per cent larger."""
+"""Compression level; takes a third of the time of the highest level, and a few percent more bytes."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class Sender(Protocol):
     """A connection to a collector. Used by one thread."""
 
     def send(self, body: bytes, timeout: float) -> Answer:
-        """Send an encoded `ExportTraceServiceRequest`; raises nothing that a network can cause."""
+        """Send an encoded `ExportTraceServiceRequest`; raises no network errors."""
         ...
 
     def close(self) -> None: ...
 
 
 def sender_to(collector: Collector) -> Sender:
-    """Return the sender for a collector; connects to nothing yet."""
+    """Return the sender for a collector, which connects later."""
     return GrpcSender(collector) if collector.protocol == "grpc" else HttpSender(collector)
 
 
@@ -110,7 +110,7 @@ def _read(reply: IO[bytes]) -> bytes:
 
 
 def _taken(body: bytes) -> Answer:
-    """Return the result of an accepted export, whole or partial; an unreadable one counts as whole."""
+    """Return the result of an accepted export, complete or partial; an unreadable one counts as complete."""
     try:
         partial = ExportTraceServiceResponse.FromString(body).partial_success
     except DecodeError:
@@ -122,7 +122,7 @@ def _refused(error: urllib.error.HTTPError, body: bytes) -> Answer:
     why = f"HTTP {error.code} {error.reason}"
     if 300 <= error.code < 400:
         return Answer(
-            "refused", f"{why}: the address must be the final one; it leads to {error.headers.get('location')}"
+            "refused", f"{why}: redirects are not followed; set the address to {error.headers.get('location')}"
         )
     if "protobuf" in (error.headers.get("content-type") or ""):
         try:
@@ -147,7 +147,7 @@ def _short(text: str) -> str:
 
 
 class GrpcSender:
-    """OTLP over gRPC with gzip, without a proxy as for HTTP. Needs the package `grpcio`, loaded only here."""
+    """OTLP over gRPC with gzip; proxies as for HTTP. Needs the package `grpcio`, which is loaded only here."""
 
     def __init__(self, collector: Collector) -> None:
         self._grpc: Any = importlib.import_module("grpc")
@@ -177,7 +177,7 @@ class GrpcSender:
 
 
 def _retry_info(error: Any) -> float | None:
-    """Return the seconds that the server asks to wait, from the details of a gRPC status."""
+    """Return the seconds to wait that the server requests in the details of a gRPC status."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             try:

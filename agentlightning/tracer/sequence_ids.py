@@ -1,5 +1,5 @@
-"""Sequence ids of rewards: requested from the store at the moment of emission, so that a reward is between the model
-calls before and after it (see `tracer/scope.py` for the one meaning of `sequence_id`)."""
+"""Sequence ids of rewards, requested from the store when the reward is emitted, so that its number is between those of
+the model calls before and after it (see `tracer/scope.py` for the meaning of `sequence_id`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from agentlightning.tracer.store_thread import StoreThread
 logger = logging.getLogger(__name__)
 
 THREAD_WAIT_SECONDS = 1.0
-"""Seconds for which a thread waits for the number of a reward."""
+"""Seconds that a thread waits for the number of a reward."""
 LOOP_WAIT_SECONDS = 0.25
-"""Seconds for which an event loop waits for it; other agents are blocked meanwhile."""
+"""Seconds that an event loop waits for it; other agents are blocked meanwhile."""
 
 Asked = Coroutine[Any, Any, int]
 PendingId = asyncio.Future[int] | concurrent.futures.Future[int]
@@ -38,7 +38,7 @@ class SequenceIds:
     def request(
         self, store: LightningStore, rollout_id: str, attempt_id: str, owner: asyncio.AbstractEventLoop
     ) -> PendingId:
-        """Request a number from the store, wait for it within the bounds above, and return it or its future.
+        """Request a number from the store, wait for it up to the limits above, and return it or its future.
 
         `owner` is the loop of the scope. A store of this process is called there; a remote one is called
         over its own connection (about 1.5 ms on one machine). After a timeout it does not wait again.
@@ -57,7 +57,7 @@ class SequenceIds:
             concurrent.futures.wait([future], seconds)
             if not future.done():
                 self._waits = False
-                logger.warning("The store gave no number for a reward within %g s; later rewards do not wait", seconds)
+                logger.warning("No number for a reward from the store within %g s; later rewards do not wait", seconds)
         return future
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
 """Assigns threads, and jobs of thread pools, to the scope in which they were started.
 
-Python gives a new thread an empty context, so that a thread has no reference to the rollout that started it. If it
-outlives that, it would find the next rollout alone in the process and write into it. From the first scope on,
+A new thread of Python has an empty context, so it has no reference to the rollout that started it. If the thread
+outlives the rollout, it could write into the next rollout of the process. Therefore, once there is a scope,
 `Thread.start`, `_thread.start_new_thread` and `ThreadPoolExecutor.submit` store the scope of their caller:
 
-- a thread that outlives its rollout finds its own scope closed, and is refused;
-- a pool may live as long as its owner likes: a job belongs to its submitter, whoever first needed the thread;
-- a thread that was started outside of every rollout belongs to none, and finds the only open scope as before.
+- a thread that outlives its rollout finds that its scope is closed, and its spans are refused;
+- a pool may live for any time: a job belongs to its submitter, regardless of who started the thread;
+- a thread that was started outside of all rollouts belongs to none, and uses the only open scope.
 
-Not covered: threads of C libraries, and work that reaches a thread by a queue of the program's own; the thread then
+Not covered: threads of C libraries, and work that a thread receives through a queue of the program; such a thread
 belongs to the code that started it.
 """
 
@@ -22,16 +22,16 @@ from contextvars import ContextVar
 from typing import Any
 
 ScopeVar = ContextVar[Any]
-"""Holds a scope or None; the scope class is defined in a module that imports this one."""
+"""Contains a scope or None; the scope class is defined in a module that imports this one."""
 origin: ScopeVar = ContextVar("agentlightning_origin", default=None)
-"""The scope in which the current thread or job was started; None if in none."""
+"""The scope in which the current thread or job was started; None if there was none."""
 _lock = threading.Lock()
 _noted: list[ScopeVar] = []
 
 
 def note_origins(present: ScopeVar) -> None:
-    """Give each thread and job its `origin` from now on: the value of `present` where it is started, else the origin
-    of that place. Cheap to repeat."""
+    """Set the `origin` of each new thread and job: the value of `present` where it is started, else the origin there.
+    Cheap to repeat."""
     if _noted:
         return
     with _lock:
@@ -54,7 +54,7 @@ def _note_threads(present: ScopeVar) -> None:
 
 
 def _note_bare_threads(present: ScopeVar) -> None:
-    """Patch `_thread` too: `threading` has its own reference to the original, so that nothing is recorded twice."""
+    """Also patch `_thread`. `threading` has a reference to the original, so nothing is recorded twice."""
     start = _thread.start_new_thread
 
     def start_with_origin(function: Callable[..., object], *args: Any, **kwargs: Any) -> int:
@@ -87,7 +87,7 @@ def _note_jobs(present: ScopeVar) -> None:
 
 
 class _Bound:
-    """A call whose origin is the scope in which it was submitted."""
+    """A call with the scope in which it was submitted as origin."""
 
     __slots__ = ("_call", "_scope")
 

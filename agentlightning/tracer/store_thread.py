@@ -1,5 +1,4 @@
-"""A store on an event loop in its own thread: for callers that must not wait for, or be blocked by, the loop of the
-agents."""
+"""A store on an event loop in a separate thread, for callers that must not depend on the loop of the agents."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ T = TypeVar("T")
 class StoreThread:
     """Runs coroutines over a store in a thread; the thread starts with the first call and ends with `close`.
 
-    A store that all processes share (`zero_copy`) is pickled into a handle with connections of its own, which are
-    closed with the thread; any other one is used as it is, and must be thread-safe.
+    A store that all processes share (`zero_copy`) is pickled into a handle with separate connections, which are closed
+    with the thread; any other store is used directly, and must be thread-safe.
     """
 
     def __init__(self, store: LightningStore, name: str) -> None:

@@ -1,7 +1,7 @@
-"""WeaveTracer: the calls that Weave records, collected per attempt. Needs the extra `weave`; no account, no network.
+"""WeaveTracer: the calls that Weave records, collected per attempt. Needs the extra `weave`, but no account or network.
 
-Every call of Weave is an OpenTelemetry span of ours, so it is in one tree with operations, emitters and the spans of
-other libraries; see `instrumentation/weave.py` for how Weave is kept from its service.
+Every call of Weave becomes one of our OpenTelemetry spans, in one tree with operations, emitters and the spans of other
+libraries. `instrumentation/weave.py` disconnects Weave from its service.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class WeaveTracer(OtelTracer):
     """An `OtelTracer` with one root call per context, and the calls of Weave below it. `trace_context` yields the root.
 
     Args:
-        project_name: shown to programs that ask Weave; by default generated, once per tracer.
+        project_name: the project that Weave reports to the program; by default generated, once per tracer.
         weave_user_settings: `weave.trace.settings.UserSettings` of the program.
-        instrument_managed: replace Weave's client by ours; false leaves Weave as the program set it up, and its calls
-            are not recorded.
+        instrument_managed: replace Weave's client by ours; if false, Weave is unchanged, and its calls are not
+            recorded.
         store: as for `OtelTracer`.
 
     Raises:
@@ -139,7 +139,7 @@ class _Spans:
                 tracer.start_span(name, context, attributes=any_attributes(attributes))
             )
         except Exception as error:  # boundary: the arguments of a call are the program's
-            logger.debug("A call of Weave was not traced: %r", error)
+            logger.debug("A call of Weave was not recorded: %r", error)
             return
         setattr(call, _RECORDING, recording)
         if current:
@@ -154,7 +154,7 @@ class _Spans:
                 recording.record_attributes(any_attributes({OUTPUT: _plain(output)}))
             recording.record_attributes(any_attributes(_plain(call.summary or {})))
         except Exception as error:  # boundary: as above
-            logger.debug("The result of a call of Weave was not traced: %r", error)
+            logger.debug("The result of a call of Weave was not recorded: %r", error)
         if exception is None:
             recording.record_status("OK")
         else:

@@ -54,7 +54,7 @@ def test_what_json_cannot_hold_is_refused() -> None:
 
 
 def test_a_broken_object_is_an_error_of_the_reader() -> None:
-    with pytest.raises(RuntimeError, match="is no JSON text"):
+    with pytest.raises(RuntimeError, match="is not valid JSON"):
         get_object_value(Span.from_attributes(attributes={"agentlightning.object.json": "{"}))
     with pytest.raises(RuntimeError, match="Unsupported object type for literal deserialization: Money"):
         get_object_value(

@@ -170,9 +170,9 @@ def test_a_runner_that_is_killed_while_the_run_ends_costs_no_result(
 
 def test_a_runner_that_has_given_up_on_the_store_is_not_restarted() -> None:
     async def runner(store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        raise StoreUnreachableError("the store did not answer for 60 s")
+        raise StoreUnreachableError("the store did not respond for 60 s")
 
-    with pytest.raises(RunnerDiedError, match="did not answer for 60 s") as raised:
+    with pytest.raises(RunnerDiedError, match="did not respond for 60 s") as raised:
         strategy(graceful_timeout=0.2).execute(patient_algorithm, runner, InMemoryLightningStore())
     assert "restarted" not in str(raised.value)
 

@@ -77,7 +77,7 @@ def test_an_agent_that_ignores_every_interrupt_leaves_the_others_threads(caplog:
     with caplog.at_level(logging.WARNING, "agentlightning"):
         made.fit(fit_parts.swallows, train_dataset=[8, 0])
     assert made.result == [["timeout", "timeout", None], ["succeeded", None, 0.0]]
-    assert "does not let go of the main thread: rollouts run in other threads" in caplog.text
+    assert "does not release the main thread; rollouts run in other threads" in caplog.text
     assert "Ctrl+C ends the process" in caplog.text  # which waits for it at the end
 
 

@@ -75,7 +75,7 @@ def test_a_patch_waits_for_its_package(case: str, tmp_path: Path) -> None:
     (tmp_path / "late_package.py").write_text("answer = 42\n" if is_other else PACKAGE)
     program = HEAD + textwrap.dedent(PROGRAMS[case])
     printed = run_program("python", "-W", "error", "-c", program, folder=tmp_path).stdout
-    assert ("late_package are not traced" in printed) == is_other
+    assert ("late_package are not recorded" in printed) == is_other
 
 
 def test_a_tracer_imports_neither_client() -> None:

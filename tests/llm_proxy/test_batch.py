@@ -84,7 +84,7 @@ async def test_a_model_that_does_not_answer_is_waited_for_so_long_and_no_longer(
     proxy: LLMProxy, model: ModelServer, store: InMemoryLightningStore
 ) -> None:
     model.hold()
-    with pytest.raises(TimeoutError, match=r"2 of 2 queries failed; the first: no answer within 0\.2 seconds"):
+    with pytest.raises(TimeoutError, match=r"2 of 2 queries failed; the first: no reply within 0\.2 seconds"):
         await proxy.batch_query(["a", "b"], timeout=0.2)
     model.release()
     assert [rollout.status for rollout in await store.query_rollouts()] == ["failed", "failed"]

@@ -153,7 +153,7 @@ async def test_a_call_that_was_recorded_before_the_kill_is_not_recorded_again(tm
 
 async def test_a_journal_of_a_living_gateway_is_refused_to_another(tmp_path: Path) -> None:
     async with GatewayHarness(journal=tmp_path / "calls"):
-        with pytest.raises(ValueError, match="belongs to a gateway that runs"):
+        with pytest.raises(ValueError, match="is used by a running gateway"):
             Journal(tmp_path / "calls").open()
 
 

@@ -206,7 +206,7 @@ def test_every_wrong_value_of_a_reply_is_read_or_a_fault_of_the_server(number: i
 
     wire, translated, path = wires()[number]
     if streamed and wire.route == "embeddings":
-        pytest.skip("embeddings have no streams")
+        pytest.skip("embeddings does not support streams")
     agents = (translated or wire).route
     agent_request = request_of(agents)
     request = translated.to_chat(agent_request) if translated is not None else agent_request

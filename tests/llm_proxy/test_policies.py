@@ -172,16 +172,16 @@ async def test_without_policies_what_is_no_role_is_refused(harness: GatewayHarne
     url = harness.url().replace("/rollout/", "/role/wri%2Fter/rollout/")
     status, body = await harness.post(url, {"model": "policy", "messages": []})
     assert (status, body["error"]["code"]) == (404, "unknown_role")
-    assert "'wri/ter' is no role: 1 to 128 letters" in body["error"]["message"]
-    with pytest.raises(ValueError, match="'wri/ter' is no role: 1 to 128 letters"):
+    assert "'wri/ter' is not a valid role; a role has 1 to 128 letters" in body["error"]["message"]
+    with pytest.raises(ValueError, match="'wri/ter' is not a valid role; a role has 1 to 128 letters"):
         harness.proxy.as_resource(role="wri/ter")
 
 
 REFUSED = {
     "an unknown role": ("/role/writr", "writer-7b", 404, "did you mean 'writer'"),
     "an unknown model": ("", "judge7b", 404, "Did you mean 'judge-7b'"),
-    "another policy's model": ("/role/writer", "judge-7b", 400, "which is served by writer-7b"),
-    "no role of the URL grammar": ("/role/wri%2Fter", "writer-7b", 404, "No policy names the role"),
+    "another policy's model": ("/role/writer", "judge-7b", 400, "which has the models writer-7b"),
+    "no role of the URL grammar": ("/role/wri%2Fter", "writer-7b", 404, "No policy has the role"),
 }
 
 
@@ -254,17 +254,17 @@ def test_resources_per_role_have_the_model_of_their_policy() -> None:
 
 
 def test_resources_per_role_need_roles() -> None:
-    with pytest.raises(ValueError, match="No policy names a role"):
+    with pytest.raises(ValueError, match="No policy has a role"):
         LLMProxy(model_list=entries(ModelServer(), "m")).as_resources()
     proxy = LLMProxy(model_list=entries(ModelServer(), *MODELS), policies=TEAM)
-    with pytest.raises(ValueError, match="The policy 'writer' is served by writer-7b, not by 'gpt'"):
+    with pytest.raises(ValueError, match="The policy 'writer' has the models writer-7b, not 'gpt'"):
         proxy.as_resource(role="writer", model="gpt")
     with pytest.raises(ValueError, match="did you mean 'writer'"):
         proxy.as_resource(role="wroter")
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no map": ([], "policies must map names to policies; got list"),
+    "no map": ([], "policies must be a dict of policies by name; got list"),
     "no name": ({"": {"kind": "trained"}}, "a policy's name must be a non-empty string"),
     "no entry": ({"a": "trained"}, r"policies\['a'\] must be a dict"),
     "an unknown kind": ({"a": {"kind": "train"}}, r"kind must be one of .*; did you mean 'trained'\?; got 'train'"),
@@ -276,14 +276,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an unknown field": ({"a": {"kind": "trained", "model": ["m"]}}, r"model is not supported; did you mean 'models'"),
     "a text for a list": ({"a": {"kind": "trained", "models": "m"}}, "models must be a list of names; got 'm'"),
     "an empty list": ({"a": {"kind": "trained", "roles": []}}, "roles must be a list of names"),
-    "a role with a slash": ({"a": {"kind": "trained", "roles": ["a/b"]}}, "'a/b' is no role"),
+    "a role with a slash": ({"a": {"kind": "trained", "roles": ["a/b"]}}, "'a/b' is not a valid role"),
     "an unknown route": ({"a": {"kind": "frozen", "routes": ["embedding"]}}, "did you mean 'embeddings'"),
-    "an unknown model": ({"a": {"kind": "frozen", "models": ["n"]}}, r"no model 'n' in model_list; known: m"),
+    "an unknown model": ({"a": {"kind": "frozen", "models": ["n"]}}, r"'n' is not in model_list; known: m"),
     "one role twice": (
         {"a": {"kind": "frozen", "roles": ["x"]}, "b": {"kind": "trained", "roles": ["x"]}},
-        "'a' and 'b' both name 'x' in roles",
+        "'a' and 'b' both have 'x' in roles",
     ),
-    "two for the rest": ({"a": {"kind": "frozen"}, "b": {"kind": "trained"}}, "only one policy takes all other calls"),
+    "two for the rest": ({"a": {"kind": "frozen"}, "b": {"kind": "trained"}}, "only one policy may get"),
 }
 
 
@@ -297,7 +297,7 @@ def test_wrong_policies_are_named_at_construction(case: str) -> None:
 async def test_a_trained_policy_may_name_a_model_that_its_algorithm_adds(caplog: pytest.LogCaptureFixture) -> None:
     policies: dict[str, Any] = {"main": {"kind": "trained", "models": ["policy-7b"]}}
     async with GatewayHarness(policies=policies) as harness:
-        assert "no model 'policy-7b' in model_list; did you mean 'policy'?" in caplog.text
+        assert "'policy-7b' is not in model_list; did you mean 'policy'?" in caplog.text
         harness.proxy.update_model_list([harness.model.entry("policy-7b")])
         assert (await harness.ask(model="policy-7b"))[0] == 200
         assert (await harness.raw())[0]["policy"] == "main"

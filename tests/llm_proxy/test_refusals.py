@@ -58,7 +58,7 @@ async def test_geminis_api_is_refused_with_what_to_use_instead(harness: GatewayH
     assert answer[0] == 404
     error = error_of(answer)
     assert error["code"] == "unsupported_api"
-    assert "is a route of Gemini's API, which this gateway does not serve. Use a client" in error["message"]
+    assert "is a route of Gemini's API, which this gateway does not serve. Configure the agent" in error["message"]
 
 
 async def test_a_models_name_may_have_a_colon(harness: GatewayHarness) -> None:
@@ -255,7 +255,7 @@ async def test_an_attempt_that_fills_the_queue_gives_its_newest_places_to_others
             await add(other, f"other {number}", 5)
             status, refusal = await waiting[3 - number]
             assert (status, refusal["error"]["code"]) == (429, "too_many_calls")
-            assert "a call of another attempt took the place" in refusal["error"]["message"]
+            assert "a call of another attempt replaced this one" in refusal["error"]["message"]
         assert (await harness.ask("greedy 5", of=greedy))[0] == 429  # it has its share
         harness.model.release()
         assert (await running)[0] == 200

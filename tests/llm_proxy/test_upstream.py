@@ -141,7 +141,7 @@ GARBAGE = {
     "half a reply": Fault(cut="middle"),
     "a redirect": Fault(307, headers={"Location": "http://127.0.0.1:9/"}),
     "nothing": Fault(body=b""),
-    "an encoding that was not asked for": Fault(headers={"Content-Encoding": "br"}),
+    "an encoding that was not requested": Fault(headers={"Content-Encoding": "br"}),
     "endless": Fault(body=b"[" * 100_000),
 }
 
@@ -170,7 +170,7 @@ async def test_what_is_no_http_is_not_quoted_to_the_agent() -> None:
         async with GatewayHarness(model_list=[model]) as harness:
             status, body = await harness.ask()
             assert status == 502
-            assert "what came is no HTTP answer" in body["error"]["message"]
+            assert "the response is not valid HTTP" in body["error"]["message"]
             assert "sk-of" not in str(body) + str(await harness.spans())
 
 

@@ -139,7 +139,7 @@ def test_an_unclean_end_is_logged_and_not_raised(
     with runner.run_context(agent=rollout(lambda task: 1.0), store=store):
         pass
     assert runner.life == ["init", "init_worker", "teardown_worker", "teardown"]
-    assert "Error during runner" in caplog.text
+    assert "Exception during teardown of runner" in caplog.text
 
 
 async def test_what_happens_around_a_rollout_may_be_overridden(store: InMemoryLightningStore) -> None:
@@ -293,7 +293,7 @@ async def test_an_execute_that_runs_nothing_is_told_what_to_write(store: InMemor
             return 1.0
 
     runner = serving(Forgetting)(OtelTracer())  # type: ignore[call-arg]
-    message = r"Forgetting.execute returned .* write: return await super\(\).execute"
+    message = r"Forgetting.execute returned .* call: return await super\(\).execute"
     with runner.run_context(agent=agent, store=store), pytest.raises(RuntimeError, match=message):
         await runner.step(0.5)
     [rollout] = (await store.query_rollouts()).items

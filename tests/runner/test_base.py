@@ -178,7 +178,7 @@ async def test_a_hook_may_score_within_the_trace(serve: Any) -> None:
 
 def test_what_is_no_hook_is_refused_by_name(store: InMemoryLightningStore) -> None:
     runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer())
-    with pytest.raises(TypeError, match=r"A hook is an object of a subclass of agl\.Hook; got 3"):
+    with pytest.raises(TypeError, match=r"A hook must be an object of a subclass of agl\.Hook; got 3"):
         runner.init(rollout(lambda task: 1.0), hooks=[3])  # type: ignore[list-item] -- the mistake under test
 
 
@@ -190,6 +190,6 @@ def test_a_hook_that_asks_for_what_it_is_not_told_is_refused_at_once() -> None:
     runner: LitAgentRunner[Any] = LitAgentRunner(OtelTracer())
     with pytest.raises(
         TypeError,
-        match=r"Greedy\.on_rollout_end asks for score; it may take, by name, any of agent, rollout, runner, spa",
+        match=r"Greedy\.on_rollout_end has the unknown arguments score; available by name: agent, rollout, runner, spa",
     ):
         runner.init(rollout(lambda task: 1.0), hooks=[Greedy()])

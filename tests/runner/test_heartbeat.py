@@ -88,7 +88,7 @@ async def test_a_heartbeat_that_fails_does_not_end_the_others(caplog: pytest.Log
     store = Counting()
     store.failing = True
     await serve_until(store, store.third, heartbeat_interval=0.03, interval_jitter=0.0)
-    assert "update failed: ConnectionError: away" in caplog.text
+    assert "heartbeat failed: ConnectionError: away" in caplog.text
 
 
 async def test_a_worker_without_work_beats_every_second_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -323,8 +323,8 @@ async def test_a_short_outage_is_survived(caplog: pytest.LogCaptureFixture, at_c
     with caplog.at_level(logging.INFO):
         (finished,) = await asyncio.wait_for(run_tasks(Away(3, at_call=at_call), one, "x"), 20)
     assert finished.status == "succeeded"
-    assert caplog.text.count("the store does not answer (no answer); asking again") == 1
-    assert "the store answers again" in caplog.text
+    assert caplog.text.count("the store does not respond (no answer); retrying") == 1
+    assert "the store responds again" in caplog.text
 
 
 class Deaf(InMemoryLightningStore):
@@ -337,7 +337,7 @@ class Deaf(InMemoryLightningStore):
 
 @pytest.mark.parametrize("store", [Away(10_000), Deaf()])
 async def test_a_long_outage_ends_the_runner_with_an_error(store: InMemoryLightningStore) -> None:
-    with pytest.raises(StoreUnreachableError, match=r"gives up: .* \(store_unreachable_timeout=0\.2\)"):
+    with pytest.raises(StoreUnreachableError, match=r"stops: .* \(store_unreachable_timeout=0\.2\)"):
         await asyncio.wait_for(run_tasks(store, one, "x", store_unreachable_timeout=0.2, poll_interval=0.05), 30)
 
 
@@ -371,7 +371,7 @@ async def test_an_end_that_is_not_taken_is_logged_and_the_runner_goes_on(caplog:
     store = Refusing()
     store.ends = False
     await run_tasks(store, one, "x", "y")
-    assert caplog.text.count("Its lease will run out") == 2
+    assert caplog.text.count("its lease will run out") == 2
 
 
 async def test_a_late_end_does_not_disturb_the_runner(
@@ -384,7 +384,7 @@ async def test_a_late_end_does_not_disturb_the_runner(
 
     (finished,) = await run_tasks(store, agent, "x")
     assert finished.status == "failed"
-    assert "ended meanwhile" in caplog.text
+    assert "already ended in the store" in caplog.text
 
 
 async def test_runners_of_a_run_take_its_rollouts_only_and_may_go_home_when_idle(store: InMemoryLightningStore) -> None:
@@ -444,7 +444,7 @@ async def test_a_runner_made_here_works_in_another_process(store: InMemoryLightn
             "Unsupported heartbeat launch mode: 'fork'",
         ),
         ({"reward_fn": 3}, TypeError, "reward_fn must be callable, such as .*; got 3"),
-        ({"policy_faults": {"ValueError": 0.0}}, TypeError, "policy_faults maps exception classes to rewards"),
+        ({"policy_faults": {"ValueError": 0.0}}, TypeError, "policy_faults must map exception classes to rewards"),
         ({"policy_faults": {ValueError: float("nan")}}, ValueError, "the reward for ValueError must be finite"),
     ],
 )
@@ -465,5 +465,5 @@ def test_before_its_time_a_runner_says_what_to_call() -> None:
     for call, message in calls:
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(RuntimeError, match=r"await iter\(\) to serve the queue, or step"):
+    with pytest.raises(RuntimeError, match=r"Await iter\(\) to run queued rollouts, or step"):
         runner.run()

@@ -174,7 +174,7 @@ async def test_a_report_that_is_never_answered_lets_the_lease_run_out(
     in_memory: ProxiedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     attempts = await in_memory.run_until_one_attempt_was_lost(REPORT, "deaf")
-    untold = caplog.text.count("Its lease will run out")
+    untold = caplog.text.count("its lease will run out")
     assert untold >= 1
     assert in_memory.runs == {0: untold + 1}
     lapsed = [("unresponsive", "lease_expired")] * untold

@@ -67,8 +67,8 @@ async def test_rewards_by_name_have_one_to_learn_from(
     [
         ({"accuracy": 0.5}, 0.5),
         ({"style": 1.0, "accuracy": 0.25}, 0.25),
-        ({"style": 0.75, "reward": 0.5}, "a dict of 'reward', and a reward must be one of 'accuracy', 'style'"),
-        ({"accuracy": 0.5, "answer": 8}, "a dict of 'answer', and a reward must be one of 'accuracy', 'style'"),
+        ({"style": 0.75, "reward": 0.5}, "a dict of 'reward'; expected one of 'accuracy', 'style'"),
+        ({"accuracy": 0.5, "answer": 8}, "a dict of 'answer'; expected one of 'accuracy', 'style'"),
         ({"style": 1.0}, "the rewards 'style' without 'accuracy'"),
     ],
 )
@@ -138,8 +138,8 @@ async def test_a_truth_value_is_a_reward_with_one_warning(
 ) -> None:
     finished = await serve(rollout(lambda task: task == "yes"), "yes", "no", "yes")
     assert [await rewards(store, one) for one in finished] == [[1.0], [0.0], [1.0]]
-    (line,) = [record for record in caplog.records if "Reward is not a number" in record.getMessage()]
-    assert "True counts as 1. Return a float." in line.getMessage()
+    (line,) = [record for record in caplog.records if "The reward is not a number" in record.getMessage()]
+    assert "True is used as 1. Return a float." in line.getMessage()
 
 
 async def test_none_and_no_reward_is_unscored_with_one_warning(
@@ -232,7 +232,7 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (float("nan"), "invalid_reward", "finite"),
         (float("-inf"), "invalid_reward", "finite"),
         (numpy.float64("nan"), "invalid_reward", "finite"),
-        (1e200, "invalid_reward", "the reward 1e+200; a reward is a finite number of at most 1e+15 in size (scale or"),
+        (1e200, "invalid_reward", "the reward 1e+200; expected a finite number of at most 1e+15 in size (scale or"),
         (numpy.float32(-1e30), "invalid_reward", "at most 1e+15 in size"),
         (10**400, "invalid_reward", "the reward inf"),
         ({"reward": 1.0, "style": -1e308}, "invalid_reward", "at most 1e+15 in size, got: -1e+308; scale or clip it"),
@@ -244,9 +244,9 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (
             {"right": 1.0, "style": 0.5},
             "invalid_result",
-            "a dict of 'right', 'style', and a reward must be",
+            "a dict of 'right', 'style'; expected",
         ),
-        ({"answer": 8}, "invalid_result", "a dict of 'answer', and a reward must be called 'reward' or 'primary'"),
+        ({"answer": 8}, "invalid_result", "a dict of 'answer'; expected 'reward' or 'primary'"),
         ({"Reward": 1}, "invalid_result", "a dict of 'Reward'"),
         ({"reward": 1.0, "style": float("nan")}, "invalid_reward", "must be finite"),
         ([Triplet(prompt="p", response="r", reward=float("inf"))], "invalid_reward", "a triplet (number 0)"),
@@ -388,7 +388,7 @@ async def test_a_sync_agent_in_a_thread_past_its_time_limit_is_left_behind_with_
         (finished,) = await serve(agent, "x", config=RolloutConfig(timeout_seconds=0.05), concurrency=2)
     release.set()
     assert said(finished) == ("failed", "timeout", "cancelled", "timeout")
-    assert "left behind" in caplog.text
+    assert "abandoned" in caplog.text
     assert await asyncio.to_thread(late.wait, 10)
     assert await rewards(store, finished) == []
 

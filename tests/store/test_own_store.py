@@ -308,7 +308,7 @@ async def test_a_tracer_alone_delivers_to_it(own: RedisLikeStore) -> None:
     with tracer.lifespan(own):
         async with tracer.trace_context("work", **ids):
             agl.emit_reward(1.0)
-        with pytest.warns(DeprecationWarning, match="give the store to init_worker"):
+        with pytest.warns(DeprecationWarning, match="pass the store to init_worker"):
             async with tracer.trace_context("more", store=own, **ids):
                 agl.emit_reward(0.5)
     assert agl.find_final_reward([*await own.query_spans(claimed.rollout_id)]) == 0.5
@@ -383,8 +383,8 @@ async def test_a_runner_alone_runs_its_queue_and_says_that_it_sends_no_heartbeat
     runner = agl.LitAgentRunner[int](agl.OtelTracer(), max_rollouts=2, heartbeat_interval=0.02)
     with caplog.at_level(logging.WARNING, "agentlightning.runner"), runner.run_context(agent=tenth, store=own):
         await runner.iter()
-    assert caplog.text.count("the store takes no heartbeats: a lost worker is not noticed") == 1
-    assert "heartbeat: update failed" not in caplog.text
+    assert caplog.text.count("no heartbeats in this store: lost workers are not detected") == 1
+    assert "heartbeat failed" not in caplog.text
     ended = await own.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=5)
     assert [rollout.status for rollout in ended] == ["succeeded", "failed"]
     spans = await own.query_spans(made[0].rollout_id)

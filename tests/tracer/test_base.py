@@ -107,7 +107,7 @@ def test_a_function_may_still_be_run_in_a_trace_on_its_own_thread() -> None:
 async def test_a_function_is_not_run_in_a_trace_where_a_loop_runs() -> None:
     with (
         pytest.warns(DeprecationWarning, match="use trace_context"),
-        pytest.raises(RuntimeError, match="await trace_run_async"),
+        pytest.raises(RuntimeError, match="Await trace_run_async"),
     ):
         Listening().trace_run(int, 4)
 

@@ -86,15 +86,15 @@ def test_grpc_without_its_package_is_an_error_that_names_the_address_for_http(mo
         ({ENDPOINT: "otel:4318"}, r"must be http://host:4318.*got 'otel:4318'"),
         ({ENDPOINT: "ftp://otel"}, "must be http://host:4318"),
         ({ENDPOINT: "http://"}, "must be http://host:4318"),
-        ({ENDPOINT: "http://otel:70000"}, "is no address: Port out of range"),
-        ({ENDPOINT: "http://me:secret@otel"}, "must not hold a user or password"),
-        ({ENDPOINT: "http://otel:9/base", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "gRPC, which has no path '/base'"),
+        ({ENDPOINT: "http://otel:70000"}, "is not a valid address: Port out of range"),
+        ({ENDPOINT: "http://me:secret@otel"}, "must not contain a user or a password"),
+        ({ENDPOINT: "http://otel:9/base", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "which has no path; got '/base'"),
         (
             {ENDPOINT: "http://otel", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/json"},
             "OTEL_EXPORTER_OTLP_PROTOCOL must be grpc or http/protobuf .* got 'http/json'",
         ),
-        ({ENDPOINT: "http://otel", "OTEL_EXPORTER_OTLP_HEADERS": "a=1,secret"}, "entry 2 is no key=value"),
-        ({ENDPOINT: "http://otel", "OTEL_EXPORTER_OTLP_HEADERS": "a=secret%0d%0ab: 2"}, "entry 1 is no key=value"),
+        ({ENDPOINT: "http://otel", "OTEL_EXPORTER_OTLP_HEADERS": "a=1,secret"}, "entry 2 is not key=value"),
+        ({ENDPOINT: "http://otel", "OTEL_EXPORTER_OTLP_HEADERS": "a=secret%0d%0ab: 2"}, "entry 1 is not key=value"),
     ],
 )
 def test_what_cannot_be_followed_is_named_and_no_secret_is_shown(variables: dict[str, str], message: str) -> None:

@@ -127,17 +127,17 @@ def test_things_are_opened_and_closed_in_order() -> None:
     tracer = agl.OtelTracer()
     tracer.open_rollout("ro-001")
     for call, message in (
-        (lambda: tracer.open_rollout("ro-002"), "ro-001 is open already; close_rollout"),
-        (lambda: tracer.emit_span("x"), r"no attempt is open here; open_attempt\("),
+        (lambda: tracer.open_rollout("ro-002"), "ro-001 is already open; call close_rollout"),
+        (lambda: tracer.emit_span("x"), r"no attempt is open here; call open_attempt\("),
         (lambda: tracer.close_attempt(), "no attempt is open here"),
-        (lambda: tracer.open_attempt(), "open_attempt needs an attempt_id where there is no store"),
+        (lambda: tracer.open_attempt(), "open_attempt needs an attempt_id: without a store"),
     ):
         with pytest.raises((RuntimeError, ValueError), match=message):
             call()
     tracer.open_attempt("at-001")
-    with pytest.raises(RuntimeError, match="at-001 is open already; close_attempt"):
+    with pytest.raises(RuntimeError, match="at-001 is already open; call close_attempt"):
         tracer.open_attempt("at-002")
-    with pytest.raises(RuntimeError, match="at-001 is still open; close_attempt"):
+    with pytest.raises(RuntimeError, match="at-001 is still open; call close_attempt"):
         tracer.close_rollout()
     assert copy.deepcopy(tracer)._opened is None
     tracer.close_attempt()
@@ -149,14 +149,14 @@ async def test_a_tracer_that_was_made_for_a_rollout_is_for_no_other() -> None:
     store = agl.InMemoryLightningStore()
     claimed, other = await store.start_rollout("x"), await store.start_rollout("y")
     tracer = agl.OtelTracer(store, rollout_id=claimed.rollout_id, attempt_id=claimed.attempt.attempt_id)
-    with pytest.raises(ValueError, match=f"made with rollout_id='{claimed.rollout_id}'; got 'ro-002'"):
+    with pytest.raises(ValueError, match=f"accepts only rollout_id='{claimed.rollout_id}'; got 'ro-002'"):
         tracer.open_rollout("ro-002")
     with tracer.lifespan():
-        with pytest.raises(ValueError, match="made with rollout_id="):
+        with pytest.raises(ValueError, match="accepts only rollout_id="):
             async with tracer.trace_context(rollout_id=other.rollout_id, attempt_id=other.attempt.attempt_id):
                 raise AssertionError("not reached")
         async with tracer.trace_context("as it was made"):
             agl.emit_annotation({"a": 1})
     assert len(await store.query_spans(claimed.rollout_id, claimed.attempt.attempt_id)) == 1
-    with pytest.raises(TypeError, match="two names of one setting"):
+    with pytest.raises(TypeError, match="the same setting"):
         agl.OtelTracer(store, store_client=agl.InMemoryLightningStore())

@@ -235,7 +235,7 @@ def test_a_redirect_is_a_refusal_that_names_the_target(caplog: pytest.LogCapture
         mirror = mirror_to(collector.url)
         mirror.offer(some_spans(1))
         mirror.close(20)
-    assert "it leads to https://elsewhere/v1/traces" in caplog.text
+    assert "set the address to https://elsewhere/v1/traces" in caplog.text
 
 
 def test_what_a_collector_did_not_keep_is_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -128,7 +128,7 @@ async def test_a_store_given_to_the_context_is_deprecated_and_used(
 ) -> None:
     other = InMemoryLightningStore()
     theirs = await other.start_rollout(input="x")
-    with pytest.warns(DeprecationWarning, match="give the store to init_worker") as warned:
+    with pytest.warns(DeprecationWarning, match="pass the store to init_worker") as warned:
         async with tracer.trace_context("trace", store=other, **ids(theirs)):
             emit_message("there")
     assert warned[0].filename == __file__

@@ -253,7 +253,7 @@ async def test_a_provider_of_another_make_is_told_of_and_ours_goes_on(
             library()
             emit_reward(1.0)
     assert await stored(store, rollout) == [REWARD]
-    assert caplog.text.count("Own takes no span processors") == 1
+    assert caplog.text.count("Own does not support span processors") == 1
 
 
 async def test_a_span_that_a_library_leaves_current_is_not_the_parent_of_the_next_rollout(

@@ -59,7 +59,7 @@ def test_settings_are_given_by_name_only() -> None:
         ({"hooks": [3]}, TypeError, r"hooks\[0\] is no Hook: 3"),
         ({"hooks": [agl.Hook]}, TypeError, r"give an object: Hook\(\)"),
         ({"hooks": 3}, TypeError, "hooks must be a Hook or a sequence"),
-        ({"hooks": AsksTooMuch()}, TypeError, r"AsksTooMuch\.on_rollout_start asks for reward; it may take, by name"),
+        ({"hooks": AsksTooMuch()}, TypeError, r"AsksTooMuch\.on_rollout_start has the unknown arguments reward"),
         ({"initial_resources": ["a"]}, TypeError, "initial_resources must be a dict"),
         ({"initial_resources": {"llm": "gpt"}}, TypeError, r"initial_resources\['llm'\] must be an agl.LLM"),
         ({"strategy": "thread"}, ValueError, "unknown name 'thread'.* one of 'cs', .*'shm'"),

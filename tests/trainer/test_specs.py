@@ -87,7 +87,7 @@ def test_an_unknown_setting_is_refused_with_what_there_is(name: str) -> None:
         ({"algorithm": ".."}, r"'\.\.' is no import path"),
         ({"tracer": {"type": "agentlightning.OtelTracr"}}, "did you mean 'OtelTracer'"),
         ({"reward_fn": 3}, "reward_fn must be callable"),
-        ({"reward_fn": dict}, "reward_fn must be a function or an object .*; got the class"),
+        ({"reward_fn": dict}, "reward_fn must be a function or a callable object; got the class"),
         ({"run_id": 3}, "run_id must be a text that names the run; got 3"),
         ({"run_id": ""}, "run_id must not be empty"),
         ({"progress": "loud"}, "progress must be one of 'auto', 'live', 'plain', 'none'; got 'loud'"),

@@ -1,1 +1,1 @@
-"""Access to the gateway: keys, addresses, budgets and bounds."""
+"""Access to the gateway: keys, addresses, budgets and limits."""

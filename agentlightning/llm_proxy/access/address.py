@@ -1,4 +1,4 @@
-"""Reads a request's attempt and route from its URL, and its client's span from its header."""
+"""Reads the attempt and the route from a request's URL, and the client's span from its header."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROUTES: dict[str, tuple[str, ...]] = {
 """Routes below an attempt's URL, with or without `v1/` before them, and the methods of each."""
 
 _PLAIN = [route for route in ROUTES if not route.startswith(RESPONSE)]
-"""Routes without a name in them; in the others `<id>` stands for a name."""
+"""Routes that contain no name; in the others `<id>` is a placeholder for a name."""
 _LONGEST_ROUTE = max(route.count("/") for route in ROUTES) + 1
 """Number of segments."""
 _PREFIXES = ("v1", "openai", "anthropic")
@@ -37,8 +37,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-((?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
 _RIGHT_FORM = (
     "The base URL of an agent is http://<host>:<port>/rollout/<rollout_id>/attempt/<attempt_id> "
-    "(or the same with /v1 at the end, or with /role/<role> before it); LLM.get_base_url() and LLMProxy.as_resource() "
-    "give it"
+    "(optionally with /v1 at the end, or with /role/<role> in front). LLM.get_base_url() and LLMProxy.as_resource() "
+    "return it"
 )
 
 
@@ -54,31 +54,30 @@ class CallAddress:
     named: str | None = None
     """The model or the response that the request is about."""
     model: str | None = None
-    """The model to call, if the URL names it as Azure's do."""
+    """The model to call, if the URL names it, as URLs of Azure's API do."""
 
 
 def parse_address(raw_path: bytes, method: str) -> CallAddress:
-    """Read `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`, where `models` and `responses` may have a name after it.
+    """Parse `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`; a name may follow `models` and `responses`.
 
-    Each segment is percent-decoded by itself. Extra slashes are ignored, and so is what clients put before a
-    route because they take the gateway for a vendor's own server: `v1` any number of times, `openai`, `anthropic`, and
-    Azure's `openai/deployments/<model>`.
+    Each segment is percent-decoded separately. Extra slashes are ignored, and so are the prefixes that clients of
+    vendors' servers add: `v1` any number of times, `openai`, `anthropic`, and Azure's `openai/deployments/<model>`.
 
     Raises:
-        CallFailed: 404 that shows the right form or what to use instead of Gemini's API, 405 with the right method.
+        CallFailed: 404 with the correct form, or with an alternative to Gemini's API; 405 with the correct method.
     """
     segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/") if part]
     role, segments = (segments[1], segments[2:]) if segments[:1] == ["role"] and len(segments) > 1 else (None, segments)
     if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
         raise CallFailed(
-            404, f"{raw_path[:200].decode('latin-1')!r} names no attempt. {_RIGHT_FORM}", code="unknown_url"
+            404, f"{raw_path[:200].decode('latin-1')!r} does not name an attempt. {_RIGHT_FORM}", code="unknown_url"
         )
     rollout_id, attempt_id = _id(segments[1], "rollout"), _id(segments[3], "attempt")
     if _GEMINI.fullmatch("/".join(segments[4:])):
         text = (
-            f"{'/'.join(segments[4:])[:200]!r} is a route of Gemini's API, which this gateway does not serve. Use a "
-            "client or a setting with which the agent speaks OpenAI's chat completions or responses or Anthropic's "
-            "messages, with the attempt's URL as its base URL"
+            f"{'/'.join(segments[4:])[:200]!r} is a route of Gemini's API, which this gateway does not serve. "
+            "Configure the agent to use OpenAI's chat completions or responses API, or Anthropic's messages API, with "
+            "the attempt's URL as its base URL"
         )
         raise CallFailed(404, text, code="unsupported_api")
     rest = list(dropwhile(_PREFIXES.__contains__, segments[4:]))
@@ -87,16 +86,18 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
     if route not in ROUTES:
         served = ", ".join(f"{verb} {pattern}" for pattern, verbs in ROUTES.items() for verb in verbs)
         raise CallFailed(
-            404, f"The gateway does not serve {route[:200]!r} for an attempt; it serves {served}", code="unknown_url"
+            404,
+            f"The gateway does not serve {route[:200]!r} for an attempt. Available routes: {served}",
+            code="unknown_url",
         )
     if method not in ROUTES[route]:
         methods = " or ".join(ROUTES[route])
-        raise CallFailed(405, f"{route} is served by {methods}, not by {method}", code="method_not_allowed")
+        raise CallFailed(405, f"{route} does not support {method}; use {methods}", code="method_not_allowed")
     return CallAddress(rollout_id, attempt_id, route, role, resource, model)
 
 
 def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:
-    """Return the model in `deployments/<model>/<route>`, whose name may have slashes, and the rest of the path."""
+    """Return the model in `deployments/<model>/<route>` and the rest of the path. The name may contain slashes."""
     for place in range(max(2, len(rest) - _LONGEST_ROUTE), len(rest)):
         if "/".join(rest[place:]) in ROUTES:
             return "/".join(rest[1:place]), rest[place:]
@@ -131,5 +132,5 @@ def client_span(scope: Scope) -> str | None:
 def _id(segment: str, noun: str) -> str:
     if _ID.fullmatch(segment):
         return segment
-    text = f"{segment[:80]!r} is no {noun} id: ids are 1 to 128 letters, digits, '-' and '_'. {_RIGHT_FORM}"
+    text = f"{segment[:80]!r} is not a valid {noun} id: an id has 1 to 128 letters, digits, '-' or '_'. {_RIGHT_FORM}"
     raise CallFailed(404, text, code="unknown_url")

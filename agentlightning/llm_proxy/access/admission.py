@@ -24,22 +24,22 @@ from agentlightning.utils.http.auth import Scope, same_token
 
 _KEY_HEADERS = (b"x-api-key", b"api-key")
 LOOKUP_SECONDS: Final = 1.0
-"""Seconds for which the store's answer is cached; the longest time until an ended attempt is refused."""
+"""Seconds for which the store's response is cached. An ended attempt is refused after this time at the latest."""
 _ATTEMPTS: Final = 4096
-"""Number of attempts whose answer is cached."""
+"""Number of attempts with a cached response."""
 _ROLLOUTS: Final = 100_000
-"""Number of rollouts whose use is counted; the one without a call for longest is forgotten."""
+"""Number of rollouts with counted usage; the least recently active one is dropped first."""
 _ENDED_ATTEMPT = ("failed", "succeeded", "timeout")
 _ENDED_ROLLOUT = ("failed", "succeeded", "cancelled")
 
 
 def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
-    """Admit the attempt's own key and the server's token; without a server's token any placeholder, or no key, too.
+    """Accept the attempt's key or the server's token. Without a server token, accept any placeholder or no key.
 
-    A client may send several, such as a placeholder of its own in addition to its own key: one valid key is enough.
+    A client may send several keys, such as a placeholder next to its real key: one valid key is enough.
 
     Raises:
-        CallFailed: 401 without a usable key, 403 with the key of another attempt or a forged one.
+        CallFailed: 401 if there is no usable key, 403 if the key is forged or belongs to another attempt.
     """
     verdicts: set[KeyVerdict] = set()
     for key in _presented(scope):
@@ -51,17 +51,17 @@ def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
     if "other_attempt" in verdicts:
         raise CallFailed(403, "This key belongs to another attempt", code="wrong_attempt_key")
     if "forged" in verdicts:
-        raise CallFailed(403, "The signature of this attempt key is wrong", code="invalid_api_key")
+        raise CallFailed(403, "The signature of this attempt key is invalid", code="invalid_api_key")
     if token:
         text = (
-            "An attempt key is needed here: use the api_key of the LLM resource that the agent was given "
-            "(ProxyLLM.with_attempted_rollout fills it in)"
+            "The request has no valid attempt key. Use the api_key of the agent's LLM resource "
+            "(ProxyLLM.with_attempted_rollout sets it)"
         )
         raise CallFailed(401, text, code="invalid_api_key")
 
 
 def _presented(scope: Scope) -> Iterator[str]:
-    """Return every key of a request: a bearer token, and what clients of Anthropic's and of Azure's API send."""
+    """Return every key of a request: a bearer token, and the key headers of Anthropic's and of Azure's API."""
     for name, value in scope["headers"]:
         if name == b"authorization":
             kind, _, key = value.decode(errors="replace").partition(" ")
@@ -72,14 +72,14 @@ def _presented(scope: Scope) -> Iterator[str]:
 
 
 class AttemptBook:
-    """Caches for a second whether the store reports an attempt as active. Owned by the serving loop."""
+    """Caches for one second whether an attempt is active in the store. Owned by the serving loop."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[float, str | None]] = {}
         self._store: LightningStore | None = None
 
     def lets_pass(self, store: LightningStore, rollout_id: str, attempt_id: str) -> bool:
-        """True if the store recently reported the attempt as active; else `check` asks it, or has the reason."""
+        """True if the store recently reported the attempt as active; otherwise call `check`."""
         entry = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
         return entry is not None and entry[1] is None and entry[0] > time.monotonic()
 
@@ -87,7 +87,7 @@ class AttemptBook:
         """Check that the attempt is active.
 
         Raises:
-            CallFailed: 404 for an unknown rollout or attempt, 403 with the reason for one that is over.
+            CallFailed: 404 for an unknown rollout or attempt, 403 with the reason for one that has ended.
         """
         if store is not self._store:
             self._store, self._seen = store, {}
@@ -96,7 +96,7 @@ class AttemptBook:
         if believed_until <= now:
             rollout = await store.get_rollout_by_id(rollout_id)
             if rollout is None:
-                raise CallFailed(404, f"There is no rollout {rollout_id}", code="unknown_rollout")
+                raise CallFailed(404, f"Rollout {rollout_id} does not exist", code="unknown_rollout")
             if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
                 reason = _why_over(rollout, rollout.attempt)
             else:
@@ -106,18 +106,18 @@ class AttemptBook:
                     raise CallFailed(404, text, code="unknown_attempt")
                 reason = _why_over(rollout, attempts[attempt_id])
                 if max(attempts, key=lambda each: attempts[each].sequence_id) != attempt_id:
-                    reason = reason or "a later attempt has taken its place"
+                    reason = reason or "a later attempt of the rollout has started"
             if len(self._seen) >= _ATTEMPTS:
                 self._seen = {key: entry for key, entry in self._seen.items() if entry[0] > now}
             if len(self._seen) < _ATTEMPTS:
                 self._seen[rollout_id, attempt_id] = (now + LOOKUP_SECONDS, reason)
         if reason is not None:
-            text = f"Attempt {attempt_id} of rollout {rollout_id} makes no more model calls: {reason}"
+            text = f"Attempt {attempt_id} of rollout {rollout_id} cannot make more model calls: {reason}"
             raise CallFailed(403, text, code="attempt_over")
 
 
 def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
-    """Return the reason why the attempt is over; None if it is active."""
+    """Return why the attempt has ended; None if it is active."""
     if attempt.status in _ENDED_ATTEMPT:
         return f"it has ended ({attempt.status})"
     if rollout.status in _ENDED_ROLLOUT:
@@ -128,8 +128,8 @@ def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:
 class Slots:
     """Counts pending calls, in total and per attempt; calls beyond the limits wait. Owned by the serving loop.
 
-    Attempts share fairly: a free place goes to the waiting attempt with the fewest pending calls, in turn where several
-    have as few. Where too many calls wait, the attempt with the most loses its newest waiting call to another one's.
+    Attempts share the slots fairly: a free slot is given to the waiting attempt with the fewest pending calls, in turn
+    if several have the same number. If too many calls wait, the newest call of the attempt with the most is refused.
     """
 
     def __init__(self, calls: int, calls_per_attempt: int, waiting_calls: int, seconds: float) -> None:
@@ -137,7 +137,7 @@ class Slots:
         self._waiting_calls, self._seconds = waiting_calls, seconds
         self._by_attempt: Counter[tuple[str, str]] = Counter()
         self._waiting: dict[tuple[str, str], deque[asyncio.Future[None]]] = {}
-        """Oldest first; the attempt that has waited for its turn longest comes first."""
+        """Calls of an attempt are oldest first; the attempt that has waited longest for its turn is first."""
 
     @property
     def taken(self) -> int:
@@ -155,7 +155,7 @@ class Slots:
         """Wait for a slot and hold it while the block runs; yield whether the call had to wait.
 
         Raises:
-            CallFailed: 429, too many calls wait already, or there was no room in time.
+            CallFailed: 429, too many calls wait already, or no slot was free in time.
         """
         attempt = (rollout_id, attempt_id)
         waits = self._by_attempt.total() >= self._calls or self._by_attempt[attempt] >= self._calls_per_attempt
@@ -181,14 +181,14 @@ class Slots:
                 self._release(attempt)
             if not isinstance(error, TimeoutError):
                 raise
-            text = f"There was no room for another call of attempt {attempt[1]} in {self._seconds} seconds"
+            text = f"Attempt {attempt[1]} got no free slot for another call within {self._seconds} seconds"
             raise CallFailed(429, text, code="too_many_calls", retry_after=1.0) from None
 
     def _make_room_to_wait(self, attempt: tuple[str, str]) -> None:
-        """Make room for one more waiting call of an attempt.
+        """Reserve a place in the queue for one more waiting call of an attempt.
 
         Raises:
-            CallFailed: 429, too many calls wait, and no other attempt has more of them than this one would have.
+            CallFailed: 429, too many calls wait, and no other attempt would have more waiting calls.
         """
         if (waiting := sum(map(len, self._waiting.values()))) < self._waiting_calls:
             return
@@ -196,13 +196,13 @@ class Slots:
         newest = self._waiting[most][-1]
         if newest.done() or len(self._waiting[most]) < len(self._waiting.get(attempt, ())) + 2:
             text = (
-                f"The gateway has {self._by_attempt.total()} calls in hand, {self._by_attempt[attempt]} of them of "
-                f"attempt {attempt[1]}, and {waiting} wait already, its limit"
+                f"The gateway is at its limits: {self._by_attempt.total()} calls in progress, "
+                f"{self._by_attempt[attempt]} of them for attempt {attempt[1]}, and {waiting} waiting. Retry later"
             )
             raise CallFailed(429, text, code="too_many_calls", retry_after=1.0)
         text = (
-            f"{waiting} calls wait at the gateway, its limit, {len(self._waiting[most])} of them of attempt {most[1]}: "
-            "a call of another attempt took the place of this one"
+            f"The gateway is at its limit of {waiting} waiting calls, {len(self._waiting[most])} of them for attempt "
+            f"{most[1]}: a call of another attempt replaced this one in the queue. Retry later"
         )
         self._forget(most, newest)
         newest.set_exception(CallFailed(429, text, code="too_many_calls", retry_after=1.0))
@@ -242,9 +242,9 @@ class Used:
 
 
 class Budgets:
-    """Counts what rollouts use. Owned by the serving loop; lost when the gateway's process ends.
+    """Counts the usage of rollouts. Owned by the serving loop; lost when the gateway's process ends.
 
-    A call that begins within the budget is made, so concurrent calls may exceed it together.
+    The budget is checked when a call begins, so concurrent calls may exceed it together.
     """
 
     def __init__(self, tokens: int | None, cost: float | None) -> None:
@@ -255,7 +255,7 @@ class Budgets:
         """Check that the rollout may make another call.
 
         Raises:
-            CallFailed: 429, its budget is used up; has the used amount and the bound.
+            CallFailed: 429, its budget is used up; reports the used amount and the limit.
         """
         used = self._used.get(rollout_id)
         if used is None:
@@ -263,13 +263,13 @@ class Budgets:
         for unit, amount, bound in (("tokens", used.tokens, self._tokens), ("cost", used.cost, self._cost)):
             if bound is not None and amount >= bound:
                 text = (
-                    f"The budget of rollout {rollout_id} is used up: {amount:g} of {bound:g} ({unit}). No further call "
-                    f"of it is made ({BUDGET_EXHAUSTED}); GatewayLimits.{unit}_per_rollout is the bound"
+                    f"The budget of rollout {rollout_id} is used up: {amount:g} of {bound:g} ({unit}). Its further "
+                    f"calls are refused ({BUDGET_EXHAUSTED}). To allow more, raise GatewayLimits.{unit}_per_rollout"
                 )
                 raise CallFailed(429, text, code=BUDGET_EXHAUSTED)
 
     def add(self, call: GatewayCall, endpoint: ModelEndpoint | None) -> None:
-        """Count what a call has used: by its token ids, else by the model server's report."""
+        """Add the usage of a call: from its token ids if present, else from the model server's report."""
         if self._tokens is None and self._cost is None:
             return
         counts = fields_of((call.reply or {}).get("usage"))

@@ -1,6 +1,6 @@
-"""The body of an agent's request: read within its bound, and unpacked within the same bound where it is compressed.
+"""The body of an agent's request: read, and decompressed if necessary, up to one size limit.
 
-Unpacking stops at the first byte beyond the bound.
+Decompression stops at the first byte beyond the limit.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from agentlightning.utils.http.byte_budget import (
 )
 
 REST_SECONDS = 5.0
-"""Seconds for the rest of a body to arrive for its digest, when there is no room to keep it."""
+"""Seconds to wait for the rest of a body that is not kept but needs a digest."""
 _DIGEST_KEY = os.urandom(32)
 
 
 class DigestedBody:
-    """Receives a body and computes its digest, by which a client's retry with the same bytes is recognised.
+    """Receives a body and computes its digest, which identifies a client's retry with the same bytes.
 
     The digest is keyed with a secret of this process, so that it cannot be used to guess the text.
     """
@@ -58,8 +58,8 @@ async def body_of(scope: Scope, receive: Receive, hold: Hold, limit: int) -> byt
     """Return the request's body, without its content encoding.
 
     Raises:
-        CallFailed: 413, it is larger than `limit` bytes, packed or not; 415, its encoding is not known here; 400, it
-            cannot be unpacked; 429, the attempt or the process holds too many bytes.
+        CallFailed: 413, it is larger than `limit` bytes, compressed or not; 415, its encoding is not supported; 400,
+            it cannot be decompressed; 429, the attempt or the process holds too many bytes.
         ClientLeftError: the connection closed before its end.
     """
     try:

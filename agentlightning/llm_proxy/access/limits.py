@@ -1,5 +1,5 @@
-"""The bounds of the gateway: bytes, calls, seconds, and the shape of requests. Beyond them a call is refused, never
-queued without end. Long linear work runs on threads (`off_loop`).
+"""The limits of the gateway: bytes, calls, seconds, and the shape of requests. Calls beyond them are refused, so no
+queue grows without limit. Long linear work runs on threads (`off_loop`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentlightning.utils.http.byte_budget import ATTEMPT_BYTES
 
 
 class JsonBounds(NamedTuple):
-    """Bounds on the contents of one JSON text; counted in the text, before it is decoded."""
+    """Limits on the contents of one JSON text, counted in the text before it is decoded."""
 
     values: int
     containers: int
@@ -28,36 +28,36 @@ class JsonBounds(NamedTuple):
 
     @property
     def surely(self) -> int:
-        """Largest size in bytes of a text that is always within the bounds: each counted thing takes a byte or more."""
+        """Largest size in bytes of a text that is always within the limits: each counted item takes at least a byte."""
         return min(self.values, self.containers, self.keys, 2 * self.texts)
 
 
 REQUEST_JSON = JsonBounds(values=2_000_000, containers=200_000)
-"""Bounds of an agent's request (400): more than a prompt of a million token ids or ten thousand turns. Only lists of
-numbers come near the bound of values: a key or a text takes several times as long."""
+"""Limits of an agent's request (400): a prompt of a million token ids or ten thousand turns is within them. Only lists
+of numbers come near the limit of values: a key or a text takes several times as long."""
 REPLY_JSON = JsonBounds(values=4_000_000, containers=1_000_000, keys=2_000_000, texts=3_000_000)
-"""Bounds of a model server's reply (502): its log-probabilities take up to ten values, three containers and four keys
-a token, so that a reply of a third of a million tokens passes whatever it reports of each."""
+"""Limits of a model server's reply (502). Log-probabilities take up to ten values, three containers and four keys per
+token, so a reply of a third of a million tokens is always within them."""
 DEEPEST_JSON = 200
 """Depth of nested objects and lists."""
 LONGEST_NAME = 512
 """Characters of the name of a model, a role, a tool or a field of a request (400)."""
 MOST_ITEMS = 16_384
-"""Number of messages, items, prompts, tools or parts in one list of a request (400); token ids count as values."""
+"""Number of messages, items, prompts, tools or parts in one list of a request (400). Token ids count as values."""
 MOST_FIELDS = 2048
 """Number of top-level fields of a request (400); an object in it may have `MOST_ITEMS`."""
 MOST_CHOICES = 1024
-"""Number of choices that a request may ask for (400)."""
+"""Number of choices that a request may have (400)."""
 LARGEST_COUNT = 2**53 - 1
-"""Number of tokens or choices that a server may report; beyond it JSON's numbers are not exact."""
+"""Number of tokens or choices that a server may report; JSON numbers above it are not exact."""
 MOST_FRAMES = 1_000_000
 """Number of frames in one stream of a model server; a longer stream is cut off."""
 LONGEST_ERROR = 4000
-"""Characters of an error's message, for agent and record; the rest is cut."""
+"""Characters of an error message, for the agent and the record; the rest is cut off."""
 LONGEST_COMPARED = 128
 """Characters of a name for which similar names are looked up; a longer one has no similar names."""
 MOST_COMPARED = 200
-"""Number of names that it is compared with."""
+"""Number of known names to compare with."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
@@ -65,7 +65,7 @@ _SHORT.maxlong = 60
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it, shortened where it is large."""
+    """Return a value as text for an error, shortened if it is long."""
     return _SHORT.repr(value)
 
 
@@ -78,7 +78,7 @@ def closest(name: str, known: Iterable[str]) -> str | None:
 
 
 def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:
-    """Return what an error about an unknown name adds: the known name closest to it, else (`lists`) all known names."""
+    """Return the end of an error about an unknown name: the closest known name, else (`lists`) all known names."""
     names = list(known)
     if near := closest(name, names):
         return f"; did you mean {near!r}?"
@@ -86,45 +86,45 @@ def hint(name: str, known: Iterable[str], *, lists: bool = True) -> str:
 
 
 def count_of(value: object) -> int:
-    """Return a count from foreign JSON; 0 if the value is not a count."""
+    """Return a count from untrusted JSON; 0 if the value is not a count."""
     return value if type(value) is int and 0 <= value <= LARGEST_COUNT else 0
 
 
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class GatewayLimits:
-    """All bounds, with the status of the answer to a call beyond each.
+    """All limits of the gateway, each with the HTTP status of a call that exceeds it.
 
     Raises:
-        ValueError: a bound is not positive; names it.
+        ValueError: a limit is not positive; names it.
     """
 
     body_bytes: int = 32 * 1024 * 1024
     """Largest request (413) and largest reply of a model server (502)."""
     bytes_per_attempt: int = ATTEMPT_BYTES
     """Bytes of bodies that one attempt holds, from their arrival to the record of the call (429). All servers of
-    a process together have `utils.byte_budget.PROCESS_BYTES`."""
+    a process share `utils.byte_budget.PROCESS_BYTES`."""
     calls: int = 1024
-    """Number of concurrent calls; further ones wait for room."""
+    """Number of concurrent calls; further calls wait."""
     calls_per_attempt: int = 64
-    """Number of concurrent calls of one attempt; further ones wait for room."""
+    """Number of concurrent calls of one attempt; further calls wait."""
     waiting_calls: int = 1024
-    """Number of calls that wait for room (429), and of calls that wait while the weights change (503)."""
+    """Number of calls that wait for a free slot (429), and of calls that wait while the weights change (503)."""
     remembered_responses: int = 1024
-    """Number of responses of one attempt that can be continued by their id; older ones are forgotten (400)."""
+    """Number of stored responses of one attempt that can be continued by their id; older ones are deleted (400)."""
     remembered_bytes_per_attempt: int = 64 * 1024 * 1024
-    """Bytes of remembered responses and their items, for one attempt."""
+    """Bytes of stored responses and their items, for one attempt."""
     remembered_bytes: int = 256 * 1024 * 1024
-    """Bytes of remembered responses of all attempts; the least recently active attempt's are forgotten first."""
+    """Bytes of stored responses of all attempts; those of the least recently active attempt are deleted first."""
     call_seconds: float = 600.0
     """Seconds of one call from its arrival, waiting and retries included (504)."""
     store_seconds: float | None = None
-    """Seconds for one request to the store (503). None is as long as the store may be unreachable: 60 seconds or
-    the `store_unreachable_timeout` of the run's runner."""
+    """Seconds for one request to the store (503). None is the time for which the store may be unreachable: 60 seconds
+    or the `store_unreachable_timeout` of the run's runner."""
     tokens_per_rollout: int | None = None
-    """Number of tokens of all calls of a rollout, prompts included (429 for the next call); None is no bound."""
+    """Number of tokens of all calls of a rollout, prompts included (429 for the next call); None is no limit."""
     cost_per_rollout: float | None = None
-    """Cost of all calls of a rollout, by the prices in `ModelConfig` (429 for the next call); None is no bound."""
+    """Cost of all calls of a rollout, by the prices in `ModelConfig` (429 for the next call); None is no limit."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

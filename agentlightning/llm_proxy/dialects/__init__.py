@@ -1,6 +1,6 @@
-"""The dialects of the gateway by their route: the one place where a dialect is registered.
+"""The registry of the gateway's dialects, by route.
 
-Routes, policies, the dialects that a model's entry may list and the readers of requests all follow from this table.
+Routes, policies, the dialects in a model's entry, and the readers of requests are derived from this table.
 """
 
 from agentlightning.llm_proxy.dialects.base import Dialect, TranslatedDialect

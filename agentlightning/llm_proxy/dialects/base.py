@@ -1,7 +1,7 @@
-"""A dialect: how one family of model APIs writes requests, replies, streams and errors. Pure: bytes in, values out.
+"""A dialect: the requests, replies, streams and errors of one family of model APIs. No I/O: bytes in, values out.
 
-Model servers speak each dialect; the gateway adds the fields that ask for tokens and takes them out again. Servers that
-speak chat completions only serve a *translated* dialect too.
+For servers that support a dialect, the gateway adds the fields that request tokens, and removes the tokens from the
+reply. A *translated* dialect can also be served by servers that support only chat completions.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, 
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-"""Types of OpenAI's errors by their status, except those of all other 4xx and 5xx."""
+"""Types of OpenAI's errors by status; other 4xx and 5xx statuses have a common type."""
 
 
 class Dialect(ABC):
     """One family of APIs."""
 
     route: str
-    """Route below an attempt's URL, and below `api_base` of a server that speaks the dialect."""
+    """Route below an attempt's URL, and below `api_base` of a server that supports the dialect."""
     kind: str
     """Kind of the call, for spans: `chat`, `completion`, `embedding`, ..."""
     prompt_field: tuple[str, type | tuple[type, ...], str]
-    """The field of a request that holds the prompt, its types, and how errors name them."""
+    """The field of a request that contains the prompt, its types, and the description of the types for errors."""
     forwarded: tuple[str, ...] = ()
-    """Headers of the agent that a server of the same dialect gets too."""
+    """Headers of the agent that are also sent to a server of the same dialect."""
     reply_form = "JSON with a list of choices"
     """Description of a usable reply, for errors."""
     limit_names: tuple[str, ...] = ("max_tokens",)
     """Fields of a request that limit the tokens of its reply; the first is the one that the gateway sets."""
     generates = True
-    """True if a model generates text, of which a server could return the tokens."""
+    """True if a model generates text, so that a server could return its tokens."""
 
     # --- requests and errors of agents ---------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ class Dialect(ABC):
         """Return the request of an agent; `model` replaces the one that it names.
 
         Raises:
-            CallFailed: 400 that names the wrong field.
+            CallFailed: 400, a field is invalid; names it.
         """
         return read_model_request(raw, *self.prompt_field, model)
 
@@ -61,21 +61,21 @@ class Dialect(ABC):
         """Return the prompt of a request, as messages with a role and a content, for the record."""
 
     def wants_stream(self, request: Json) -> bool:
-        """True if the agent asked for a stream."""
+        """True if the agent requested a stream."""
         return bool(request.get("stream"))
 
     def failure(self, failed: CallFailed) -> JsonReply:
-        """Return a failure in the dialect's own form; the server's error where it has that form too."""
+        """Return a failure in the dialect's form; if the server's error already has that form, return it."""
         if failed.upstream_error is not None and self.has_form_of(failed.upstream_error):
             return JsonReply(failed.status, failed.upstream_error, failed.headers)
         return json_reply(self.error_of(failed), failed.status, failed.headers)
 
     def error_of(self, failed: CallFailed) -> Json:
-        """Return the body of an error, OpenAI's here."""
+        """Return the body of an error; by default that of OpenAI's API."""
         return {"error": openai_error(failed)}
 
     def has_form_of(self, error: bytes) -> bool:
-        """True if a server's error body can go to the agent as it is."""
+        """True if a server's error body can be sent to the agent unchanged."""
         return read_json(error) is not None
 
     def stream_failure(self, failed: CallFailed, sent: int) -> bytes:
@@ -85,11 +85,11 @@ class Dialect(ABC):
     # --- requests to servers, and their replies ------------------------------------------------------------------
 
     def key_headers(self, api_key: str | None) -> dict[str, str]:
-        """Return the headers in which a server of this dialect expects its key, and those that it always requires."""
+        """Return the headers for the key of a server of this dialect, and those that it always requires."""
         return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
     def added(self, request: Json, token_options: Mapping[str, object]) -> Json:
-        """Return the fields asking for tokens that the gateway adds to this request."""
+        """Return the fields that the gateway adds to this request to get tokens."""
         return {}
 
     def upstream_request(self, request: Json, model: str, token_options: Mapping[str, object]) -> bytes:
@@ -97,13 +97,13 @@ class Dialect(ABC):
         return json_bytes({**request, "model": model, **self.added(request, token_options)})
 
     def read_reply(self, raw: bytes) -> Json | None:
-        """Return the server's reply; None if it is not one of this dialect, here one with choices."""
+        """Return the server's reply; None if it is not one of this dialect (by default: has no choices)."""
         reply = read_json(raw) or {}
         choices = entries_of(reply.get("choices"))
         return reply if choices and all(is_object(choice) for choice in choices) else None
 
     def tokens_of(self, reply: Json, request: Json) -> CallTokens | None:
-        """Return the tokens of the first choice; None if there are no usable ones."""
+        """Return the tokens of the first choice; None if they are missing or unusable."""
         return None
 
     def further_tokens_of(self, reply: Json, request: Json) -> list[CallTokens | None]:
@@ -112,7 +112,7 @@ class Dialect(ABC):
         return [self.tokens_of({**reply, "choices": [choice]}, request) for choice in further]
 
     def visible(self, reply: Json, request: Json) -> Json:
-        """Return a reply, or a chunk of one, without the fields that the agent did not ask for."""
+        """Return a reply, or a chunk of one, without the fields that the agent did not request."""
         return reply
 
     def record_of(self, reply: Json) -> Json:
@@ -120,28 +120,28 @@ class Dialect(ABC):
         return reply
 
     def read_stream(self, request: Json) -> StreamReader:
-        """Return the reader for one stream that answers this request."""
-        raise AssertionError(f"{self.route} has no streams")
+        """Return the reader for the stream of a reply to this request."""
+        raise AssertionError(f"{self.route} does not support streams")
 
     def stream_of(self, reply: Json, request: Json) -> bytes:
-        """Return a whole reply as a stream, for a server that answered a stream request in one piece."""
-        raise AssertionError(f"{self.route} has no streams")
+        """Return a complete reply as a stream, for a server that replied to a stream request in one piece."""
+        raise AssertionError(f"{self.route} does not support streams")
 
 
 class StreamReader(ABC):
-    """Reads one stream of a server: the part of each frame for the agent, and the whole reply at the end."""
+    """Reads one stream of a server: the part of each frame for the agent, and the complete reply at the end."""
 
     ended = False
-    """True once the server has ended the stream; what it sends afterwards is not read."""
+    """True once the server has ended the stream; data after that is not read."""
 
     @property
     def complete(self) -> bool:
-        """True if nothing is missing when the connection ends now."""
+        """True if the reply is complete even if the connection ends now."""
         return self.ended
 
     @abstractmethod
     def feed(self, frame: bytes) -> bytes:
-        """Take one frame and return what the agent sees of it; the very same bytes where the gateway added nothing.
+        """Process one frame and return it for the agent: the same bytes, unless the gateway has to remove something.
 
         The last frame of the stream, after which `ended` is true, is returned like the others.
 
@@ -151,11 +151,11 @@ class StreamReader(ABC):
 
     @abstractmethod
     def reply(self) -> Json | None:
-        """Return the reply as a call without a stream would have returned it; None before its first piece."""
+        """Return the reply in the form of a call without a stream; None before its first piece."""
 
 
 class EventReader(StreamReader):
-    """Reads a stream of events with a `type`, to which the gateway adds nothing: each passes unchanged."""
+    """Reads a stream of events with a `type`, to which the gateway adds nothing; each is passed on unchanged."""
 
     errors: tuple[str, ...]
     """Types of the events that report an error of the server."""
@@ -173,14 +173,14 @@ class EventReader(StreamReader):
 
     @abstractmethod
     def collect(self, fields: Json) -> None:
-        """Take the fields of one event; sets `ended` with the last one."""
+        """Process the fields of one event; the last one sets `ended`."""
 
 
 class StreamWriter(ABC):
     """Turns the chunks of one chat stream into the events of a translated dialect."""
 
     reply: Json | None = None
-    """The whole reply in that dialect; set at the end."""
+    """The complete reply in that dialect; set at the end."""
 
     @abstractmethod
     def feed(self, chunk: Json) -> bytes:
@@ -192,22 +192,22 @@ class StreamWriter(ABC):
 
 
 class TranslatedDialect(Dialect):
-    """A dialect that servers of chat completions serve too."""
+    """A dialect that servers of chat completions can also serve."""
 
     def read_count(self, raw: bytes) -> Json:
-        """Return a request to count the tokens of a prompt, which may lack the fields of a reply.
+        """Return a request to count the tokens of a prompt; fields for the reply may be missing.
 
         Raises:
-            CallFailed: 400 that names the wrong field.
+            CallFailed: 400, a field is invalid; names it.
         """
         return Dialect.read_request(self, raw)
 
     @abstractmethod
     def prompt_to_chat(self, request: Json) -> Json:
-        """Return the request as a chat completion, whether or not a reply to it could be made.
+        """Return the request as a chat completion, without checks for a reply.
 
         Raises:
-            CallFailed: 400 that names the field that cannot be translated; nothing is dropped silently.
+            CallFailed: 400, a field cannot be translated; names it. Nothing is dropped silently.
         """
 
     def to_chat(self, request: Json) -> Json:
@@ -219,7 +219,7 @@ class TranslatedDialect(Dialect):
         return self.prompt_to_chat(request)
 
     def count_to_chat(self, request: Json) -> Json:
-        """Return the prompt's fields in chat completions; it may end with a message of the assistant.
+        """Return the prompt's fields as a chat completion; the last message may be the assistant's.
 
         Raises:
             CallFailed: as `prompt_to_chat`.
@@ -231,13 +231,13 @@ class TranslatedDialect(Dialect):
 
     @abstractmethod
     def write_stream(self, request: Json) -> StreamWriter:
-        """Return the writer for one stream that answers this request."""
+        """Return the writer for the stream of a reply to this request."""
 
 
 def chat_record(reply: Json, fields: Json, calls: list[Json], reason: object, usage: Json) -> Json:
     """Return a reply of a translated dialect in the shape of a chat completion, for the record.
 
-    `fields` are those of the message, those without a text excluded; `calls` have an `id`, a `name` and `arguments`.
+    `fields` are those of the message; empty ones are excluded. `calls` have an `id`, a `name` and `arguments`.
     """
     message: Json = {"role": "assistant", "content": None, **{name: text for name, text in fields.items() if text}}
     if calls:
@@ -259,7 +259,7 @@ def event_of(data: bytes) -> Json:
     """
     fields = read_json(data)
     if fields is None:
-        raise unusable(f"The model server sent a frame that is no JSON object: {data[:200]!r}")
+        raise unusable(f"The model server sent a frame that is not a JSON object: {data[:200]!r}")
     return fields
 
 

@@ -1,7 +1,7 @@
-"""OpenAI's chat completions: the fields that ask for tokens, the tokens of a reply, and the reply without both.
+"""OpenAI's chat completions: the fields that request tokens, the tokens of a reply, and the reply without tokens.
 
-Never tokenises: token ids and log-probabilities are the model server's own, in the spelling of its engine
-(`token_fields`). In a stream vLLM returns the ids of the prompt in the first chunk, those of the completion in each.
+Nothing is tokenised here: token ids and log-probabilities are those of the model server, in the format of its engine
+(`token_fields`). In a stream, vLLM returns the prompt's ids in the first chunk, and the completion's ids in each chunk.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _IN_CHOICES = {
     "prompt_token_ids": "return_prompt_token_ids",
     "meta_info": "return_meta_info",
 }
-"""Fields that a choice has only because they were requested, and the request field of each."""
+"""Fields of a choice that are present only if requested, each with the request field."""
 _LAST = ("finish_reason", "stop_reason", "matched_stop")
-"""Reasons why a choice ended, the last two in the spelling of vLLM and of SGLang."""
+"""Finish reasons of a choice; the last two are those of vLLM and of SGLang."""
 
 
 class ChatCompletions(Dialect):
@@ -78,7 +78,7 @@ class ChatCompletions(Dialect):
 
 
 def _chunks_of(reply: Json, *, with_usage: bool) -> list[Json]:
-    """Return a reply as chunks: one with all of a choice, then one with its finish reason and one with the usage."""
+    """Return a reply as chunks: the content of a choice, its finish reason, and the usage."""
     head = {name: reply[name] for name in ("id", "created", "model", "system_fingerprint") if name in reply}
     head["object"] = "chat.completion.chunk"
     chunks: list[Json] = []
@@ -100,7 +100,7 @@ def _chunks_of(reply: Json, *, with_usage: bool) -> list[Json]:
 
 
 def translated(reply: Json, dialect: TranslatedDialect, request: Json) -> tuple[bytes, Json]:
-    """Return a chat completion in the dialect of the agent's request: the events of its stream, and the whole reply."""
+    """Return a chat completion in the dialect of the agent's request: as the events of a stream, and complete."""
     writer = dialect.write_stream(request)
     first: Json = {**reply["choices"][0], "index": 0}
     chunks = _chunks_of({**reply, "choices": [first]}, with_usage=True)
@@ -110,7 +110,7 @@ def translated(reply: Json, dialect: TranslatedDialect, request: Json) -> tuple[
 
 
 class Choice:
-    """Collects the pieces of one choice of a stream, here a choice with a text."""
+    """Collects the pieces of one choice of a stream; by default a choice with a text."""
 
     def __init__(self, index: int) -> None:
         self.fields: Json = {"index": index}
@@ -130,7 +130,7 @@ class Choice:
             self._text.add(text)
 
     def whole(self) -> Json:
-        """Return the choice as in a reply in one piece."""
+        """Return the choice in the form of a reply without a stream."""
         return {**self.fields, "text": str(self._text)}
 
 

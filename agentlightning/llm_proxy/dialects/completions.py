@@ -1,4 +1,4 @@
-"""OpenAI's text completions, whose tokens are requested and removed from the reply, and embeddings, which have none.
+"""OpenAI's text completions, with tokens that are requested and removed from the reply, and embeddings, without tokens.
 
 vLLM and SGLang: `prompt_token_ids` and `token_ids` in each choice; log-probabilities as parallel lists.
 """

@@ -1,7 +1,7 @@
-"""JSON of agents and model servers: read within bounds, written as both accept it, and its fields by their type.
+"""JSON of agents and model servers: read within limits, written in a form that both accept, with typed field access.
 
-The contents of a text are bounded before it is decoded: seven megabytes of `{}` are 700 MB of objects. The count is
-exact for JSON and is taken from slices of the text, so that a thread that counts lets others run.
+The contents of a text are checked before it is decoded: seven megabytes of `{}` become 700 MB of objects. The count is
+exact for JSON. It is made in slices of the text, so that other threads can run in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 _CONTAINERS = frozenset((dict, list))
 _NAMES = frozenset(("role", "name", "type"))
-"""Fields of an entry of a list that are names."""
+"""Fields of list entries that contain names."""
 _OF_IDS = ("prompt", "input")
 """Fields that may be a list of token ids, as long as the prompt."""
 _SLICE = 1 << 18
@@ -40,15 +40,15 @@ _VALUE, _CONTAINER, _TEXT = 40, 100, 60
 def read_model_request(
     raw: bytes, field: str, kind: type | tuple[type, ...], expected: str, model: str | None = None
 ) -> Json:
-    """Return a request that names a model and has its prompt in `field`; `model` replaces the one in it.
+    """Return a request that has a model, and its prompt in `field`; the argument `model` replaces the request's model.
 
     Raises:
-        CallFailed: 400, it is no JSON object, or a field is missing, too large or of another type; names the field.
+        CallFailed: 400, it is not a JSON object, or a field is missing, too large or of another type; names the field.
     """
     try:
         request = _decoded(raw, REQUEST_JSON)
     except TooMuchJsonError as error:
-        raise CallFailed(400, f"The body is too large a value: {error}", code="too_many_values") from None
+        raise CallFailed(400, f"The body is too large: {error}", code="too_many_values") from None
     except (ValueError, RecursionError) as error:
         raise CallFailed(400, f"The body is not JSON: {error}", code="invalid_json") from None
     if not is_object(request):
@@ -62,10 +62,10 @@ def read_model_request(
 
 
 def check_shape(request: Json) -> None:
-    """Check that a request's names and lists are within their bounds; before anything else is done with it.
+    """Check that a request's names and lists are within their limits; called before the request is processed.
 
     Raises:
-        CallFailed: 400 that names the field, its size and its bound.
+        CallFailed: 400, a field is too large; names the field, its size and the limit.
     """
     if len(request) > MOST_FIELDS:
         raise _too_much("", "the request", f"{len(request)} fields", MOST_FIELDS)
@@ -93,7 +93,7 @@ def check_shape(request: Json) -> None:
 
 
 def _too_much(param: str, what: str, holds: str, most: int) -> CallFailed:
-    return CallFailed(400, f"{what} holds {holds}; at most {most} are taken", param=param, code="too_many_values")
+    return CallFailed(400, f"{what} has {holds}; the limit is {most}", param=param, code="too_many_values")
 
 
 def check_field(request: Json, field: str, kind: type | tuple[type, ...], expected: str) -> None:
@@ -107,7 +107,7 @@ def check_field(request: Json, field: str, kind: type | tuple[type, ...], expect
 
 
 def wrong_type(field: str, expected: str) -> CallFailed:
-    """Return the refusal of a field that is of another type."""
+    """Return the error for a field of the wrong type."""
     return CallFailed(400, f"{field!r} must be {expected}", param=field, code="invalid_type")
 
 
@@ -121,11 +121,11 @@ def read_json(raw: bytes | str) -> Json | None:
 
 
 def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
-    """Return decoded JSON within bounds.
+    """Return decoded JSON that is within the limits.
 
     Raises:
-        ValueError, RecursionError: it is no JSON; the message is the standard library's.
-        TooMuchJsonError: it holds more than the bounds allow.
+        ValueError, RecursionError: it is not JSON; the message is the standard library's.
+        TooMuchJsonError: it exceeds the limits.
     """
     check_size(raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else raw, bounds)
     try:
@@ -137,14 +137,14 @@ def _decoded(raw: bytes | str, bounds: JsonBounds) -> Any:
 
 
 class TooMuchJsonError(ValueError):
-    """A JSON text holds more than its bounds allow."""
+    """A JSON text exceeds its limits."""
 
 
 def check_size(raw: bytes, bounds: JsonBounds) -> None:
-    """Check that a JSON text holds no more than its bounds allow.
+    """Check that a JSON text is within its limits.
 
     Raises:
-        TooMuchJsonError: it holds more; names what, and the number allowed.
+        TooMuchJsonError: it exceeds a limit; names the limit.
     """
     if len(raw) <= bounds.surely:
         return
@@ -165,11 +165,11 @@ def check_size(raw: bytes, bounds: JsonBounds) -> None:
             (counter.texts, bounds.texts, "keys and texts"),
         ):
             if amount > bound:
-                raise TooMuchJsonError(f"it holds more than {bound} {what}")
+                raise TooMuchJsonError(f"it has more than {bound} {what}")
 
 
 def expanded_bytes(raw: bytes) -> int:
-    """Return about how many bytes the value of a JSON text takes beside the characters of its texts."""
+    """Return the approximate size in bytes of a decoded JSON text, without the characters of its strings."""
     counter = _Count()
     for _ in counter.slices(raw):
         pass
@@ -202,7 +202,7 @@ class _Count:
 
 
 def check_depth(value: object) -> None:
-    """Check that the containers of a value are not nested deeper than is allowed.
+    """Check that the objects and lists of a value are not nested too deeply.
 
     Raises:
         TooMuchJsonError: they do.
@@ -213,11 +213,11 @@ def check_depth(value: object) -> None:
         level = [entry for entry in entries if is_object(entry) or is_list(entry)]
         if not level:
             return
-    raise TooMuchJsonError(f"its objects and lists lie more than {DEEPEST_JSON} deep in each other")
+    raise TooMuchJsonError(f"its objects and lists are nested more than {DEEPEST_JSON} levels deep")
 
 
 def json_bytes(value: object) -> bytes:
-    """Return JSON as UTF-8. A lone surrogate, which UTF-8 does not have, stays an escape; NaN becomes null."""
+    """Return JSON as UTF-8. A lone surrogate, which UTF-8 cannot encode, stays an escape; NaN becomes null."""
     try:
         return to_json(value, inf_nan_mode="null")  # several times as fast as the standard library
     except ValueError:
@@ -228,7 +228,7 @@ def json_bytes(value: object) -> bytes:
 
 
 def is_strict(raw: bytes) -> bool:
-    """True if JSON has no NaN and no infinity outside of texts."""
+    """True if JSON has no NaN and no infinity outside of strings."""
     if b"NaN" not in raw and b"Infinity" not in raw:
         return True
     try:
@@ -247,17 +247,17 @@ def is_object(value: object) -> TypeGuard[Json]:
 
 
 def entries_of(value: object) -> list[Any]:
-    """Return a list as it is; an empty one for anything else."""
+    """Return a list unchanged; an empty list for any other value."""
     return value if is_list(value) else []
 
 
 def fields_of(value: object) -> Json:
-    """Return an object as it is; an empty one for anything else."""
+    """Return an object unchanged; an empty object for any other value."""
     return value if is_object(value) else {}
 
 
 def objects(value: object) -> list[Json]:
-    """Return the entries of a list that are objects; none if it is no list."""
+    """Return the entries of a list that are objects; none if the value is not a list."""
     entries = entries_of(value)
     if set(map(type, entries)) <= {dict}:  # as nearly always; one look at each entry in C
         return entries[:]
@@ -265,12 +265,12 @@ def objects(value: object) -> list[Json]:
 
 
 def object_in(fields: Json, name: str) -> Json:
-    """Return an object from a field of another one; an empty one if it is none."""
+    """Return the object in a field of another object; an empty object if the field has another type."""
     return fields_of(fields.get(name))
 
 
 def text_of(value: object) -> str:
-    """Return a text, or the texts of its parts as one; nothing if it is neither."""
+    """Return a text, or the joined texts of its parts; an empty string for any other value."""
     if isinstance(value, str):
         return value
     return "".join(part["text"] for part in objects(value) if isinstance(part.get("text"), str))

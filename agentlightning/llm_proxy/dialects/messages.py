@@ -1,29 +1,29 @@
-"""Anthropic's messages. Each field of a request is read, or refused by its name, where it becomes a chat completion.
+"""Anthropic's messages. In a translation to a chat completion, each field of a request is read, or refused by name.
 
-A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record. In
-a translated reply of one piece, arguments of a tool call that are no JSON object become `{"invalid_json": "..."}`,
-since the block can hold nothing else; in a stream they pass unchanged.
+A server that supports the dialect gets the request unchanged, and its reply, without tokens, is read for the record. In
+a translated reply in one piece, arguments of a tool call that are not a JSON object become `{"invalid_json": "..."}`,
+because the block must contain an object; in a stream they are passed on unchanged.
 
 Sources: https://platform.claude.com/docs/en/api/messages, versions 2023-06-01 and 2026-10-21, and .../streaming.
 Differences:
 
-- `temperature`, `top_p` and `top_k`, which the second version no longer has, are served in both.
-- Without effect, since it does not change the answer: `service_tier`, `speed`, `cache_control` in any place,
-  `eager_input_streaming` of a tool, the `signature` of a thought, what the client library adds to a block that it has
-  parsed (`parsed_output`). A header `anthropic-beta` only unlocks fields, each of which is handled here by itself.
-- Ignored, with one warning in the log: what bounds or compacts a context, always whole here (`context_management`,
-  `compaction`), where and for whom a request is served (`inference_geo`, `workspace_id`, `user_profile_id`,
-  `billing_policy`, `container` without skills), what follows a refusal (`fallbacks`, `fallback_credit_token`),
-  `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown at once, and a `tool_reference` is the
-  tool's name. `redacted_thinking` of another server cannot be read and is excluded.
+- `temperature`, `top_p` and `top_k`, which the second version does not have, are accepted in both.
+- Without effect, since they do not change the reply: `service_tier`, `speed`, `cache_control` in any place,
+  `eager_input_streaming` of a tool, the `signature` of a thought, fields that the client library adds to a parsed block
+  (`parsed_output`). A header `anthropic-beta` only enables fields; each field is handled separately.
+- Ignored, with one warning in the log: limits and compaction of the context, which is always complete here
+  (`context_management`, `compaction`), location and owner of the request (`inference_geo`, `workspace_id`,
+  `user_profile_id`, `billing_policy`, `container` without skills), actions after a refusal (`fallbacks`,
+  `fallback_credit_token`), `diagnostics`, `betas`, and `defer_loading` of a tool: all tools are shown from the start,
+  and a `tool_reference` is the tool's name. `redacted_thinking` of another server cannot be read and is excluded.
 - Tools that only Anthropic's server can run (`server_tools`) are not shown to the model, with one warning in the log.
-- A value that asks for the default behaviour (a caller that is `direct`, a tool that is `custom`) is accepted.
-- A thinking budget is bounded by `max_tokens` alone, and `display` hides no thoughts.
+- A value that requests the default behaviour (a caller that is `direct`, a tool that is `custom`) is accepted.
+- A thinking budget is limited only by `max_tokens`, and `display` hides no thoughts.
 - An error flag of a tool's result becomes the word "Error:" before its text.
-- A tool's result may hold images, which not every model server accepts there; it returns its own error.
+- A tool's result may contain images. A model server that does not support this returns its own error.
 - A `document` of text and a `search_result` become text, their title first; without citations (`enabled` is false).
-- A last message of the assistant (prefill) is continued by engines that support it (vLLM, SGLang), else refused.
-- Turns of one role that follow each other become one, as Anthropic combines them.
+- A last message of the assistant (prefill) is continued by engines that support this (vLLM, SGLang), else refused.
+- Consecutive turns of one role become one, as at Anthropic.
 - In a translated stream, tool calls after the first one arrive when the reply continues with something else, or ends.
 """
 
@@ -81,7 +81,7 @@ from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply
 
 _VERSION = "2023-06-01"
 _GROWS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
-"""The deltas that are parts of a text, and the field of the delta that holds the part."""
+"""The types of deltas with a part of a text, each with the field that contains the part."""
 _ERRORS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -112,7 +112,7 @@ _FINISH_REASONS = {
 SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 READ = ("messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "metadata", "output_config")
 THREAD_REFUSED = "thread_unsupported_request"
-"""The error code on which clients continue without a thread, with the whole conversation."""
+"""The error code after which clients continue without a thread, with the complete conversation."""
 WITHOUT_EFFECT = ("service_tier", "speed", "cache_control")
 HARMLESS: Harmless = {
     "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
@@ -255,10 +255,10 @@ def check_prefill(chat: Json, *, goes_on: bool) -> None:
     """Check that a chat does not end with a message of the assistant, or that its engine continues one.
 
     Raises:
-        CallFailed: 400, the engine would answer that message.
+        CallFailed: 400, the engine would reply to that message.
     """
     if chat.get("continue_final_message") and not goes_on:
-        why = "the engine there answers a last message of the assistant and does not go on with it (prefill)"
+        why = "the engine would reply to the last message of the assistant instead of continuing it (prefill)"
         raise untranslatable("messages", why)
 
 
@@ -267,7 +267,7 @@ def check_prefill(chat: Json, *, goes_on: bool) -> None:
 
 def _chat_request(request: Json) -> Json:
     if request.get("thread") is not None:
-        text = "'thread' cannot be served: nothing is stored here between calls; send the whole conversation again"
+        text = "'thread' is not supported: the gateway stores nothing between calls. Send the complete conversation"
         raise CallFailed(400, text, param="thread", code=THREAD_REFUSED)
     refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "container"), harmless=HARMLESS, ignored=IGNORED)
     if (container := request.get("container")) is not None:  # tools of Anthropic's would run there; skills are refused
@@ -287,7 +287,7 @@ def _chat_request(request: Json) -> Json:
         if is_run_by_server(tool):
             continue
         if tool.get("type") not in (None, "custom"):
-            why = f"only Anthropic's models know the tool {shown(tool['type'])}; give it an 'input_schema' instead"
+            why = f"only Anthropic's models know the tool {shown(tool['type'])}; define a tool with an 'input_schema'"
             raise untranslatable(f"{place}.type", why)
         refuse_unknown(tool, _TOOL, f"{place}.", _HARMLESS_TOOL, ("defer_loading",))
         schema = as_object(tool.get("input_schema"), f"{place}.input_schema")
@@ -303,7 +303,7 @@ def _chat_request(request: Json) -> Json:
 
 
 def _texts(content: object, place: str) -> str:
-    """Return text, or blocks of text as one."""
+    """Return a text, or the joined blocks of text."""
     if isinstance(content, str):
         return content
     return "\n\n".join(_text(block, where) for block, where in as_objects(content, place))
@@ -311,13 +311,13 @@ def _texts(content: object, place: str) -> str:
 
 def _text(block: Json, place: str) -> str:
     if block.get("type") != "text":
-        raise untranslatable(f"{place}.type", f"a block of type {shown(block.get('type'))} has no counterpart there")
+        raise untranslatable(f"{place}.type", f"a block of type {shown(block.get('type'))} has no equivalent")
     refuse_unknown(block, _TEXT, f"{place}.", {"citations": ([],)})
     return text_in(block, "text", place)
 
 
 def _messages(value: object) -> list[Json]:
-    """Return the messages of a chat: turns of the user or the assistant that follow each other are one turn."""
+    """Return the messages of a chat: consecutive turns of the user or the assistant are one turn."""
     messages: list[Json] = []
     for role, turns in groupby(_turns(value), key=lambda turn: turn[0]):
         if role == "system":
@@ -375,7 +375,7 @@ def _add_to_turn(turn: AssistantTurn, content: object, where: str) -> None:
 
 
 def _user(content: object, where: str) -> tuple[list[Json], list[Json]]:
-    """Return the results of tools as messages of their own, and the parts of the user's other content."""
+    """Return the results of tools as separate messages, and the parts of the user's other content."""
     if isinstance(content, str):
         return [], [{"type": "text", "text": content}]
     results: list[Json] = []
@@ -418,7 +418,7 @@ def _part(block: Json, place: str) -> Json:
         refuse_unknown(source, ("type", "media_type", "data"), f"{place}.")
         url = f"data:{text_in(source, 'media_type', place)};base64,{text_in(source, 'data', place)}"
     else:
-        raise untranslatable(f"{place}.type", f"an image from {shown(source.get('type'))} has no counterpart there")
+        raise untranslatable(f"{place}.type", f"an image from {shown(source.get('type'))} has no equivalent")
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -439,7 +439,7 @@ def _document(block: Json, place: str) -> str:
     if source.get("type") == "content":
         refuse_unknown(source, ("type", "content"), f"{where}.")
         return "\n\n".join([*titles, _texts(source.get("content"), f"{where}.content")])
-    why = f"a document from {shown(source.get('type'))} has no counterpart there; one of text or content has"
+    why = f"a document from {shown(source.get('type'))} has no equivalent; use 'text' or 'content'"
     raise untranslatable(f"{place}.type", why)
 
 
@@ -452,15 +452,15 @@ def _tool_choice(choice: Json) -> Json:
     elif isinstance(kind, str) and kind in _CHOICES:
         chat = {"tool_choice": _CHOICES[kind]}
     else:
-        raise untranslatable("tool_choice.type", f"{shown(kind)} is none of auto, any, tool and none")
+        raise untranslatable("tool_choice.type", f"{shown(kind)} is not one of auto, any, tool, none")
     return {**chat, "parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") else chat
 
 
 def _thinking(thinking: Json) -> Json:
-    """Return the chat template's settings for it: Qwen and most others have one, DeepSeek and Granite another."""
+    """Return the chat template's settings for thinking: Qwen and most others have one, DeepSeek and Granite another."""
     refuse_unknown(thinking, ("type", "budget_tokens", "display"), "thinking.")
     if (thinks := _THINKS.get(str(thinking.get("type")))) is None:
-        raise untranslatable("thinking.type", f"{shown(thinking.get('type'))} is none of {', '.join(_THINKS)}")
+        raise untranslatable("thinking.type", f"{shown(thinking.get('type'))} is not one of {', '.join(_THINKS)}")
     return {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks}}
 
 
@@ -494,7 +494,7 @@ def _texts_of(blocks: list[Json], kind: str) -> str:
 
 
 class _MessageStream(EventReader):
-    """One stream of events, assembled as it passes."""
+    """One stream of events, from which the reply is assembled."""
 
     errors = ("error",)
 
@@ -502,7 +502,7 @@ class _MessageStream(EventReader):
         self._message: Json = {}
         self._blocks: dict[int, Json] = {}
         self._texts: dict[int, dict[str, Text]] = {}
-        """Contents of the blocks, by the field that grows."""
+        """Contents of the blocks, by field."""
 
     @override
     def collect(self, fields: Json) -> None:
@@ -544,7 +544,7 @@ class _MessageEvents(PartWriter):
 
     kinds: Mapping[str, str] = {"thought": "thinking", "content": "text", "refusal": "text"}
     _key = secrets.token_bytes(32)
-    """Key for the `signature` of a thought, a code that nobody verifies, since clients send the thought back too."""
+    """Key for the `signature` of a thought; never verified, because clients also send the thought back."""
 
     def __init__(self, request: Json) -> None:
         super().__init__(request)
@@ -603,7 +603,7 @@ class _MessageEvents(PartWriter):
         return event("content_block_delta", {**self._index, "delta": {"type": kind, name: text}})
 
     def _stop_reason(self) -> tuple[str, str | None]:
-        """Return the stop reason and, if it was one of the caller's sequences, that sequence (from vLLM and SGLang).
+        """Return the stop reason and, if it was one of the caller's stop sequences (vLLM and SGLang), that sequence.
 
         Some engines report `stop` for a message that calls tools or refuses.
         """

@@ -1,6 +1,6 @@
-"""Replies that come in pieces: growing texts, the tool calls of a stream, and the parts of a chat reply in their order.
+"""Replies in pieces: growing texts, the tool calls of a stream, and the parts of a chat reply in order.
 
-Pieces of a text are joined once, when they are read, since joining at each piece is quadratic.
+Pieces of a text are joined once, when they are read, because joining at each piece takes quadratic time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Text:
 
     def __init__(self, first: str = "") -> None:
         self._blocks = list[str]()
-        """Pieces joined once, since each string has an overhead."""
+        """Joined pieces; fewer strings take less memory."""
         self._pieces = [first]
         self._length = len(first)
 
@@ -40,7 +40,7 @@ class Text:
             self._pieces = []
 
     def is_just(self, text: str) -> bool:
-        """True if the text is equal to what has arrived so far; joins nothing for a text of another length."""
+        """True if the text is equal to the received text; does not join the pieces if the lengths differ."""
         return len(text) == self._length and text == str(self)
 
     def __bool__(self) -> bool:
@@ -71,7 +71,7 @@ class _Pending:
     id: str = ""
     name: Text = field(default_factory=Text)
     waiting: Text = field(default_factory=Text)
-    """The end of its arguments that has not been passed on."""
+    """The end of its arguments, which has not been passed on yet."""
     begun: bool = False
 
 
@@ -79,8 +79,8 @@ class _Pending:
 class ToolCallStream:
     """Returns the pieces of a stream's tool calls in the order of the calls: all of one, then all of the next.
 
-    A chat stream may alternate between its calls. The pieces of the first call pass at once; the others wait until the
-    reply continues with something else, or ends. A call without an id is named after the reply.
+    A chat stream may alternate between its calls. The pieces of the first call are passed on immediately; the others
+    wait until the reply continues with something else, or ends. A call without an id gets one from the reply's id.
     """
 
     reply_id: object = None
@@ -89,10 +89,10 @@ class ToolCallStream:
     _current: int = 0
 
     def feed(self, delta: Json) -> list[tuple[int, MessageToolCall]]:
-        """Return the pieces that can be passed on, each with the number of its call, possibly none.
+        """Return the pieces to pass on, each with the number of its call; possibly none.
 
         Raises:
-            CallFailed: 502, the server continued a call whose end has been passed on.
+            CallFailed: 502, the server continued a call after its end was passed on.
         """
         for piece in objects(delta.get("tool_calls")):
             index = piece.get("index")
@@ -107,7 +107,7 @@ class ToolCallStream:
             value = function.get("arguments")  # some engines return the object itself
             arguments = json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else text_of(value)
             if number < self._current and arguments.strip():
-                text = f"The model server went back to the tool call {shown(str(call.name))} after it had ended it"
+                text = f"The model server continued the tool call {shown(str(call.name))} after its end"
                 raise unusable(text)
             call.waiting.add(arguments)
         return self._taken(self._current, False)
@@ -136,15 +136,15 @@ class ToolCallStream:
 
 
 def thought_in(message: Json) -> str:
-    """Return the model's thought in a message or a piece of one; engines spell it in two ways."""
+    """Return the model's thought in a message or a piece of one; engines use two field names."""
     return text_of(message.get("reasoning_content")) or text_of(message.get("reasoning"))
 
 
 class PartWriter(StreamWriter):
-    """Writes a chat stream as parts that follow each other, each opened, filled and closed: thoughts, words, calls."""
+    """Writes a chat stream as consecutive parts, each opened, filled and closed: thoughts, text, calls."""
 
     kinds: Mapping[str, str]
-    """The kind of the part that holds the `thought`, the `content` and the `refusal`."""
+    """The kinds of the parts for the `thought`, the `content` and the `refusal`."""
     empty: str | None = None
     """The kind of the part of an empty reply."""
 
@@ -226,7 +226,7 @@ class PartWriter(StreamWriter):
         return b"".join(events)
 
     def _in_part(self, kind: str, number: int = 0, call: MessageToolCall | None = None) -> bytes:
-        """Continue the open part if it is this one, else close it and open this one."""
+        """Continue the open part if it is this one; otherwise close it and open this one."""
         if (self.part, self._number) == (kind, number):
             return b""
         waiting = b"" if call is not None else self._pass_calls(self._calls.end())

@@ -1,30 +1,31 @@
-"""OpenAI's responses. Each field of a request is read, or refused by its name, where it becomes a chat completion.
+"""OpenAI's responses. In a translation to a chat completion, each field of a request is read, or refused by name.
 
-A server that speaks the dialect gets the request unchanged, returns no tokens, and its reply is read for the record.
+A server that supports the dialect gets the request unchanged, and its reply, without tokens, is read for the record.
 
 Sources: https://platform.openai.com/docs/api-reference/responses and .../responses-streaming. Differences:
 
 - The contents of `previous_response_id` and `item_reference` are already part of the input (`responses_state`).
-  A `conversation` and a stored `prompt` are refused: nothing outlives the attempt here.
-- Without effect, since it does not change the answer: `store`, `service_tier`, `metadata` (returned), what describes
-  users and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, what `include`
-  adds to items that do not occur here, a summary of thoughts (they come whole), and of echoed items the `id`, `status`,
-  `phase`, `annotations` and `logprobs` and what the client library has parsed of them (`parsed`, `parsed_arguments`).
-- Ignored, with one warning in the log: what shortens or compacts a context, always whole here (`truncation` that
-  is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and `defer_loading` of a tool: all
-  tools are shown at once. `encrypted_content` is read if this gateway made it and the item has no plain thought.
-- A value that asks for the default behaviour (`truncation` that is `disabled`, a caller that is `direct`) is accepted,
-  and so is a request for parallel calls where there are no tools.
-- `developer` messages become `system` messages, which every chat template knows.
+  A `conversation` and a stored `prompt` are refused: nothing is kept after the attempt.
+- Without effect, since they do not change the reply: `store`, `service_tier`, `metadata` (returned), fields about users
+  and caches, `max_tool_calls` (of tools that OpenAI runs), `stream_options`, additions by `include` to items that do
+  not occur here, a summary of thoughts (they are returned in full), and of echoed items the `id`, `status`, `phase`,
+  `annotations`, `logprobs` and the fields that the client library has parsed (`parsed`, `parsed_arguments`).
+- Ignored, with one warning in the log: truncation and compaction of the context, which is always complete here
+  (`truncation` that is `auto`, `context_management`, `image`), `access_programs`, `client_metadata`, and
+  `defer_loading` of a tool: all tools are shown from the start. `encrypted_content` is read if this gateway made it and
+  the item has no plain thought.
+- A value that requests the default behaviour (`truncation` that is `disabled`, a caller that is `direct`) is accepted,
+  and so is a request for parallel calls without tools.
+- `developer` messages become `system` messages, which every chat template supports.
 - Tools that only a vendor's server can run (`server_tools`) are not shown to the model, with one warning in the log.
-  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one is returned with both;
-  the `description` of a `namespace` is not shown.
+  The functions of a `namespace` are shown one by one, as `<namespace>__<name>`; a call of one is returned with both
+  names. The `description` of a `namespace` is not shown.
 - A `custom` tool, which takes free text, is a function with one string, `input`; its grammar is in the
-  description of that and is not enforced. A call is returned as a `custom_tool_call`; in a stream its text comes in one
-  piece when the call is whole.
-- Tools of an `additional_tools` item are tools of the request; the last one with a name counts.
-- With `allowed_tools` the model sees no other tools: most servers do not support that choice.
-- A tool's result may hold images, which not every model server accepts there; it returns its own error.
+  description of that string and is not enforced. A call is returned as a `custom_tool_call`; in a stream its text is
+  sent in one piece when the call is complete.
+- Tools of an `additional_tools` item are tools of the request; if several have the same name, the last one is used.
+- With `allowed_tools` the model sees no other tools, because most servers do not support that choice.
+- A tool's result may contain images. A model server that does not support this returns its own error.
 - In a translated stream, tool calls after the first one arrive when the reply continues with something else, or ends.
 """
 
@@ -234,7 +235,7 @@ class _AgentTool(NamedTuple):
 def _chat_request(request: Json) -> Json:
     for name in ("conversation", "prompt"):
         if request.get(name) is not None:
-            why = "it is not known here; continue a response by its 'previous_response_id', or send the items"
+            why = "the gateway does not store it; continue a response by its 'previous_response_id', or send the items"
             raise untranslatable(name, why)
     refuse_unknown(request, (*SAME, *READ, *WITHOUT_EFFECT, "prompt_cache_options"), "", HARMLESS, IGNORED)
     included = request.get("include")
@@ -242,7 +243,7 @@ def _chat_request(request: Json) -> Json:
         raise wrong_type("include", "a list")
     for index, name in enumerate(entries_of(included)):
         if name not in INCLUDED_ANYWAY:
-            why = f"{shown(name)} is not given here; chat/completions gives logprobs"
+            why = f"{shown(name)} is not available; for logprobs, use chat/completions"
             raise untranslatable(f"include[{index}]", why)
     if request.get("prompt_cache_options") is not None:
         options = as_object(request["prompt_cache_options"], "prompt_cache_options")
@@ -274,14 +275,14 @@ def _functions(request: Json) -> list[Json]:
         if is_run_by_server(tool):
             continue
         if tool.get("type") not in ("function", "custom"):
-            raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no counterpart there")
+            raise untranslatable(f"{place}.type", f"the tool {shown(tool.get('type'))} has no equivalent")
         is_custom = tool["type"] == "custom"
         field_names = _CUSTOM_TOOL if is_custom else _TOOL
         refuse_unknown(tool, field_names, f"{place}.", _HARMLESS_TOOL, ("defer_loading",))
         name = _flat_name(space, text_in(tool, "name", place))
         special = is_custom or space is not None
         if name in is_special and (special or is_special[name]):
-            raise untranslatable(f"{place}.name", f"the model sees another tool as {shown(name)} too")
+            raise untranslatable(f"{place}.name", f"another tool has the same name {shown(name)} for the model")
         is_special[name] = special
         function = {"name": name, **some_of(tool, _TOOL[2:])}
         function.update({"parameters": _text_parameter(tool, place)} if is_custom else {})
@@ -295,7 +296,7 @@ def _flat_name(space: object, name: str) -> str:
 
 
 def _agent_tools(request: Json) -> dict[str, _AgentTool]:
-    """Return the tools that the model sees under another name or form than the agent, by the model's names."""
+    """Return the tools that have another name or form for the model than for the agent, by the model's names."""
     flat = _flat(_tools_of(request))
     tools = [_AgentTool(str(tool.get("name")), space, tool.get("type") == "custom") for tool, _, space in flat]
     return {_flat_name(tool.space, tool.name): tool for tool in tools if tool.space is not None or tool.is_custom}
@@ -314,7 +315,7 @@ def _tools_of(request: Json) -> list[tuple[Json, str]]:
 
 
 def _text_parameter(tool: Json, place: str) -> Json:
-    """Return the parameters of the function that stands for a custom tool: its free text."""
+    """Return the parameters of the function that replaces a custom tool: its free text."""
     text: Json = {"type": "string"}
     if tool.get("format") is not None:
         place = f"{place}.format"
@@ -331,7 +332,7 @@ def _text_parameter(tool: Json, place: str) -> Json:
 
 
 def _flat(tools: list[tuple[Json, str]]) -> Iterator[tuple[Json, str, str | None]]:
-    """Yield each tool with its place and its namespace; those of a namespace one by one."""
+    """Yield each tool, including those of namespaces, with its place and its namespace."""
     for tool, place in tools:
         if tool.get("type") != "namespace":
             yield tool, place, None
@@ -356,14 +357,14 @@ def _tool_choice(choice: object, tools: list[Json]) -> Json:
         entries = [entry for entry, _ in allowed if not is_run_by_server(entry)]
         names = [_flat_name(entry.get("namespace"), str(entry.get("name"))) for entry in entries]
         if not names or not all(name in by_name for name in names):
-            some = f"it must name some of the request's: {shown(list(by_name))}"
+            some = f"it must name tools of the request: {shown(list(by_name))}"
             text = f"'tool_choice' allows the tools {shown(names)}; {some}"
             raise CallFailed(400, text, param="tool_choice", code="invalid_value")
         return {"tools": [by_name[name] for name in names], "tool_choice": fields["mode"]}
     if is_run_by_server(fields):
         raise no_such_choice(fields["type"], [fields["type"]])
     if fields.get("type") not in ("function", "custom"):
-        raise untranslatable("tool_choice.type", f"{shown(fields.get('type'))} has no counterpart there")
+        raise untranslatable("tool_choice.type", f"{shown(fields.get('type'))} has no equivalent")
     refuse_unknown(fields, ("type", "name", "namespace"), "tool_choice.")
     return named_function(_flat_name(fields.get("namespace"), text_in(fields, "name", "tool_choice")))
 
@@ -419,8 +420,8 @@ def _thought(item: Json, place: str) -> str:
     where = f"{place}.encrypted_content"
     if thought is None and not summary:
         text = (
-            f"The encrypted content for item {shown(item.get('id'))} could not be verified ({where!r}): this gateway "
-            "did not make it, or did before it was restarted. Leave the item out, or send its 'content'"
+            f"The encrypted content for item {shown(item.get('id'))} could not be verified ({where!r}): it is from "
+            "another gateway, or from before a restart of this one. Remove the item, or send its 'content'"
         )
         raise CallFailed(400, text, param=where, code="invalid_encrypted_content")
     if thought is None:
@@ -445,7 +446,7 @@ def _assistant_text(item: Json, place: str) -> str:
 
 def _text(part: Json, place: str) -> str:
     if part.get("type") not in ("input_text", "output_text", "text"):
-        raise untranslatable(f"{place}.type", f"content of type {shown(part.get('type'))} has no counterpart there")
+        raise untranslatable(f"{place}.type", f"content of type {shown(part.get('type'))} has no equivalent")
     refuse_unknown(part, _TEXT, f"{place}.")
     return text_in(part, "text", place)
 
@@ -458,7 +459,7 @@ def _other(item: Json, kind: object, place: str) -> Json:
         name_field = {"name": item["name"]} if item.get("name") else {}
         return {"role": "tool", "tool_call_id": text_in(item, "call_id", place), **name_field, "content": content}
     if kind != "message":
-        raise untranslatable(f"{place}.type", f"an item of type {shown(kind)} has no counterpart there")
+        raise untranslatable(f"{place}.type", f"an item of type {shown(kind)} has no equivalent")
     refuse_unknown(item, (*_ECHO, "role", "content", "phase"), f"{place}.")
     role = _ROLES.get(str(item.get("role")))
     if role is None:
@@ -468,7 +469,7 @@ def _other(item: Json, kind: object, place: str) -> Json:
 
 
 def _content(value: object, place: str) -> str | list[Json]:
-    """Return parts of text as one text, other parts unchanged."""
+    """Return parts that are all text as one text, other parts unchanged."""
     if isinstance(value, str):
         return value
     parts: list[Json] = []
@@ -499,7 +500,7 @@ def _text_config(text: Json) -> Json:
     elif kind == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": some_of(text_format, schema_fields)}
     elif kind != "text":
-        raise untranslatable("text.format.type", f"{shown(kind)} has no counterpart there")
+        raise untranslatable("text.format.type", f"{shown(kind)} has no equivalent")
     return chat
 
 
@@ -517,10 +518,10 @@ _CODE = 32
 
 
 def sealed(text: str) -> str:
-    """Return `encrypted_content`: the text itself, with a code that only this process can make.
+    """Return `encrypted_content`: the plain text and an authentication code of this process.
 
-    A client that keeps nothing else returns the exact thought of the model. It hides nothing: the thought is in
-    clear text beside it.
+    Clients that keep only this field can return the exact thought of the model. It is not encrypted: the thought is
+    also in clear text next to it.
     """
     raw = text.encode("utf-8", "surrogatepass")
     return base64.urlsafe_b64encode(hmac.digest(_KEY, raw, "sha256") + raw).decode()
@@ -546,7 +547,7 @@ def _texts_of(items: list[Json], kind: str, name: str) -> str:
 
 
 class _ResponseStream(EventReader):
-    """One stream of events. The last one holds the whole response; until then completed items are kept."""
+    """One stream of events. The last one contains the complete response; until then completed items are kept."""
 
     errors = _FAILED
 
@@ -571,7 +572,7 @@ class _ResponseStream(EventReader):
 
 
 class _ResponseEvents(PartWriter):
-    """Writes the events of one response, and the response itself. Items follow one another, each added and done."""
+    """Writes the events of one response, and the response itself. Items are written one after another."""
 
     kinds: Mapping[str, str] = {"thought": "reasoning", "content": "message", "refusal": "refusal"}
     empty = "message"
@@ -668,7 +669,7 @@ class _ResponseEvents(PartWriter):
         return {"type": _PARTS[str(self.part)], "text": text, **extra}
 
     def _item(self, status: str, text: str) -> Json:
-        """Return the open item; without text it is as a stream begins it."""
+        """Return the open item; without text, in the form at the beginning of a stream."""
         name: Json = {"id": self._named["item_id"]}
         if self._tool is not None:
             assert self.call is not None
@@ -714,7 +715,7 @@ class _ResponseEvents(PartWriter):
 
 
 def _usage_of(usage: Any) -> Json | None:
-    """Return the tokens used; None where the server does not report them."""
+    """Return the used tokens; None if the server does not report them."""
     if not is_object(usage):
         return None
     prompt, completion = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))

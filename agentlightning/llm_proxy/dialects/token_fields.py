@@ -1,8 +1,8 @@
-"""Token ids and log-probabilities in a choice of a reply, in the spellings of the engines that return them.
+"""Token ids and log-probabilities in a choice of a reply, in the formats of the engines that return them.
 
-- vLLM, and SGLang's completions: `token_ids` in the choice, the prompt's beside the choices or in each.
+- vLLM, and SGLang's completions: `token_ids` in the choice; the prompt's next to the choices or in each.
 - SGLang's chat: `token_ids`, else `meta_info.output_token_logprobs` with [log-probability, id, text] per token.
-- llama.cpp: `logprobs.content` with an `id` in each entry; nothing of the prompt.
+- llama.cpp: `logprobs.content` with an `id` in each entry; none for the prompt.
 
 Log-probabilities are in `logprobs`: a list of entries (`content`) or parallel lists (`token_logprobs`).
 """
@@ -23,21 +23,21 @@ IDS = ("prompt_token_ids", "token_ids")
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """The tokens of prompt and completion, by the model server's own ids."""
+    """The tokens of the prompt and the completion, with the model server's ids."""
 
     prompt_token_ids: list[int]
-    """Empty where the server never returns them."""
+    """Empty if the server never returns them."""
     completion_token_ids: list[int]
     logprobs: list[float] | None
-    """(len(completion_token_ids),) natural logarithm; None if the server returned none that fit."""
+    """(len(completion_token_ids),) natural logarithm; None if missing or unusable."""
     contradicts: bool = False
-    """True if the server returned log-probabilities for another number of tokens: some of either are missing."""
+    """True if the numbers of log-probabilities and of tokens differ."""
 
 
 def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
-    """Return the tokens of a call; None unless the prompt's and the completion's are there.
+    """Return the tokens of a call; None unless those of the prompt and of the completion are present.
 
-    Where the engine never returns those of a prompt, the completion's are returned with an empty prompt.
+    If the engine never returns the tokens of a prompt, the prompt of the result is empty.
     """
     prompt, completion = token_ids(prompt_ids), token_ids(choice.get("token_ids"))
     raw_triples = object_in(choice, "meta_info").get("output_token_logprobs")
@@ -56,7 +56,7 @@ def tokens_in(choice: Json, prompt_ids: object) -> CallTokens | None:
 
 
 def token_ids(value: object) -> list[int] | None:
-    """Return a list of token ids; None if it is none."""
+    """Return a list of token ids; None for any other value."""
     if not is_list(value):
         return None
     fit = set(map(type, value)) <= {int} and min(value, default=0) >= 0 and max(value, default=0) <= _LARGEST_ID

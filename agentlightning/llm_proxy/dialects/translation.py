@@ -1,8 +1,8 @@
-"""The parts that translations of requests into chat completions share: each field is read, or refused by its name.
+"""Shared parts of the translations to chat completions: each field of a request is read, or refused by name.
 
-Tools that only a vendor's server can run, or that a vendor's models alone know, are not shown to a model of ours. A
-`tool_choice` of such a tool, or of any tool where none remains, is refused: no reply could hold the call. Tools that an
-agent runs itself, though only a vendor's models know them (`bash_20250124`), are none of these.
+Tools that only a vendor's server can run are not shown to our models. A `tool_choice` of such a tool, or of any tool
+if none remains, is refused, because no reply could contain the call. Tools that the agent runs itself are not affected,
+even if only a vendor's models know them (`bash_20250124`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentlightning.llm_proxy.replies import CallFailed
 logger = logging.getLogger(__name__)
 
 Harmless = Mapping[str, tuple[object, ...]]
-"""Values of fields that ask for the default behaviour."""
+"""Values of fields that request the default behaviour."""
 _noted: set[str] = set()
 
 
@@ -35,17 +35,17 @@ _noted: set[str] = set()
 
 
 def untranslatable(field: str, why: str) -> CallFailed:
-    """Return the refusal of a field that chat completions cannot express."""
-    text = f"{field!r} cannot be served: {why}. The model server behind this gateway speaks chat completions only"
+    """Return the error for a field that chat completions cannot express."""
+    text = f"{field!r} is not supported: {why}. The model server of this gateway supports chat completions only"
     return CallFailed(400, text, param=field, code="unsupported_value")
 
 
 def note_ignored(field: str) -> None:
-    """Log once in this process that a field is accepted and has no effect; for names in our lists only."""
+    """Log once per process that a field is accepted and has no effect; only for names in our lists."""
     kind = re.sub(r"\[\d+\]", "[]", field)
     if kind not in _noted:
         _noted.add(kind)
-        logger.warning("requests with the field %r are served as if it were not there; this is said once", kind)
+        logger.warning("the field %r of requests is ignored; logged once per process", kind)
 
 
 def refuse_unknown(
@@ -55,9 +55,9 @@ def refuse_unknown(
     harmless: Harmless | None = None,
     ignored: Iterable[str] = (),
 ) -> None:
-    """Refuse a request with an unsupported field. `harmless` values of other fields ask for the default behaviour.
+    """Refuse a request with an unsupported field. `harmless` values of other fields request the default behaviour.
 
-    A field that is `ignored` is accepted: skipping it does not change the meaning of the reply.
+    An `ignored` field is accepted: it does not change the meaning of the reply.
 
     Raises:
         CallFailed: 400 that names the field.
@@ -70,8 +70,8 @@ def refuse_unknown(
             note_ignored(place + name)
             continue
         instead = ", ".join(repr(other) for other in harmless.get(name, ()))
-        why = f"{shown(value)} has no counterpart there" if instead else "it has no counterpart there"
-        raise untranslatable(place + name, f"{why}; possible: {instead}" if instead else why)
+        why = f"{shown(value)} has no equivalent" if instead else "it has no equivalent"
+        raise untranslatable(place + name, f"{why}; supported values: {instead}" if instead else why)
 
 
 def as_object(value: object, place: str) -> Json:
@@ -181,7 +181,7 @@ def adds_tools(item: object) -> bool:
 
 
 def server_tools(request: Json) -> list[tuple[str, str]]:
-    """Return type and place of each such tool of a request, including those in a namespace."""
+    """Return the type and the place of each such tool of a request, including those in a namespace."""
     tools = _server_tools(request.get("tools"), "tools")
     for index, item in enumerate(entries_of(request.get("input"))):
         tools += _server_tools(fields_of(item).get("tools"), f"input[{index}].tools") if adds_tools(item) else []
@@ -200,15 +200,15 @@ def _server_tools(tools: object, place: str) -> list[tuple[str, str]]:
 
 
 def refuse_server_tools(request: Json) -> None:
-    """Check that a request has no such tool.
+    """Check that a request has no tool that only a vendor's server can run.
 
     Raises:
-        CallFailed: 400 that names the first one.
+        CallFailed: 400, it has one; names the first.
     """
     for kind, place in server_tools(request):
         text = (
-            f"'{place}.type' cannot be served: only a vendor's server can run {kind!r}, and this policy refuses such "
-            "tools; leave it out, or give the policy server_tools='drop'"
+            f"'{place}.type' is not supported: only a vendor's server can run {kind!r}, and this policy refuses such "
+            "tools. Remove the tool, or set server_tools='drop' in the policy"
         )
         raise CallFailed(400, text, param=f"{place}.type", code="unsupported_value")
 
@@ -217,7 +217,7 @@ def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
     """Return a chat completion without `tools`, which `server_tools` returned.
 
     Raises:
-        CallFailed: 400, it names an excluded tool, or asks for a tool where none remains.
+        CallFailed: 400, the choice is an excluded tool, or requires a tool when none remains.
     """
     if not tools:
         return chat
@@ -236,16 +236,16 @@ def with_choice(chat: Json, tools: list[tuple[str, str]]) -> Json:
 
 
 def no_such_choice(choice: object, left_out: Sequence[str]) -> CallFailed:
-    """Return the refusal of a `tool_choice` that asks for an excluded tool."""
+    """Return the error for a `tool_choice` of an excluded tool."""
     text = (
-        f"'tool_choice' asks for {choice!r}, but only a vendor's server can run {', '.join(left_out)}, so that the "
-        "model does not see it; name a function of the request, or choose 'auto'"
+        f"'tool_choice' is {choice!r}, but only a vendor's server can run {', '.join(left_out)}, which the model "
+        "therefore does not see. Choose a function of the request, or 'auto'"
     )
     return CallFailed(400, text, param="tool_choice", code="unsupported_value")
 
 
 def without_server_tools(request: Json) -> Json:
-    """Return a chat completion without such tools.
+    """Return a chat completion without tools that only a vendor's server can run.
 
     Raises:
         CallFailed: as `with_choice`.

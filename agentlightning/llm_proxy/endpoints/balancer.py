@@ -1,11 +1,11 @@
-"""Chooses the endpoint of a model for a rollout: its own while that serves, else the least busy for its weight, and
-never a broken one.
+"""Chooses the endpoint of a model for a rollout: the rollout's current one while it works, else the least busy one,
+relative to its weight. Endpoints that are out are avoided.
 
-A rollout stays where its prompts are cached. An endpoint that fails several times in a row is out for a while that
-doubles (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it. Meanwhile its health is
-checked at intervals, so that few calls fail first: known engines are asked by `GET /health` below
-their root, which they answer with 503 when they cannot serve; others by `GET /models`. Any answer below 500 counts, and
-neither costs tokens. An endpoint that does not answer these routes is brought back by the circuit breaker alone.
+A rollout keeps its endpoint, where its prompts are cached. An endpoint that fails several times in a row is out for a
+time that doubles with each failure (a circuit breaker: Nygard, Release It!, chapter 5); then one call tries it.
+Meanwhile its health is checked at intervals: known engines with `GET /health` below their root, which returns 503 if
+they cannot serve; others with `GET /models`. Any response below 500 is a success. Neither request costs tokens. An
+endpoint without these routes is brought back only by the circuit breaker.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class HealthChecks:
     """Settings for taking an endpoint out and bringing it back. The only one of a model without fallbacks is never out.
 
     Raises:
-        ValueError: a setting is out of its bounds; names it.
+        ValueError: a setting is out of range; names it.
     """
 
     failures: int = 3
-    """Number of failures in a row that put an endpoint out."""
+    """Number of failures in a row after which an endpoint is out."""
     rest_seconds: float = 2.0
-    """Seconds for which it is out the first time, unless a health check succeeds."""
+    """Seconds for which it is out the first time, unless a health check succeeds earlier."""
     longest_rest_seconds: float = 60.0
     """Upper limit of that time, in seconds; it doubles each time."""
     interval_seconds: float = 2.0
     """Seconds between two health checks of an endpoint that is out."""
     timeout_seconds: float = 2.0
-    """Seconds for the answer to a health check."""
+    """Seconds to wait for the response to a health check."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -63,16 +63,16 @@ class HealthChecks:
 @dataclass(slots=True)
 class _Circuit:
     rest: float
-    """Seconds for which the endpoint is out the next time."""
+    """Seconds for which the endpoint is out after the next failure."""
     failures: int = 0
     until: float = 0.0
     """Time before which it gets no call; monotonic clock."""
     reported: bool = False
-    """True if a health check succeeded, and it has not served since."""
+    """True if a health check succeeded and no call has succeeded since."""
 
 
 class Balancer:
-    """Orders the endpoints of a call by their circuits and load. Owned by the serving loop."""
+    """Orders the endpoints of a call by their health and load. Owned by the serving loop."""
 
     def __init__(self, checks: HealthChecks, clock: Callable[[], float] = time.monotonic) -> None:
         self._checks, self._clock = checks, clock
@@ -82,9 +82,9 @@ class Balancer:
         self.some_are_out = asyncio.Event()
 
     def order(self, rollout_id: str, model: str, endpoints: list[ModelEndpoint]) -> list[ModelEndpoint]:
-        """Return the endpoints in the order in which a call is to try them; the first becomes the rollout's own.
+        """Return the endpoints in the order in which a call tries them; the first becomes the rollout's endpoint.
 
-        Those that are out come last: if all are, trying is better than refusing.
+        Those that are out come last; if all are out, they are still tried.
         """
         if len(endpoints) == 1 and endpoints[0] not in self._circuits:
             return endpoints
@@ -122,12 +122,12 @@ class Balancer:
             self.in_flight[endpoint] -= 1
 
     def served(self, endpoint: ModelEndpoint) -> None:
-        """Record that the endpoint answered; a 4xx is an answer, too."""
+        """Record that the endpoint responded; a 4xx is also a response."""
         if self._circuits.pop(endpoint, None) is not None:
             self._update_event()
 
     def failed(self, endpoint: ModelEndpoint) -> float | None:
-        """Record that the endpoint failed or is unreachable; return the seconds for which it is out, if it is."""
+        """Record that the endpoint failed or is unreachable; return the seconds for which it is out, or None."""
         circuit = self._circuits.setdefault(endpoint, _Circuit(self._checks.rest_seconds))
         circuit.failures += 1
         if not self._is_out(circuit):
@@ -138,14 +138,14 @@ class Balancer:
         return rest
 
     def reported_healthy(self, endpoint: ModelEndpoint) -> None:
-        """Record a successful health check: calls go there again, and the next failure puts it out again.
+        """Record a successful health check: the endpoint gets calls again; it is out again after the next failure.
 
-        A second success is ignored if calls fail in spite of the first, until it has served: its rest decides.
+        If calls fail after a successful check, further checks have no effect until a call succeeds.
         """
         circuit = self._circuits.get(endpoint)
         if circuit is not None and not circuit.reported:
             circuit.failures, circuit.until, circuit.reported = self._checks.failures - 1, 0.0, True
-            logger.info("the model server %s says that it is well again", endpoint.label)
+            logger.info("the model server %s passed its health check; it gets calls again", endpoint.label)
             self._update_event()
 
     def out(self) -> list[ModelEndpoint]:

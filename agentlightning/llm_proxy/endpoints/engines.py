@@ -1,19 +1,19 @@
-"""The engines of model servers: their names, the fields that ask each for tokens, and advice where one returns none.
+"""The engines of model servers: their names, the fields that request tokens, and advice if one returns none.
 
-| engine          | chat is asked for its tokens by                            | in streams | prompt ids             |
+| engine          | fields that request the tokens of a chat                   | in streams | prompt ids             |
 | --------------- | ---------------------------------------------------------- | ---------- | ---------------------- |
-| vLLM            | `return_token_ids`, `logprobs`                             | yes        | beside the choices     |
+| vLLM            | `return_token_ids`, `logprobs`                             | yes        | next to the choices    |
 | SGLang          | `return_prompt_token_ids`, `return_meta_info`, `logprobs`  | no         | in each choice         |
 | llama.cpp       | `logprobs`: each entry has the `id` of its token           | yes        | never                  |
-| embedded engine | as vLLM                                                    | yes        | beside the choices     |
+| embedded engine | as vLLM                                                    | yes        | next to the choices    |
 
 An engine is identified by the owner of its models (`GET /models`), or by `engine` in its model's entry. An unknown
-one is asked as vLLM is. Sources: the request models of vLLM and SGLang (`protocol.py`), and the README of
+one gets the fields for vLLM. Sources: the request models of vLLM and SGLang (`protocol.py`), and the README of
 llama.cpp's server.
 
-Providers that speak OpenAI's or Anthropic's API have a default address, by the name that LiteLLM has before a model,
-for an entry without `api_base` (sources: their API references). Any other provider is reached through the
-package LiteLLM, which is loaded when an entry or a call needs it; nothing else of the gateway does.
+Providers with OpenAI's or Anthropic's API have a default address for entries without `api_base`, by LiteLLM's prefix of
+their models (sources: their API references). Any other provider is reached through the package LiteLLM, which is loaded
+only if an entry or a call needs it.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ class Engine:
     name: str
     """Name of the engine, for display."""
     system: str | None
-    """`gen_ai.system` of its calls; None is the provider that the model's entry names."""
+    """`gen_ai.system` of its calls; None is the provider in the model's entry."""
     advice: str
     """Advice for calls without token ids."""
     asks: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
-    """Fields that ask for tokens, by route. A route without an entry is not asked for tokens."""
+    """Fields that request tokens, by route. For a route without an entry no tokens are requested."""
     streams_chat_tokens: bool = True
-    """False if it refuses to return the ids of tokens in a chat stream."""
+    """False if it refuses to return token ids in a chat stream."""
     continues_messages: bool = False
-    """True if it continues a last message of the assistant when asked with `continue_final_message`."""
+    """True if it continues a last message of the assistant when requested by `continue_final_message`."""
 
 
 _USE_ANOTHER = (
-    "serve the model with vLLM (0.10.2 or later) or SGLang (0.5.13 or later), or give its calls an external policy"
+    "serve the model with vLLM (0.10.2 or later) or SGLang (0.5.13 or later), or assign its calls to an external policy"
 )
 
 VLLM = Engine(
     "vLLM",
     "hosted_vllm",
-    "it gives them from 0.10.2 on when asked with 'return_token_ids', as the gateway does: use a later version",
+    "vLLM returns them from version 0.10.2 if requested by 'return_token_ids', as here: update vLLM",
     {"chat/completions": _VLLM_CHAT, "completions": _COMPLETIONS},
     continues_messages=True,
 )
 SGLANG = Engine(
     "SGLang",
     "sglang",
-    "it gives them from 0.5.13 on when asked with 'return_prompt_token_ids', as the gateway does: use a later version",
+    "SGLang returns them from version 0.5.13 if requested by 'return_prompt_token_ids', as here: update SGLang",
     {"chat/completions": _SGLANG_CHAT, "completions": _COMPLETIONS},
     streams_chat_tokens=False,
     continues_messages=True,
@@ -78,24 +78,26 @@ SGLANG = Engine(
 LLAMA_CPP = Engine(
     "llama.cpp",
     "llama_cpp",
-    "it gives the ids of what it generates, never those of a chat's prompt, and has no setting for it: send the prompt "
-    f"as token ids to 'completions', or {_USE_ANOTHER}",
+    "llama.cpp returns the ids of generated tokens, never those of a chat's prompt: send the prompt as token ids to "
+    f"'completions', or {_USE_ANOTHER}",
     {"chat/completions": {"logprobs": True, "top_logprobs": 1}, "completions": {"logprobs": 1}},
 )
 EMBEDDED = Engine(
     "the embedded engine",
     "agentlightning",
-    "it gives them always: look at its log",
+    "this engine always returns them: see its log",
     {"chat/completions": _VLLM_CHAT, "completions": _COMPLETIONS},
 )
 OPENAI = Engine("OpenAI", "openai", f"its API has none: {_USE_ANOTHER}")
 ANTHROPIC = Engine("Anthropic", "anthropic", f"its API has none: {_USE_ANOTHER}")
-LITELLM = Engine("reached through LiteLLM", None, f"LiteLLM passes none on: reach the server itself, or {_USE_ANOTHER}")
+LITELLM = Engine(
+    "reached through LiteLLM", None, f"LiteLLM passes none on: call the server directly, or {_USE_ANOTHER}"
+)
 OTHER = Engine(
-    "an engine that is not known",
+    "an unknown engine",
     None,
-    "vLLM gives them from 0.10.2 on when asked with 'return_token_ids', as the gateway asks every engine that it does "
-    f"not know: {_USE_ANOTHER}",
+    "the gateway sends 'return_token_ids' to every unknown engine, which vLLM supports from version 0.10.2: "
+    f"{_USE_ANOTHER}",
     {"chat/completions": _VLLM_CHAT, "completions": _COMPLETIONS},
 )
 
@@ -109,7 +111,7 @@ ENGINES: Mapping[str, Engine] = {
     "anthropic": ANTHROPIC,
     LITELLM_ENGINE: LITELLM,
 }
-"""Engines by the name for a model's entry."""
+"""Engines by their name in a model's entry."""
 
 _OWNERS: Mapping[str, Engine] = {
     "vllm": VLLM,
@@ -123,7 +125,7 @@ _OWNERS: Mapping[str, Engine] = {
 
 
 def engine_of_owners(owners: Iterable[object]) -> Engine:
-    """Return the engine whose models have one of these owners."""
+    """Return the engine of models with one of these owners."""
     engines = (_OWNERS[owner] for owner in owners if isinstance(owner, str) and owner in _OWNERS)
     return next(engines, OTHER)
 
@@ -148,28 +150,28 @@ ADDRESSES: dict[str, str] = {
 
 
 _OWN = ("hosted_vllm", "azure")
-"""Known names without a default address."""
+"""Known providers without a default address."""
 
 
 def address_of(place: str, model: str, key: str | None) -> tuple[str, str, str | None]:
     """Return the provider that a model names, its address and its key.
 
     As with LiteLLM, a missing key is read from `<PROVIDER>_API_KEY`, and the address of `openai/` from
-    `OPENAI_BASE_URL` or `OPENAI_API_BASE`, which then needs no key. These variables stay in the environment, since the
-    program may read them, too.
+    `OPENAI_BASE_URL` or `OPENAI_API_BASE`, which then needs no key. These variables stay in the environment, because
+    the program may also read them.
 
     Raises:
-        ValueError: the address is not known, or there is no key for it; names the missing setting.
+        ValueError: the address or its key is missing; names the setting.
     """
     provider, slash, _ = model.partition("/")
     if provider == "azure" and slash:
         form = "https://<resource>.openai.azure.com/openai/v1"
-        raise ValueError(f"{place}.api_base is missing: with 'azure/' it is the address of your resource, {form}")
+        raise ValueError(f"{place}.api_base is missing: for 'azure/' set it to the address of your resource, {form}")
     if provider not in ADDRESSES or not slash:
         names = ", ".join(f"{name}/" for name in ADDRESSES)
         raise ValueError(
-            f"{place}.api_base is missing; only a model that names one of these providers needs none: {names}. Others "
-            "are reached through LiteLLM: engine='litellm'"
+            f"{place}.api_base is missing; it can be omitted only for models with one of these prefixes: {names}. To "
+            "reach other providers through LiteLLM, set engine='litellm'"
         )
     variable = f"{provider.upper()}_API_KEY"
     key = key or os.environ.get(variable) or secret(variable)
@@ -177,14 +179,14 @@ def address_of(place: str, model: str, key: str | None) -> tuple[str, str, str |
         return provider, base_url, key
     if key is None:
         raise ValueError(
-            f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} asks for one; write "
-            f"'api_key': 'os.environ/{variable}', which takes it out of the environment"
+            f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} requires one. Set 'api_key': "
+            f"'os.environ/{variable}', which reads it and removes it from the environment"
         )
     return provider, ADDRESSES[provider], key
 
 
 def is_reached_through_litellm(model: str, *, has_address: bool) -> bool:
-    """True for a model whose provider the program has registered with LiteLLM, or that only LiteLLM can reach."""
+    """True for a model of a provider that is registered with LiteLLM by the program, or that only LiteLLM can reach."""
     provider, slash, _ = model.partition("/")
     registered: list[dict[str, Any]] = getattr(sys.modules.get("litellm"), "custom_provider_map", None) or []
     if slash and any(entry.get("provider") == provider for entry in registered):
@@ -195,7 +197,7 @@ def is_reached_through_litellm(model: str, *, has_address: bool) -> bool:
 
 
 def litellm_library() -> Any:
-    """Return the package LiteLLM, loaded."""
+    """Load the package LiteLLM and return it."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it fetches a list of prices when imported
     litellm: Any = importlib.import_module("litellm")
     litellm.suppress_debug_info = True

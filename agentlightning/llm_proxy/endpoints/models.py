@@ -1,4 +1,4 @@
-"""The entries of `model_list`, and the endpoints that they describe. `table` chooses those that serve a call."""
+"""The entries of `model_list`, and the endpoints that they describe. `table` chooses the endpoints of a call."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from agentlightning.semconv import ATTEMPT_HEADER
 _PROVIDERS = ("hosted_vllm/", "openai/")
 _ANTHROPIC = "anthropic/"
 _WIRE_ROUTES = tuple(route for route, dialect in DIALECTS.items() if not isinstance(dialect, TranslatedDialect))
-"""Dialects of a server whose entry lists none."""
+"""Dialects of a server without `dialects` in its entry."""
 _ROUTES = (*_WIRE_ROUTES, *(route for route in DIALECTS if route not in _WIRE_ROUTES))
 _ENVIRONMENT = "os.environ/"
 _SECRET = ("key", "secret", "token", "password", "credential")
-"""Words in the names of settings whose values are hidden from the agent."""
+"""Words that mark the name of a setting as secret; its value is hidden from the agent."""
 _PUBLIC_HEADERS = ("accept", "anthropic-beta", "anthropic-version", "http-referer", "referer", "user-agent", "x-title")
-"""Headers whose values are not secret; those of all others are hidden from the agent, like keys."""
+"""Headers with public values; the values of all others are hidden from the agent, like keys."""
 _OUR_HEADERS = (
     *("accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect", "host"),
     *("keep-alive", "te", "trailer", "transfer-encoding", "upgrade", ATTEMPT_HEADER.lower()),
@@ -45,7 +45,7 @@ _OUR_FIELDS = (
     *("model", "messages", "prompt", "input", "instructions", "system", "stream", "stream_options", "n", "logprobs"),
     *("top_logprobs", "return_token_ids", "return_prompt_token_ids", "return_meta_info"),
 )
-"""Fields of a request that belong to the agent or the gateway."""
+"""Fields of a request that only the agent or the gateway may set."""
 _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 _PRINTABLE = re.compile(r"[!-~]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
@@ -69,25 +69,25 @@ class ModelConfig(TypedDict):
     """One endpoint of one model."""
 
     model_name: str
-    """Name that agents ask for. Several entries with the same name share its rollouts."""
+    """Name that agents request. Several entries with the same name share its rollouts."""
     litellm_params: dict[str, Any]
-    """`model` (with or without `hosted_vllm/` or `openai/` before it), `api_base`, and `api_key` if the server wants
-    one (`os.environ/NAME` takes it out of the environment). The address may be omitted if the model names a
-    provider of `engines.ADDRESSES`, as in `openai/gpt-4o`; `input_cost_per_token` and `output_cost_per_token` for a
-    budget in money. `dialects` lists those of the server, if they are not chat/completions, completions and
-    embeddings: requests in a listed dialect are passed on unchanged. Responses and messages that are not listed
-    are translated for a server of chat/completions, which returns tokens. `anthropic/` before the model stands for
-    a server of messages only. `engine`, one of `engines.ENGINES`, names the engine; without it the server is
-    asked. `unreachable_seconds` is how long a call is retried while the server cannot be reached, for a server that
-    a supervisor restarts. `litellm` as the engine reaches a provider that the gateway does not speak to
-    through the package LiteLLM (extra `litellm`): `model` is LiteLLM's name, `api_base` may be omitted, and fields not
-    named here are LiteLLM's own. It is chosen without being named for a provider that the program has registered with
-    LiteLLM, and where there is no address and only LiteLLM knows the provider.
+    """`model` (with or without the prefix `hosted_vllm/` or `openai/`), `api_base`, and `api_key` if the server needs
+    one (`os.environ/NAME` reads it and removes it from the environment). `api_base` may be omitted if the model has
+    the prefix of a provider in `engines.ADDRESSES`, as in `openai/gpt-4o`. `input_cost_per_token` and
+    `output_cost_per_token` are the prices for a budget in money. `dialects` lists the server's dialects, by default
+    chat/completions, completions and embeddings: requests in a listed dialect are passed on unchanged. Responses and
+    messages that are not listed are translated to chat/completions, for which a server returns tokens. The prefix
+    `anthropic/` means a server of messages only. `engine`, one of `engines.ENGINES`, is the engine; if it is missing,
+    it is detected. `unreachable_seconds` is the time for which a call is retried while the server cannot be reached,
+    for a server that a supervisor restarts. The engine `litellm` reaches other providers through the package LiteLLM
+    (extra `litellm`): `model` is LiteLLM's name, `api_base` may be omitted, and fields not listed here are passed to
+    LiteLLM. It is the default for a provider that the program has registered with LiteLLM, and for one without an
+    address that only LiteLLM knows.
 
-    As in LiteLLM's router: `timeout` is the most seconds for one reply, or for the first bytes of a stream, which
-    `stream_timeout` bounds apart; then the next endpoint is asked. `weight` is the share of new rollouts, 1 by default.
-    `max_tokens` holds for requests that name no limit. `extra_headers` go out with every request (`os.environ/NAME` as
-    a value, too), and the fields of `extra_body` replace the request's."""
+    As in LiteLLM's router: `timeout` is the time limit in seconds for one reply, or for the first bytes of a stream
+    (separately: `stream_timeout`); after it the next endpoint is called. `weight` is the share of new rollouts, 1 by
+    default. `max_tokens` applies to requests without a limit. `extra_headers` are sent with every request (values may
+    be `os.environ/NAME`), and the fields of `extra_body` replace the request's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,13 @@ class ModelEndpoint:
     output_cost: float = 0.0
     """Cost of one completion token."""
     dialects: tuple[str, ...] = _WIRE_ROUTES
-    """Routes that the server itself has."""
+    """Routes of the server."""
     engine: str | None = None
-    """One of `engines.ENGINES`; None means that the server is asked."""
+    """One of `engines.ENGINES`; None means that it is detected."""
     provider: str = "hosted_vllm"
     """Prefix of the model in its entry."""
     unreachable_seconds: float = 0.0
-    """Seconds for which a call waits for an unreachable server, beyond the usual tries."""
+    """Seconds for which a call waits for an unreachable server, in addition to the usual retries."""
     timeout: float | None = None
     """Seconds for a reply in one piece."""
     stream_timeout: float | None = None
@@ -117,7 +117,7 @@ class ModelEndpoint:
     weight: float = 1.0
     """Share of new rollouts, relative to the model's other endpoints."""
     max_tokens: int | None = None
-    """Token limit for requests that name none."""
+    """Token limit for requests without one."""
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Sent with every request; names in lower case."""
     extra_body: str = field(default="{}", repr=False)
@@ -136,18 +136,18 @@ class ModelEndpoint:
 
     @property
     def secrets(self) -> list[str]:
-        """Values that are for the server only: its key, its headers, and settings whose names mark them as secret."""
+        """Values that only the server may see: its key, its headers, and settings with a secret name."""
         headers = [value for name, value in self.headers if name not in _PUBLIC_HEADERS]
         credentials = [value.rpartition(" ")[2] for value in headers]  # without the scheme before them
         setting_values = _secrets_in([json.loads(self.options), json.loads(self.extra_body)])
         return [value for value in (self.api_key, *headers, *credentials, *setting_values) if value]
 
     def seconds(self, *, streamed: bool) -> float | None:
-        """Return the seconds for a reply, or for the first bytes of a stream; None is no bound."""
+        """Return the seconds for a reply, or for the first bytes of a stream; None is no limit."""
         return self.stream_timeout if streamed and self.stream_timeout is not None else self.timeout
 
     def completed(self, request: Json, limit_names: Sequence[str]) -> Json:
-        """Return a request with the additions of the entry; `limit_names` are those of a limit on the reply."""
+        """Return a request with the additions of the entry; `limit_names` are the fields that limit the reply."""
         if self.max_tokens is not None and limit_names and all(request.get(name) is None for name in limit_names):
             request = {**request, limit_names[0]: self.max_tokens}
         return request if self.extra_body == "{}" else {**request, **json.loads(self.extra_body)}
@@ -197,7 +197,7 @@ def _server_fields(place: str, model: str, parameters: Mapping[str, object]) -> 
     if dialect_list is not None:
         dialects = tuple(cast("Sequence[Any]", dialect_list)) if isinstance(dialect_list, (list, tuple)) else ()
         if not dialects or any(name not in _ROUTES for name in dialects):
-            raise ValueError(f"{place}.dialects must be a list out of {', '.join(_ROUTES)}; got {dialect_list!r}")
+            raise ValueError(f"{place}.dialects must be a list of {', '.join(_ROUTES)}; got {dialect_list!r}")
     return {
         "model": model.removeprefix(provider or ""),
         "api_base": _url(where, address),
@@ -211,10 +211,10 @@ def _litellm_fields(place: str, model: str, parameters: Mapping[str, object]) ->
     """Return the fields of an endpoint that LiteLLM reaches."""
     if importlib.util.find_spec("litellm") is None:
         raise ValueError(
-            f"{place}.engine is 'litellm', and the package is not installed: pip install 'agl-framework[litellm]'"
+            f"{place}.engine is 'litellm', but the package is not installed: pip install 'agl-framework[litellm]'"
         )
     if parameters.get("dialects") is not None:
-        raise ValueError(f"{place}.dialects is not supported with the engine 'litellm', which is asked for chats only")
+        raise ValueError(f"{place}.dialects is not supported with the engine 'litellm', which serves chats only")
     options = {
         name: _key(f"{place}.{name}", value) if str(value).startswith(_ENVIRONMENT) else value
         for name, value in parameters.items()
@@ -223,12 +223,12 @@ def _litellm_fields(place: str, model: str, parameters: Mapping[str, object]) ->
     for name, value in options.items():
         if isinstance(value, str) and _USER_INFO.match(value):
             raise ValueError(
-                f"{place}.{name} must not hold a user or a password in an address: use LiteLLM's own field"
+                f"{place}.{name} must not contain a user or a password in an address: use LiteLLM's field for it"
             )
     try:
         text = json.dumps(options, sort_keys=True)
     except TypeError as error:
-        raise ValueError(f"{place}: what LiteLLM is given must be JSON: {error}") from None
+        raise ValueError(f"{place}: the parameters for LiteLLM must be JSON: {error}") from None
     address = parameters.get("api_base")
     return {
         "model": model,
@@ -263,11 +263,11 @@ def _headers(place: str, value: object) -> Iterator[tuple[str, str]]:
     for name, entry in _mapping(place, value).items():
         lower = str(name).lower()
         if not _HEADER_NAME.fullmatch(lower):
-            raise ValueError(f"{place}: {name!r} is no name of an HTTP header")
+            raise ValueError(f"{place}: {name!r} is not a valid name of an HTTP header")
         if lower in _KEY_HEADERS:
-            raise ValueError(f"{place}.{name} must not be set: give the server's key as api_key")
+            raise ValueError(f"{place}.{name} must not be set: pass the server's key as api_key")
         if lower in _OUR_HEADERS or lower in names:
-            why = "is there twice" if lower in names else "must not be set: the gateway sets it for each request"
+            why = "is set twice" if lower in names else "must not be set: the gateway sets it for each request"
             raise ValueError(f"{place}.{name} {why}")
         names.add(lower)
         yield lower, _secret_text(f"{place}.{name}", entry, _HEADER_VALUE)
@@ -280,20 +280,19 @@ def _extra_body(place: str, value: object) -> str:
     for name in fields:
         if name in _OUR_FIELDS:
             raise ValueError(
-                f"{place}.{name} must not be set: what is asked of which model, and in which form, is the agent's and "
-                "the gateway's to say"
+                f"{place}.{name} must not be set: only the agent and the gateway set this field of a request"
             )
     try:
         text = json.dumps(fields, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{place} must be JSON: {error}") from None
     if f'"{_ENVIRONMENT}' in text:
-        raise ValueError(f"{place} takes no '{_ENVIRONMENT}NAME': give a secret as api_key or in extra_headers")
+        raise ValueError(f"{place} does not support '{_ENVIRONMENT}NAME': pass a secret as api_key or in extra_headers")
     return text
 
 
 def _secrets_in(value: object, name: str = "") -> Iterator[str]:
-    """Yield the texts in a value whose names mark them as secret."""
+    """Yield the texts in a value that have a secret name."""
     if is_object(value):
         for inner, entry in value.items():
             yield from _secrets_in(entry, inner.lower())
@@ -314,7 +313,7 @@ def _number(place: str, value: object, unit: str, *, positive: bool = False) -> 
 
 
 def _url(place: str, value: object) -> str:
-    """Return the address of a server, without credentials. Errors never show it."""
+    """Return the address of a server, checked to have no credentials. Errors never show it."""
     url = _text(place, value)
     try:
         parts = urlsplit(url)
@@ -325,13 +324,13 @@ def _url(place: str, value: object) -> str:
         raise ValueError(f"{place} must be a URL such as http://127.0.0.1:8000/v1")
     if "@" in parts.netloc:
         raise ValueError(
-            f"{place} must not hold a user or a password, which logs and errors could repeat: give the server's key as "
-            "api_key, best as 'os.environ/NAME'"
+            f"{place} must not contain a user or a password, because logs and errors could show them. Pass the "
+            "server's key as api_key, preferably 'os.environ/NAME'"
         )
     if "?" in url or "#" in url:
         raise ValueError(
-            f"{place} must not hold a query or a fragment, which logs and errors could repeat: give a key as api_key, "
-            "best as 'os.environ/NAME', and the address without what follows the '?'"
+            f"{place} must not contain a query or a fragment, because logs and errors could show them. Remove the "
+            "part after '?' or '#', and pass a key as api_key, preferably 'os.environ/NAME'"
         )
     return url.rstrip("/")
 
@@ -350,7 +349,7 @@ def _text(place: str, value: object) -> str:
 
 
 def _key(place: str, value: object) -> str | None:
-    """Return the provider's key; `os.environ/NAME` takes it out of the environment. Errors never show it."""
+    """Return the provider's key; `os.environ/NAME` is read and removed from the environment. Errors never show it."""
     if value is None:
         return None
     key = _secret_text(place, value, _PRINTABLE)
@@ -365,12 +364,12 @@ def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
         variable = text.removeprefix(_ENVIRONMENT)
         content = secret(variable)
         if not content:
-            raise ValueError(f"{place} names the environment variable {variable}, which is not set")
+            raise ValueError(f"{place} refers to the environment variable {variable}, which is not set")
         place, text = f"{place} (the environment variable {variable})", content
     if not form.fullmatch(text):
-        space = "a space" if form is _PRINTABLE else "a space at an end"
+        space = "a space" if form is _PRINTABLE else "a space at the beginning or end"
         raise ValueError(
-            f"{place} holds what no HTTP header can: {space}, a line break or a character that is not ASCII"
+            f"{place} cannot be sent in an HTTP header: it has {space}, a line break or a character that is not ASCII"
         )
     return text
 

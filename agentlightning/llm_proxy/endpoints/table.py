@@ -1,7 +1,7 @@
 """The table of models: the endpoints of each name, the order in which a rollout tries them, and the fallback models
-for the case that all of them fail.
+if all of them fail.
 
-Fallbacks and aliases are accepted as `LLMProxy` names them and as LiteLLM's router does.
+Fallbacks and aliases are accepted in the forms of `LLMProxy` and of LiteLLM's router.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentlightning.llm_proxy.endpoints.models import ModelConfig, ModelEndpoint
 from agentlightning.llm_proxy.replies import CallFailed
 
 ANY_MODEL = "*"
-"""Name for the fallbacks of all models that have none of their own."""
+"""Name for the fallbacks of all models without specific fallbacks."""
 Fallbacks = Mapping[str, Sequence[str]]
 _SETTINGS = {
     "router_settings": ("fallbacks", "default_fallbacks", "model_group_alias", "num_retries"),
@@ -26,17 +26,17 @@ _SETTINGS = {
 }
 """Supported settings of a configuration of LiteLLM, in addition to its `model_list`."""
 _INSTEAD = {
-    "timeout": "give 'timeout' in the entries of model_list",
-    "request_timeout": "give 'timeout' in the entries of model_list",
-    "stream_timeout": "give 'stream_timeout' in the entries of model_list",
-    "allowed_fails": "give LLMProxy(health=HealthChecks(failures=...))",
-    "cooldown_time": "give LLMProxy(health=HealthChecks(rest_seconds=...))",
-    "routing_strategy": "a rollout keeps its endpoint, and new ones go where there is least to do; see 'weight'",
+    "timeout": "set 'timeout' in the entries of model_list",
+    "request_timeout": "set 'timeout' in the entries of model_list",
+    "stream_timeout": "set 'stream_timeout' in the entries of model_list",
+    "allowed_fails": "set LLMProxy(health=HealthChecks(failures=...))",
+    "cooldown_time": "set LLMProxy(health=HealthChecks(rest_seconds=...))",
+    "routing_strategy": "a rollout keeps its endpoint, and new rollouts use the least busy one; see 'weight'",
 }
 
 
 class ModelTable:
-    """Read-only routing table; a change of models is a new table.
+    """Read-only routing table; to change the models, make a new table.
 
     Raises:
         ValueError: an entry is malformed, or an alias is the name of a model; names the entry, the field and what was
@@ -73,11 +73,11 @@ class ModelTable:
         return list(dict.fromkeys(endpoint for group in self._endpoints.values() for endpoint in group))
 
     def resolved(self, model: str) -> str:
-        """Return the name of the model that an alias stands for; any other name as it is."""
+        """Return the model of an alias; any other name unchanged."""
         return self._aliases.get(model, model)
 
     def chain(self, model: str) -> list[str]:
-        """Return the model that a name stands for, then its fallbacks and theirs, in the order of the calls.
+        """Return the model of a name, then its fallbacks and their fallbacks, in the order of the calls.
 
         Each is listed once. Fallbacks that are not served are excluded.
         """
@@ -90,18 +90,18 @@ class ModelTable:
         return chain
 
     def missing(self, later: Collection[str] = ()) -> str | None:
-        """Return the message about a name in aliases or fallbacks that is no model; None if there is none.
+        """Return an error message about an unknown model in aliases or fallbacks; None if all are known.
 
-        `later` are names of models that are served later.
+        `later` are names of models that will be added later.
         """
         names = [*self._endpoints, *later]
         for alias, model in self._aliases.items():
             if model not in names:
-                return f"aliases[{alias!r}]: there is no model {model!r} in model_list{hint(model, names)}"
+                return f"aliases[{alias!r}]: {model!r} is not in model_list{hint(model, names)}"
         for name, targets in self._fallbacks.items():
             for each in (name, *targets):
                 if each not in names and each != ANY_MODEL:
-                    return f"fallbacks[{name!r}]: there is no model {each!r} in model_list{hint(each, names)}"
+                    return f"fallbacks[{name!r}]: {each!r} is not in model_list{hint(each, names)}"
         return None
 
     def endpoints(self, model: str, rollout_id: str) -> list[ModelEndpoint]:
@@ -111,19 +111,19 @@ class ModelTable:
         Schindelhauer, G. Schomaker, Weighted distributed hash tables (SPAA 2005), logarithmic method.
 
         Raises:
-            CallFailed: 404 that lists the models.
+            CallFailed: 404, there is no model of this name; lists the models.
         """
         endpoints = self._endpoints.get(self.resolved(model))
         if endpoints is None:
-            served = ", ".join(self._endpoints) or "none yet: LLMProxy.update_model_list adds them"
+            served = ", ".join(self._endpoints) or "none; add them with LLMProxy.update_model_list"
             near = closest(model, [*self._endpoints, *self._aliases])
             suggestion = f" Did you mean {near!r}?" if near else ""
-            text = f"There is no model {shown(model)}.{suggestion} Models of this gateway: {served}"
+            text = f"The model {shown(model)} does not exist.{suggestion} Models of this gateway: {served}"
             raise CallFailed(404, text, code="model_not_found", param="model")
         return endpoints if len(endpoints) == 1 else sorted(endpoints, key=lambda each: _distance(rollout_id, each))
 
     def listing(self, name: str | None = None) -> Json:
-        """Return the models and aliases, or one, in a form that the clients of OpenAI's and of Anthropic's API read.
+        """Return all models and aliases, or one, in a form for clients of OpenAI's and of Anthropic's API.
 
         Raises:
             CallFailed: 404, there is no model of this name; suggests similar names.
@@ -142,7 +142,7 @@ def _listed(name: str) -> Json:
 
 
 def _distance(rollout_id: str, endpoint: ModelEndpoint) -> float:
-    """Return the distance of an endpoint from a rollout: an exponential variate whose rate is the weight."""
+    """Return the distance of an endpoint from a rollout: an exponential variate with the weight as rate."""
     text = f"{rollout_id}\n{endpoint.api_base}\n{endpoint.model}"
     uniform = (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) >> 11) / 2**53
     return -math.log1p(-uniform) / endpoint.weight
@@ -175,20 +175,20 @@ def read_fallbacks(place: str, value: object) -> dict[str, tuple[str, ...]]:
             targets = (models,) if isinstance(models, str) else models
             names = tuple(cast("Sequence[object]", targets)) if isinstance(targets, (list, tuple)) else ()
             if not names or not all(isinstance(each, str) and each for each in (name, *names)):
-                raise ValueError(f"{place}[{name!r}] must be a list of names of models; got {models!r}")
+                raise ValueError(f"{place}[{name!r}] must be a list of model names; got {models!r}")
             if name in names or name in fallbacks or len(set(names)) < len(names):
-                why = "is its own fallback" if name in names else "names a model twice"
-                why = "is there twice" if name in fallbacks else why
+                why = "is its own fallback" if name in names else "contains a model twice"
+                why = "is set twice" if name in fallbacks else why
                 raise ValueError(f"{place}[{name!r}] {why}: {models!r}")
             fallbacks[cast(str, name)] = cast("tuple[str, ...]", names)
     return fallbacks
 
 
 def read_aliases(place: str, value: object) -> dict[str, str]:
-    """Return the model that each alias stands for.
+    """Return the model of each alias.
 
     Raises:
-        ValueError: they are malformed, or an alias stands for an alias; names the place and what was expected.
+        ValueError: they are malformed, or an alias refers to an alias; names the place and what was expected.
     """
     if value is not None and not isinstance(value, Mapping):
         raise ValueError(f"{place} must be a dict such as {{'gpt-4o': 'policy'}}; got {value!r}")
@@ -197,7 +197,7 @@ def read_aliases(place: str, value: object) -> dict[str, str]:
         if not (isinstance(alias, str) and alias and isinstance(model, str) and model):
             raise ValueError(f"{place}[{alias!r}] must be the name of a model; got {model!r}")
         if model in aliases:
-            raise ValueError(f"{place}[{alias!r}] must be the name of a model; {model!r} is an alias, too")
+            raise ValueError(f"{place}[{alias!r}] must be the name of a model; {model!r} is also an alias")
     return aliases
 
 
@@ -225,7 +225,7 @@ def read_litellm_config(config: object) -> LiteLLMSettings:
                     f"{place}[{section!r}][{name!r}] is not supported: this gateway does not run on LiteLLM{instead}"
                 )
             if settings.setdefault(name, value) != value:
-                raise ValueError(f"{place} gives {name!r} twice: {settings[name]!r} and {value!r}")
+                raise ValueError(f"{place} contains two values of {name!r}: {settings[name]!r} and {value!r}")
     fallbacks: Any = settings.get("fallbacks")
     if (default := settings.get("default_fallbacks")) is not None:
         fallback_parts = cast(

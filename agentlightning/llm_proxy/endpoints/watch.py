@@ -1,4 +1,4 @@
-"""Requests of the gateway to servers other than calls: the engine of each endpoint, and its health."""
+"""Requests of the gateway to servers other than calls: identification of the engine, and health checks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
 logger = logging.getLogger(__name__)
 
 _SECONDS = 1.0
-"""Seconds for the answer; a server without one is treated as unknown."""
+"""Seconds to wait for the response; without one the engine is treated as unknown."""
 _AGAIN_SECONDS = 10.0
-"""Seconds after which a server that did not answer is asked once more."""
+"""Seconds after which a server that did not respond is queried again."""
 _LARGEST = 1024 * 1024
 _NO_HEALTH_ROUTE = (OPENAI, ANTHROPIC, OTHER)
 
@@ -53,7 +53,7 @@ class EndpointWatch:
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[Self]:
-        """Ask the engines for their names, without waiting for their answers, and watch those that are out."""
+        """Request the engines' names, without waiting for the responses, and watch endpoints that are out."""
         for endpoint in self._endpoints():
             if self._known_engine(endpoint) is None:
                 self._ask(endpoint)
@@ -69,7 +69,7 @@ class EndpointWatch:
     # --- engines -------------------------------------------------------------------------------------------------
 
     async def engine_of(self, endpoint: ModelEndpoint) -> Engine:
-        """Return the engine, asking for it if need be; `OTHER` where the server does not report it."""
+        """Return the engine, and request it if necessary; `OTHER` if the server does not report it."""
         return self._known_engine(endpoint) or await asyncio.shield(self._ask(endpoint))
 
     def _known_engine(self, endpoint: ModelEndpoint) -> Engine | None:
@@ -97,14 +97,14 @@ class EndpointWatch:
             models = objects((read_json(bytes(body)) or {}).get("data"))
             engine = engine_of_owners(model.get("owned_by") for model in models)
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            logger.debug("the model server %s does not list its models (%s)", endpoint.label, type(error).__name__)
+            logger.debug("the model server %s did not list its models (%s)", endpoint.label, type(error).__name__)
             self._silent[endpoint] = time.monotonic() + _AGAIN_SECONDS
             return OTHER
         finally:
             self._asking.pop(endpoint, None)
         self._engines[endpoint] = engine
         fields = ", ".join(engine.asks.get("chat/completions", {})) or "nothing"
-        logger.info("the model server %s is %s; for tokens it is asked by: %s", endpoint.label, engine.name, fields)
+        logger.info("the model server %s is %s; fields that request tokens: %s", endpoint.label, engine.name, fields)
         return engine
 
     # --- health --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""The journal of calls in progress: from this file the next process records the calls that `kill -9` cut short.
+"""The journal of calls in progress: from this file the next process records the calls that `kill -9` interrupted.
 
-Each call adds a line when it begins and one when its spans are stored. Neither is synced to the disk: the file is for
-the death of the process, not of the machine, and costs a call two short writes.
+Each call adds a line when it begins and one when its spans are stored. The lines are not synced to the disk: the file
+protects against the death of the process, not of the machine, and costs two short writes per call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Journal:
     """Owned by the gateway that opened it: a second one cannot open the same file. Used from one loop at a time.
 
     Raises:
-        ValueError: the file cannot be written, or a living gateway has it.
+        ValueError: the file cannot be written, or a running gateway uses it.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,7 +49,7 @@ class Journal:
         if not _locked(file):
             os.close(file)
             raise ValueError(
-                f"journal={str(self.path)!r} belongs to a gateway that runs; give each one a file of its own"
+                f"journal={str(self.path)!r} is used by a running gateway; use a separate file for each gateway"
             )
         data = self.path.read_bytes()
         calls: dict[str, GatewayCall] = {}
@@ -95,21 +95,19 @@ class Journal:
         self._file = None
 
     def _append(self, line: bytes) -> None:
-        """Write a line. If that fails the calls go on, and the journal ends: its contents would be wrong."""
+        """Write a line. If that fails, close the journal, because its contents would be wrong; the calls continue."""
         assert self._file is not None
         try:
             if os.write(self._file, line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            logger.error(
-                "journal %s cannot be written (%s): calls in hand are not noted from here on", self.path, error
-            )
+            logger.error("journal %s cannot be written (%s): it records no more calls", self.path, error)
             os.close(self._file)
             self._file = None
 
 
 def _locked(file: int) -> bool:
-    """Lock the file for this process; the system releases it when the process ends, however it ends."""
+    """Lock the file for this process; the system releases the lock whenever the process ends."""
     try:
         import fcntl
     except ImportError:  # no such locks on this system: two gateways with one file are not noticed

@@ -1,7 +1,7 @@
-"""Requests of the gateway to the store: numbers for calls, and their spans, stored before the agent gets its reply.
+"""Requests of the gateway to the store: numbers of calls, and their spans, stored before the agent gets the reply.
 
-The user chooses which parts of prompts and replies are kept, before anything leaves the process. In every case
-keys with a known format are hidden first; token ids stay.
+The user chooses which parts of prompts and replies are kept, before anything leaves the process. Keys with a known
+format are always hidden first; token ids are unchanged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Redact = Callable[[Span], Span]
 
 _TEXT = ("gen_ai.prompt.", "gen_ai.completion.", "llm.request.functions.", "llm.hosted_vllm.", "error.message")
 _SHORT = (".role", ".finish_reason", ".id", ".model")
-"""Ends of keys below `_TEXT` that hold no text of the conversation."""
+"""Suffixes of keys below `_TEXT` that contain no text of the conversation."""
 _TOKENS = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
     LightningCallAttributes.COMPLETION_TOKEN_IDS.value,
@@ -52,7 +52,7 @@ class Privacy:
     """Removes the parts of a call's spans that are not to be kept.
 
     Raises:
-        ValueError: `keep` is none of the choices.
+        ValueError: `keep` is not one of the choices.
     """
 
     def __init__(self, keep: Kept = "all", redact: Redact | None = None) -> None:
@@ -62,7 +62,7 @@ class Privacy:
         self._redact = redact
 
     def apply(self, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans that may leave the process. An error of the user's function passes: then nothing leaves."""
+        """Return the spans that may leave the process. If the user's function fails, raise its error."""
         result = list(spans)
         if self._keep != "all":
             left_out, counts = (_TOKENS, _COUNTS) if self._keep == "counts" else ((), {})
@@ -81,10 +81,10 @@ class Privacy:
 
 
 async def ask_store(question: Awaitable[T], seconds: float) -> T:
-    """Await the store's answer.
+    """Await a request to the store.
 
     Raises:
-        CallFailed: 503, the store did not answer in time or failed. One raised by the request itself passes.
+        CallFailed: 503, the store did not respond in time or failed. A `CallFailed` of the request is raised unchanged.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -93,7 +93,7 @@ async def ask_store(question: Awaitable[T], seconds: float) -> T:
         raise
     except Exception as error:  # boundary: any failure of a store, ours or a user's, is an answer for the agent
         logger.error("the store failed before a model call: %r", error)
-        text = f"The store cannot be asked about this attempt ({type(error).__name__}); the call was not made"
+        text = f"The store is unavailable ({type(error).__name__}), so the call was not made. Retry later"
         raise CallFailed(503, text, code="store_unavailable", retry_after=1.0) from error
 
 
@@ -102,8 +102,8 @@ async def keep(
 ) -> Exception | None:
     """Store the two spans of a call in one step, and offer them to the mirror; return None, or why they are lost.
 
-    Retried while `seconds` last, unless the store rejects them as wrong. Safe to repeat: the store identifies the
-    spans by their ids.
+    Retries for `seconds`, unless the store rejects them as invalid. Safe to repeat: the store identifies the spans by
+    their ids.
     """
     outage, delays, kept_bytes = Outage(seconds), backoff_delays(_FIRST_DELAY), KEPT_BYTES
     spans: list[Span] | None = None
@@ -131,11 +131,11 @@ async def keep(
 
 
 async def _written(call: GatewayCall, kept_bytes: int, off_loop: OffLoop) -> list[Span]:
-    """Return the spans of a call; bare ones if a part of it cannot be written."""
+    """Return the spans of a call; only its outcome if a part of it cannot be written."""
     try:
         spans = await off_loop.run(call.bytes, lambda: [span_without_keys(span) for span in spans_of(call, kept_bytes)])
     except Exception as error:  # boundary: a call that cannot be written has a bare record
-        logger.exception("%s: the call cannot be written down; its record is bare", call.call_id)
+        logger.exception("%s: the call cannot be recorded in full; only its outcome is recorded", call.call_id)
         return [span_without_keys(span) for span in bare_spans_of(call, error)]
     if spans[1].attributes.get(LightningCallAttributes.STATE.value) == "no_tokens":
         call.state = "no_tokens"  # for want of room

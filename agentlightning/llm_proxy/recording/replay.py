@@ -1,7 +1,7 @@
 """Recorded model calls: written as they happen, replayed without a model server.
 
-One JSON object a line: the route, the request to the server (without what the gateway adds), and the whole
-reply with its tokens. The next run replays the file of one run call by call.
+One JSON object per line: the route, the request to the server (without the gateway's additions), and the complete
+reply with its tokens. A later run replays the file call by call.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from agentlightning.llm_proxy.replies import CallFailed
 Match = Literal["strict", "nearest"]
 """`strict`: the same request; `nearest`: the most similar one of the same route and model."""
 _WITHOUT_EFFECT = ("stream", "stream_options", "user", "metadata", "store", "seed", "prompt_cache_key")
-"""Fields that do not change the meaning of a request; requests that differ in them alone are the same."""
+"""Fields that do not change the meaning of a request; requests that differ only in them are the same."""
 _SHOWN = 300
 _COMPARED = 4096
 
 
 class CallFile:
-    """Records calls into a file, replays them from one, or both: then calls that are not on file are made and added.
+    """Records calls to a file, replays them from a file, or both: then missing calls are made and added.
 
     Calls with the same request are replayed in the order in which they were recorded; the last one is repeated. May
     be used from any thread.
 
     Raises:
-        ValueError: nothing to do, a file that cannot be read (names the line), or no such way to match.
+        ValueError: neither file is set, a file cannot be read (names the line), or the way to match is unknown.
     """
 
     def __init__(self, record: str | Path | None, replay: str | Path | None, match: Match = "strict") -> None:
@@ -51,10 +51,10 @@ class CallFile:
             self._read(Path(replay))
 
     def reply_to(self, route: str, request: Json) -> Json | None:
-        """Return the reply on file; None if the model server is to be called.
+        """Return the recorded reply; None if the model server is to be called.
 
         Raises:
-            CallFailed: 404, there is none, and no server may be called; shows the most similar request.
+            CallFailed: 404, there is none and no server may be called; shows the most similar request.
         """
         if not self.replays:
             return None
@@ -70,12 +70,12 @@ class CallFile:
             if self._path is not None:
                 return None
             near = self._nearest(route, request)
-        excerpt = f" Most like it: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
-        text = f"This call is not on file, and replay= asks no model server: {_text(request)[-_SHOWN:]!r}.{excerpt}"
+        excerpt = f" Most similar: {_text(self._requests[near])[-_SHOWN:]!r}" if near else ""
+        text = f"The file of replay= does not contain this call: {_text(request)[-_SHOWN:]!r}.{excerpt}"
         raise CallFailed(404, text, code="replay_miss", state="upstream_error")
 
     def record(self, route: str, request: Json, reply: Json) -> None:
-        """Record a call that a server has answered, if calls are recorded."""
+        """Record a call with its reply, if calls are recorded."""
         if self._path is None:
             return
         call = {"route": route, "request": request, "reply": reply}
@@ -98,7 +98,7 @@ class CallFile:
         try:
             content = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"replay={str(path)!r} cannot be read: {error}. Make one with record=") from error
+            raise ValueError(f"replay={str(path)!r} cannot be read: {error}. Create it with record=") from error
         lines = content.removesuffix("\n").split("\n") if content else []  # at no other line end: texts contain them
         for number, line in enumerate(lines, 1):
             try:
@@ -131,7 +131,7 @@ def _key(route: str, request: Mapping[str, object]) -> str:
 
 
 def _ends(text: str) -> str:
-    """Return a text, or the beginning and the end of a long one, since the compared length is bounded."""
+    """Return a text, or the beginning and the end of a long one, because the compared length is limited."""
     return text if len(text) <= 2 * _COMPARED else text[:_COMPARED] + text[-_COMPARED:]
 
 

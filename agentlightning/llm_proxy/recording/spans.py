@@ -1,15 +1,14 @@
 """One model call as two spans: `litellm_request` with the messages, and below it `raw_gen_ai_request` with the tokens.
 
-With several choices, each is recorded like a call of its own, since each can be trained on.
+With several choices, each is recorded like a separate call, because each can be trained.
 
-The names, and the text form of the second, are those that readers of the older system expect; our readers use the
-typed attributes (`semconv.LightningCallAttributes`). Headers, keys and fields that are not listed here
-enter no span.
+The names, and the text form of the second span, are those that readers of older versions expect; our readers use the
+typed attributes (`semconv.LightningCallAttributes`). Headers, keys and fields that are not listed here are not
+recorded.
 
-Parts of a call that are too large for its record become their SHA-256 and size; the record itself is kept. What counts
-is the size on the way to a store (JSON in ASCII), where a control character and an umlaut take six bytes and a
-log-probability about twenty. Texts go before tokens, since only the tokens can be trained on; of each the largest
-first.
+Parts of a call that are too large for its record are replaced by their SHA-256 and size. The limit applies to the size
+in a request to a store (JSON in ASCII), where a control character or an umlaut takes six bytes and a log-probability
+about twenty. Texts are replaced before tokens, because only tokens can be trained; the largest are replaced first.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from agentlightning.utils.id import derive_id
 from agentlightning.utils.otlp.decode import made
 
 KEPT_BYTES = 15 * 1024 * 1024
-"""Bytes of one call as sent; below the body bound of a store server (32 MiB) and a document of MongoDB (16 MiB)."""
+"""Bytes of one call as sent; below the body limit of a store server (32 MiB) and of a MongoDB document (16 MiB)."""
 
 NOT_KEPT: Final = LightningCallAttributes.NOT_KEPT.value
-"""The key of one part that stands for all parts that were not kept."""
+"""The key of one part that represents all parts that were not kept."""
 _MANY = ("gen_ai.prompt.", "llm.request.functions.")
 """Prefixes of the keys that may be very many."""
 _EACH = 8
@@ -47,7 +46,7 @@ _EACH = 8
 _NUMBER = 26
 """Bytes of a number with its comma."""
 _STAND_IN = 128
-"""Bytes of the stand-in for a part."""
+"""Bytes of the replacement of a part."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
 _PARAMETERS = ("model", "max_tokens", "max_completion_tokens", "n", "top_logprobs", "reasoning_effort", *_SAMPLING)
@@ -86,9 +85,9 @@ _GRAMMARS: Final = (
 
 
 def spans_of(call: GatewayCall, kept_bytes: int = KEPT_BYTES) -> list[Span]:
-    """Return the spans of a call that has ended: two for each choice, parent first; all have the call's number.
+    """Return the spans of a call that has ended: two per choice, the parent first; all have the call's number.
 
-    They take at most `kept_bytes` as JSON, and a little more. A choice whose token ids do not fit is `no_tokens`.
+    They take little more than `kept_bytes` as JSON. A choice with token ids that are too large is `no_tokens`.
     """
     choices, end_time = call.by_choice(), time.time()
     prompt_attributes: Attributes = {}
@@ -126,14 +125,14 @@ def _pair(call: GatewayCall, prompt_attributes: Attributes, kept_bytes: int, end
 
 
 def bare_spans_of(call: GatewayCall, why: Exception) -> list[Span]:
-    """Return the spans of a call that cannot be written: only its outcome; an answered one counts as failed."""
+    """Return the spans of a call that cannot be written: only its outcome. One with a reply is recorded as failed."""
     if call.state in ("ok", "no_tokens", "no_generation"):
-        call.failed(CallFailed(500, f"The call cannot be written down ({type(why).__name__})", state="upstream_error"))
+        call.failed(CallFailed(500, f"The call cannot be recorded ({type(why).__name__})", state="upstream_error"))
     return spans_of(replace(call, prompt=None, request=None, reply=None, tokens=None))
 
 
 def size_of(key: str, value: AttributeValue) -> int:
-    """Return the size in bytes of an attribute on the way to a store."""
+    """Return the size in bytes of an attribute in a request to a store."""
     if isinstance(value, str) and not value.isascii():
         ascii_only = value.encode("ascii", "ignore").decode()
         units = len(value.encode("utf-16-le", "surrogatepass")) // 2
@@ -142,7 +141,7 @@ def size_of(key: str, value: AttributeValue) -> int:
 
 
 def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
-    """True if attributes take at most `budget` bytes even if every character is an escape, as in most calls.
+    """True if attributes take at most `budget` bytes even if every character is escaped; true for most calls.
 
     Numbers in them are floats and integers of 64 bits.
     """
@@ -157,7 +156,7 @@ def surely_fit(attributes: Iterable[Attributes], budget: int) -> bool:
 
 
 def fitting(attributes: Attributes, budget: int) -> Attributes:
-    """Return the attributes with parts that are too large replaced, so that together they take at most `budget` bytes.
+    """Return the attributes with large parts replaced, so that together they take at most `budget` bytes.
 
     The attributes of the outcome are short and always kept.
     """
@@ -188,12 +187,12 @@ def fitting(attributes: Attributes, budget: int) -> Attributes:
 
 
 def stand_in(raw: bytes, what: str = "") -> str:
-    """Return the stand-in for a value that is too large to keep."""
+    """Return the replacement of a value that is too large to keep."""
     return f"[not kept: {what}{len(raw)} bytes, sha256 {hashlib.sha256(raw).hexdigest()}]"
 
 
 def _tokens_together(call: GatewayCall, attributes: Attributes) -> Attributes:
-    """Return the attributes with all tokens or none: ids without the others cannot be trained on."""
+    """Return the attributes with all tokens or none: incomplete tokens cannot be trained."""
     tokens, keys = call.tokens, LightningCallAttributes
     if tokens is not None and not all(
         key in attributes for key in (_TOKENS[:2] if tokens.prompt_token_ids else _TOKENS[1:2])
@@ -243,13 +242,13 @@ def _context(trace_id: str, span_id: str) -> SpanContext:
 
 
 def _text(value: object) -> str:
-    """Return a text as it is, another value as JSON; a half of a surrogate pair, which no store can hold, as `?`."""
+    """Return a text unchanged, another value as JSON; a lone surrogate, which stores cannot hold, becomes `?`."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _number(value: float) -> AttributeValue:
-    """Return a number that every store can hold, another one as text."""
+    """Return a number unchanged if every store can hold it, else as text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else repr(value)
     return value if abs(value) <= LARGEST_COUNT else _text(str(value))
@@ -371,11 +370,11 @@ def _reply_text(reply: Json, tokens: CallTokens | None) -> _Pairs:
 
 
 def constrained_by(request: Json) -> list[str]:
-    """Return the settings of a request of any dialect under which tokens are sampled from another distribution.
+    """Return the settings of a request (any dialect) that change the distribution from which tokens are sampled.
 
-    Under them the recorded log-probabilities are not those of the sampling: a server returns the model's own (vLLM's
-    `raw_logprobs`, the embedded engine), to which the learner's are compared. Training such a call is a choice; it is
-    recorded on the call, so that the ledger can count such calls. In alphabetical order.
+    With them the recorded log-probabilities differ from those of the sampling: a server returns the model's (vLLM's
+    `raw_logprobs`, the embedded engine), to which the learner's are compared. The settings, in alphabetical order, are
+    recorded on the call, so that the ledger can count such calls and the user can decide whether to train them.
     """
     names = [name for name, neutral in _NEUTRAL.items() if request.get(name) not in (None, *neutral)]
     names += [name for name in _GRAMMARS if request.get(name) is not None]

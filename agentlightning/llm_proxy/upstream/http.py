@@ -1,10 +1,10 @@
 """Calls to model servers: one session, failover, and retries of requests that may be repeated.
 
-Retried, before anything is returned to the agent: a server that cannot be reached, and 429, 502, 503 and 504, at most
-`max(num_retries, 3)` times; 500 and the timeout of an entry only if `num_retries` allows it; a connection that is cut
-after the request went out once (it may have been a stale one). Where a model has several servers, each of these moves
-on to the next one until each was asked. Everything else, such as 400, is the agent's to see unchanged. Pauses grow, are
-jittered, honour `Retry-After`, and never outlast the call.
+Retries are made before anything is returned to the agent: at most `max(num_retries, 3)` if a server cannot be reached,
+and after 429, 502, 503 and 504; `num_retries` after 500 and the timeout of an entry; one if the connection is closed
+after the request was sent (it may have been stale). If a model has several servers, each retry uses the next one, and
+each is called at least once. Other errors, such as 400, are returned to the agent unchanged. Pauses grow, have jitter,
+respect `Retry-After`, and end before the time limit of the call.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _MOST_KEPT = 64  # addresses with their own connections
 _SHOWN_BYTES = 2000
 _REFUSAL_BYTES = 64 * 1024
 _LARGE_BYTES = 1024 * 1024  # larger bodies go out in pieces, so that the loop is not held up
-_FAILURES = {"unreachable": "cannot be reached", "cut": "closed the connection", "timeout": "was too slow"}
-"""Text about a server in an error; any other failure is described as an unusable reply."""
+_FAILURES = {"unreachable": "cannot be reached", "cut": "closed the connection", "timeout": "timed out"}
+"""Text about a server in an error, by failure; other failures are described as an unusable reply."""
 
 
 class Upstream:
@@ -75,9 +75,9 @@ class Upstream:
 
     @asynccontextmanager
     async def opened(self, endpoints: Callable[[], list[ModelEndpoint]]) -> AsyncGenerator[None, None]:
-        """Hold the session open; it ignores proxy variables of the environment and keeps no cookies.
+        """Keep the session open; it ignores the environment's proxy variables and keeps no cookies.
 
-        The engines of `endpoints` are identified at the start; those of others before their first call.
+        The engines of `endpoints` are identified at the start, others before their first call.
         """
         connector = aiohttp.TCPConnector(limit=self._calls, keepalive_timeout=_IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS)
@@ -107,13 +107,13 @@ class Upstream:
         *,
         among_others: bool = False,
     ) -> AsyncGenerator[UpstreamResponse | UpstreamStream, None]:
-        """Return the first good reply: whole, or opened if the call is streamed and the server streams too.
+        """Yield the first good reply: complete, or an open stream if the call is streamed and the server streams.
 
-        `deadline` is on the monotonic clock; `among_others` is True if other models may be called, too. Nothing is
-        retried once a reply has been returned.
+        `deadline` is on the monotonic clock; `among_others` is True if other models may also be called. Nothing is
+        retried after a reply has been returned.
 
         Raises:
-            CallFailed: no good reply; the server's own reply where it returned one, else 502, or 504 after a timeout.
+            CallFailed: no good reply; has the server's reply if there is one, else 502, or 504 after a timeout.
         """
         assert call.request is not None
         request, earlier = call.request, call.upstream_tries
@@ -145,7 +145,7 @@ class Upstream:
             if not may_retry or time.monotonic() + pause >= deadline or pause > longest:
                 raise _call_failed(response, call, endpoint)
             logger.debug(
-                "%s: try %d gave %s; next in %.2f s", call.call_id, call.upstream_tries, response.outcome, pause
+                "%s: try %d failed: %s; retrying in %.2f s", call.call_id, call.upstream_tries, response.outcome, pause
             )
             await asyncio.sleep(pause)
 
@@ -156,14 +156,14 @@ class Upstream:
     async def count(
         self, endpoint: ModelEndpoint, base: str, route: str, wire: Dialect, body: bytes
     ) -> UpstreamResponse:
-        """Ask a server once to count tokens; `route` is relative to `base`.
+        """Request a token count from a server, once; `route` is relative to `base`.
 
         Raises:
-            CallFailed: 501, it does not count; 502, it cannot be reached or returned no usable reply; its own refusal.
+            CallFailed: 501, it does not count; 502, it is unreachable or its reply is unusable; the server's error.
         """
         server = f"The model server of {endpoint.model!r}"
         if endpoint.engine == LITELLM_ENGINE:
-            text = f"The provider of {endpoint.model!r} is reached through LiteLLM, which counts no tokens here"
+            text = f"The provider of {endpoint.model!r} uses LiteLLM, which cannot count tokens here"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
         try:
             async with asyncio.timeout(endpoint.timeout):
@@ -174,16 +174,16 @@ class Upstream:
         if response.ok:
             return response
         if response.failure or response.status < 400:
-            raise unusable(f"{server} could not be asked to count tokens: {response.outcome}")
+            raise unusable(f"{server} could not count the tokens: {response.outcome}")
         if response.status in (405, 501) or (
             response.status == 404 and not (read_json(response.body) or {}).get("error")
         ):
-            text = f"{server} does not count tokens: {endpoint.label} has no route {route}"
+            text = f"{server} cannot count tokens: {endpoint.label} has no route {route}"
             raise CallFailed(501, text, code="not_supported", state="upstream_error")
         raise _refusal(response, f"{server} did not count the tokens ({response.status})")
 
     def _most_tries(self, response: UpstreamResponse, others: int) -> int:
-        """Return the maximum number of retries of a call with this response."""
+        """Return the maximum number of retries of a call after this response."""
         if response.failure == "unreachable" or (not response.failure and response.status in _TRANSIENT):
             return max(self._num_retries, 3, others)
         if response.failure == "cut":
@@ -196,13 +196,13 @@ class Upstream:
         if isinstance(response, UpstreamStream) or (not response.failure and response.status < 500):
             self.balancer.served(endpoint)  # 429 is busy, not broken
         elif rest := self.balancer.failed(endpoint):
-            text = "the model server %s fails (%s); out for %.0f s at most"
+            text = "the model server %s failed (%s); out for at most %.0f s"
             logger.warning(text, endpoint.label, response.outcome, rest)
 
     async def _ask(
         self, call: GatewayCall, wire: Dialect, endpoint: ModelEndpoint
     ) -> UpstreamResponse | UpstreamStream:
-        """Call the server once; one that refuses a field which only the gateway added is called again without it."""
+        """Call the server once; if it refuses a field that only the gateway added, call it again without it."""
         assert call.request is not None
         assert self._watch is not None
         call.engine = engine = await self._watch.engine_of(endpoint)
@@ -232,7 +232,7 @@ class Upstream:
         if refused_fields:
             self._unsupported.setdefault(endpoint, set()).update(refused_fields)
             logger.warning(
-                "the model server %s refuses the field %r; not asked for again", endpoint.label, refused_fields[-1]
+                "the model server %s refused the field %r; not sent again", endpoint.label, refused_fields[-1]
             )
         return response
 
@@ -266,7 +266,7 @@ class Upstream:
         except TimeoutError:
             if not limit.expired():
                 raise
-            text = f"no {'stream' if request.get('stream') else 'reply'} in {seconds:g} s, as its entry says"
+            text = f"no {'stream' if request.get('stream') else 'reply'} in {seconds:g} s, the time limit in its entry"
             return UpstreamResponse(failure="timeout", detail=text)
 
     async def _send(
@@ -293,7 +293,7 @@ class Upstream:
                 async for piece in _pieces_of(reply):
                     whole += piece
                     if len(whole) > self._body_bytes:
-                        detail = f"a reply above {self._body_bytes} bytes"
+                        detail = f"a reply of more than {self._body_bytes} bytes"
                         return UpstreamResponse(reply.status, failure="garbage", detail=detail)
             except BrokenStreamError as error:
                 detail = f"{error} after {len(whole)} bytes of the reply"
@@ -313,7 +313,7 @@ class Upstream:
     async def _send_plain(
         self, pool: HttpConnections, endpoint: ModelEndpoint, path: str, body: bytes, headers: dict[str, str]
     ) -> UpstreamResponse:
-        """Request a reply in one piece, in a quarter of the time of the general client."""
+        """Request a reply in one piece; takes a quarter of the time of the general client."""
         headers.pop("accept-encoding", None)  # the connections name it themselves
         try:
             answer = await pool.request("POST", path, headers, body, _LONGEST_CALL)  # the call's own limit is shorter
@@ -322,13 +322,13 @@ class Upstream:
         except CutAnswerError as error:
             return UpstreamResponse(error.status, failure="cut", detail=str(error))
         except BrokenAnswerError as error:  # nor the quoted answer, which may hold a key
-            detail = str(error) if error.status else "what came is no HTTP answer"
+            detail = str(error) if error.status else "the response is not valid HTTP"
             return UpstreamResponse(error.status, failure="garbage", detail=detail)
         except OSError as error:
             return UpstreamResponse(failure="cut", detail=type(error).__name__)
         encoding, retry_after = (answer.headers.get(name, b"") for name in (b"content-encoding", b"retry-after"))
         if encoding not in (b"", b"identity"):
-            detail = f"content encoding {encoding!r}, which was not asked for"
+            detail = f"content encoding {encoding!r}, which was not requested"
             return UpstreamResponse(answer.status, failure="garbage", detail=detail)
         return await self._response(answer.status, answer.content, retry_after.decode("latin-1") or None, endpoint)
 
@@ -348,7 +348,7 @@ async def _pieces_of(reply: aiohttp.ClientResponse) -> AsyncGenerator[bytes, Non
 
 
 def _headers(wire: Dialect, endpoint: ModelEndpoint, forwarded: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the headers of a request to a server; those of its entry replace others of the same name in any case."""
+    """Return the headers of a request to a server; those of its entry replace others (names are case-insensitive)."""
     keys = {name.lower(): value for name, value in wire.key_headers(endpoint.api_key).items()}
     return {**_HEADERS, **keys, **(forwarded or {}), **dict(endpoint.headers)}
 
@@ -360,21 +360,21 @@ def _pause(response: UpstreamResponse, tries: int) -> float:
 def _call_failed(response: UpstreamResponse, call: GatewayCall, endpoint: ModelEndpoint) -> CallFailed:
     model, tries = call.model, call.upstream_tries
     if response.failure == "not_asked":
-        return unusable(f"The model server of {model!r} was not asked: {response.detail}")
+        return unusable(f"The model server of {model!r} was not called: {response.detail}")
     if response.failure or not 400 <= response.status < 600:
-        reason = _FAILURES.get(response.failure, "gave no usable reply")
+        reason = _FAILURES.get(response.failure, "returned no usable reply")
         text = f"The model server of {model!r} {reason}: {response.outcome}; tries: {tries}"
         logger.warning("%s: %s (%s)", call.call_id, text, endpoint.label)
         status, code = (504, "timeout") if response.failure == "timeout" else (502, "upstream_unusable")
         others = response.others_may_serve
         return CallFailed(status, text, code=code, state="upstream_error", others_may_serve=others)
     if response.status in (401, 403):
-        logger.error("%s: the model server %s refuses the gateway's key for %r", call.call_id, endpoint.label, model)
-    return _refusal(response, f"The model server of {model!r} answered {response.status} (tries: {tries})")
+        logger.error("%s: the model server %s rejected the gateway's key for %r", call.call_id, endpoint.label, model)
+    return _refusal(response, f"The model server of {model!r} returned {response.status} (tries: {tries})")
 
 
 def _refusal(response: UpstreamResponse, text: str) -> CallFailed:
-    """Return the failure of a call that a server answered with an error."""
+    """Return the failure of a call for which a server returned an error."""
     return CallFailed(
         response.status,
         f"{text}: {response.body[:_SHOWN_BYTES].decode('utf-8', 'replace')}",

@@ -1,8 +1,8 @@
-"""Model servers that only LiteLLM can reach: a chat completion through its library, in the types of our own calls.
+"""Model servers that only LiteLLM can reach: a chat completion through its library, with our types.
 
-The library is told to try once: retries, limits and the record are the gateway's. Its settings (address and key)
-stand side by side with the fields of a request in its calls, so only fields that are known to be a request's are
-taken from the agent.
+The library is configured to try once: the gateway handles retries, limits and the record. In its calls, settings
+(address and key) and fields of a request are in one namespace, so only known request fields are accepted from the
+agent.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ _UNREACHED: Final = {
     "openai": ("APIConnectionError",),
     "requests": ("ConnectionError", "Timeout"),
 }
-"""Errors of a failed connection, by their packages. LiteLLM's `APIConnectionError` is none: it wraps any error."""
+"""Errors of a failed connection, by package. LiteLLM's `APIConnectionError` is excluded: it wraps any error."""
 _SHOWN_CHARS: Final = 1000
 
 
 async def ask_litellm(endpoint: ModelEndpoint, body: bytes, limit: int) -> UpstreamResponse | UpstreamStream:
-    """Make one chat completion; `body` is that of a call to a server, and `limit` bounds the reply in bytes."""
+    """Make one chat completion; `body` is that of a call to a server, and `limit` is in bytes of the reply."""
     extra: dict[str, Any] = json.loads(endpoint.extra_body)
     request = {name: value for name, value in (read_json(body) or {}).items() if name not in extra}
     for name in request:
         if name not in _REQUEST:
-            text = f"{name!r} cannot be served: it is no field that is passed on to the provider of this model"
+            text = f"{name!r} is not supported: the gateway does not pass this field on to the provider of this model"
             fields = {"message": text, "type": "invalid_request_error", "param": name, "code": "unsupported_value"}
             return UpstreamResponse(400, json_bytes({"error": fields}))
     options: dict[str, Any] = json.loads(endpoint.options)
@@ -91,10 +91,10 @@ async def close_litellm() -> None:
 
 
 def _failed_response(error: BaseException, endpoint: ModelEndpoint) -> UpstreamResponse:
-    """Return an error of the library as an answer: the provider's own status, or why there is none.
+    """Return an error of the library as a response: the provider's status, or the reason why there is none.
 
-    The library gives nearly every error a status and the name of a connection error, even those of its own code; so
-    the cause decides.
+    The library gives nearly every error a status and the name of a connection error, even errors in its own code.
+    Therefore the cause is examined.
     """
     error = next(_causes(error))
     status: Any = getattr(error, "status_code", None)
@@ -102,16 +102,16 @@ def _failed_response(error: BaseException, endpoint: ModelEndpoint) -> UpstreamR
     missing = next((cause for cause in _causes(error) if isinstance(cause, ImportError)), None)
     if missing is not None:
         reason = _words(missing, endpoint)
-        text = f"LiteLLM lacks a package, {reason}; pip install 'agl-framework[litellm]' brings what it needs"
-        logger.error("LiteLLM cannot ask for %r: %s", endpoint.model, reason)
+        text = f"LiteLLM needs another package, {reason}. Install it: pip install 'agl-framework[litellm]'"
+        logger.error("LiteLLM cannot call %r: %s", endpoint.model, reason)
         return UpstreamResponse(failure="not_asked", detail=text)
     if _was_not_reached(error):
-        logger.warning("the provider of %r gave no answer to LiteLLM (%s)", endpoint.model, name)
+        logger.warning("the provider of %r did not respond to LiteLLM (%s)", endpoint.model, name)
         return UpstreamResponse(failure="unreachable", detail=name)
     if not isinstance(status, int) or not 400 <= status < 600 or name == "APIConnectionError":
         reason = _reason(error, endpoint)
-        logger.error("LiteLLM failed before it had an answer for %r: %s", endpoint.model, reason)
-        return UpstreamResponse(failure="not_asked", detail=f"LiteLLM failed, {reason}")
+        logger.error("LiteLLM failed before it had a response for %r: %s", endpoint.model, reason)
+        return UpstreamResponse(failure="not_asked", detail=f"LiteLLM failed: {reason}")
     fields = {
         "error": {"message": str(getattr(error, "message", error)), "type": name, "param": None, "code": str(status)}
     }
@@ -152,7 +152,7 @@ def _reason(error: BaseException, endpoint: ModelEndpoint) -> str:
 
 
 def _words(error: BaseException, endpoint: ModelEndpoint) -> str:
-    """Return an error's own text, without keys and addresses."""
+    """Return the text of an error, without keys and addresses."""
     text = f"{type(error).__name__}: {error}".encode("utf-8", "replace")
     return _without_secrets(text, endpoint).decode("utf-8", "replace")[:_SHOWN_CHARS]  # half a key is not recognised
 

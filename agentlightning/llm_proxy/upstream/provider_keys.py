@@ -1,7 +1,7 @@
-"""Removes the key of a model server from its responses, whole ones and streams, so that no agent sees it.
+"""Removes the key of a model server from its responses and streams, so that no agent sees it.
 
-In a stream the key may arrive in pieces. The texts that an agent puts together (those of a delta) are tracked, by
-choice and field, and frames are held back while such a text ends with the beginning of a key; others pass unchanged.
+In a stream the key may arrive in pieces. The texts that an agent joins (those of a delta) are tracked, by choice and
+field, and frames wait while such a text ends with the beginning of a key; others are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ HIDDEN = "[redacted]"
 SHORTEST_KEY = 8
 """Minimum length of a key; shorter ones are placeholders such as `EMPTY`, which also occur in replies."""
 _TELLS_NOTHING = 4
-"""Number of characters of a key that are passed on when their text does not continue at once."""
+"""Number of characters of a key that are passed on if their text does not continue immediately."""
 _WHOLE = ("role", "type", "id")
-"""Fields below a delta that are whole values."""
+"""Fields below a delta that are complete values."""
 _SPELL_TOKENS = ("token_ids", "logprobs", "meta_info", "tokens")
 """Fields of a choice that repeat its text in tokens."""
 
@@ -44,7 +44,7 @@ def secrets_of(endpoint: ModelEndpoint) -> Secrets:
 
 
 class Secrets:
-    """The keys of one endpoint, in all their spellings."""
+    """The keys of one endpoint, in all their encodings."""
 
     def __init__(self, keys: Iterable[str | None]) -> None:
         self.keys = [key for key in dict.fromkeys(keys) if key and len(key) >= SHORTEST_KEY]
@@ -107,7 +107,7 @@ class _Frame:
 
 
 _Place = tuple[tuple[object, ...], Any, Any]
-"""A text of a frame that may continue in later ones: its path, the object or list that holds it, and its name there."""
+"""A text of a frame that may continue in later ones: its path, the object or list with it, and its name there."""
 
 
 @dataclass(slots=True)
@@ -118,14 +118,14 @@ class _Tail:
     pieces: list[tuple[_Frame, Any, Any, int]] = field(default_factory=list[tuple[_Frame, Any, Any, int]])
     """Its parts: the frame, the place in it, and the number of characters at the end of the text there."""
     waits: bool = True
-    """True if it holds its frames back."""
+    """True if its frames wait."""
 
     @property
     def held(self) -> bool:
         return self.waits and not all(frame.gone for frame, *_ in self.pieces)
 
     def cut(self, keep: int) -> None:
-        """Keep only the first `keep` characters of it in the frames that are still here."""
+        """Keep only its first `keep` characters in the frames that are still waiting."""
         for frame, place, name, length in self.pieces:
             if not frame.gone:
                 place[name] = place[name][: len(place[name]) - length + min(length, max(0, keep))]
@@ -134,7 +134,7 @@ class _Tail:
 
 
 class KeyWatch:
-    """Filters one stream. It returns only what the agent may see, in the same order."""
+    """Filters one stream: returns the frames that the agent may see, in the same order."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
@@ -144,7 +144,7 @@ class KeyWatch:
         """True if a key was in it."""
 
     def feed(self, raw: bytes) -> list[bytes]:
-        """Take one frame and return those that can be passed on, possibly none."""
+        """Process one frame and return the frames that can be passed on; possibly none."""
         visible, hidden = self._secrets.hide(raw)
         data = data_of(visible)
         if data is not None and (b"\\u" in raw or b"\\/" in raw):
@@ -170,7 +170,7 @@ class KeyWatch:
         return self._free()
 
     def end(self) -> list[bytes]:
-        """Return the remaining frames, without texts that are the first half of a key."""
+        """Return the remaining frames, without texts that are the beginning of a key."""
         for tail in self._tails.values():
             if len(tail.text) >= SHORTEST_KEY and tail.held:
                 tail.cut(0)
@@ -210,7 +210,7 @@ class KeyWatch:
 
 
 def without_tokens(reply: Json) -> Json:
-    """Return a reply without the tokens of its choices, which spell the text hidden in its texts."""
+    """Return a reply without the tokens of its choices, because they would reveal the hidden text."""
     if not isinstance(reply.get("choices"), list):
         return reply
     choices = [{k: v for k, v in choice.items() if k not in _SPELL_TOKENS} for choice in objects(reply["choices"])]
@@ -218,7 +218,7 @@ def without_tokens(reply: Json) -> Json:
 
 
 def _growing_texts(value: Json) -> Iterator[_Place]:
-    """Yield the texts of a frame that an agent puts together, in each dialect.
+    """Yield the texts of a frame that an agent joins, in each dialect.
 
     Those of a delta and of the block that it adds to have the same path.
     """

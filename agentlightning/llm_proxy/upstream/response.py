@@ -1,4 +1,4 @@
-"""Responses of model servers: a whole one, or a stream that has begun. The server's key is removed from both."""
+"""Responses of model servers: a complete one, or a stream that has begun. The server's key is removed from both."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class UpstreamResponse:
     retry_after: float | None = None
     """Seconds after which the server may be tried again."""
     hid_key: bool = False
-    """True if the server's key was in it; its tokens would spell it."""
+    """True if the server's key was removed from it; its tokens would reveal the key."""
     failure: Literal["", "unreachable", "cut", "timeout", "garbage", "not_asked"] = ""
-    """`timeout`: that of the endpoint's entry. `not_asked`: it failed on this side, by a missing package or a wrong
-    setting; `detail` has the reason."""
+    """`timeout`: the time limit in the endpoint's entry. `not_asked`: the server was not called, because of a missing
+    package or a wrong setting; `detail` has the reason."""
     detail: str = ""
 
     @property
@@ -39,7 +39,7 @@ class UpstreamResponse:
 
     @property
     def others_may_serve(self) -> bool:
-        """True if another server may do better: this one failed or is busy, and no part of a reply has arrived."""
+        """True if another server may succeed: this one failed or is busy, and no part of a reply has arrived."""
         return self.failure in ("unreachable", "cut", "timeout") or (
             not self.failure and (self.status == 429 or self.status >= 500)
         )
@@ -54,13 +54,13 @@ NOT_BEGUN = UpstreamResponse(200, failure="cut", detail="before the first frame 
 
 
 class BrokenStreamError(Exception):
-    """Raised by the pieces of a stream that breaks off; says why, without keys and addresses."""
+    """A stream was interrupted; the message has the reason, without keys and addresses."""
 
 
 class UpstreamStream:
-    """A stream that a model server has begun, out of `pieces`, which raise `BrokenStreamError` if it breaks off.
+    """A stream that a model server has begun; `pieces` raise `BrokenStreamError` if it is interrupted.
 
-    `frames` reads it once; its opener closes it, so that the unread rest is not generated.
+    `frames` reads it once. Close it, so that the server does not generate the unread rest.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class UpstreamStream:
 
     @property
     def hid_key(self) -> bool:
-        """True if the server's key was in it so far; its tokens would spell it."""
+        """True if the server's key was removed from it so far; its tokens would reveal the key."""
         return self._watch.hid_key
 
     async def begin(self) -> bool:
-        """Wait for the first piece; False if the stream ends before it. Without one it is closed.
+        """Wait for the first piece. If the stream ends before it, close it and return False.
 
         Raises:
-            BrokenStreamError: it broke off before it.
+            BrokenStreamError: it was interrupted before the first piece.
         """
         try:
             self._first = await anext(self._pieces, None)
@@ -99,10 +99,10 @@ class UpstreamStream:
             await closing
 
     async def frames(self) -> AsyncGenerator[bytes, None]:
-        """Yield the frames as they arrive, without the server's key; one that may begin it waits for the next one.
+        """Yield the frames as they arrive, without the server's key; one that may begin the key waits for the next one.
 
         Raises:
-            CallFailed: the connection broke, or the stream is beyond its bound.
+            CallFailed: the connection was interrupted, or the stream exceeds its limit.
         """
         failure: CallFailed | None = None
         try:
@@ -122,7 +122,7 @@ class UpstreamStream:
             while piece is not None:
                 size += len(piece)
                 if size > self._limit:
-                    raise FrameTooLarge(f"a stream above {self._limit} bytes")
+                    raise FrameTooLarge(f"a stream of more than {self._limit} bytes")
                 for frame in frames.feed(piece):
                     yield frame
                 piece = await anext(self._pieces, None)
@@ -137,6 +137,6 @@ class UpstreamStream:
             yield frames.rest().rstrip(b"\r\n") + b"\n\n"
 
     def broken(self, detail: str) -> CallFailed:
-        """Return the failure of a stream that broke off."""
-        logger.warning("the model server %s broke off its stream: %s", self._endpoint.label, detail)
-        return unusable(f"The model server broke off its stream: {detail}")
+        """Return the failure for a stream that was interrupted."""
+        logger.warning("the stream of the model server %s was interrupted: %s", self._endpoint.label, detail)
+        return unusable(f"The stream of the model server was interrupted: {detail}")

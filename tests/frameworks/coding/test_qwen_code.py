@@ -64,5 +64,5 @@ def test_gemini_cli_says_that_its_api_is_not_served(tmp_path: Path) -> None:
     for result in run_agent(agent, model, direct=False, exact=False):
         assert result.exchanges == []
     for words in errors:
-        assert "is a route of Gemini's API, which this gateway does not serve. Use a client or a setting" in words
+        assert "is a route of Gemini's API, which this gateway does not serve. Configure the agent to use" in words
     assert len(errors) == 2

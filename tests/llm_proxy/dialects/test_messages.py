@@ -175,9 +175,9 @@ async def test_what_may_be_left_undone_is_let_pass_and_said_once(
     for name in ("context_management", "container", "betas", "tools[].defer_loading"):
         assert caplog.text.count(f"field {name!r}") == 1
     for name, value in (("mcp_servers", [{"type": "url"}]), ("container", {"skills": [{"type": "anthropic"}]})):
-        with pytest.raises(anthropic.BadRequestError, match="cannot be served"):
+        with pytest.raises(anthropic.BadRequestError, match="is not supported"):
             await agent.ask(extra_body={name: value})
-    with pytest.raises(anthropic.BadRequestError, match="send the whole conversation again"):
+    with pytest.raises(anthropic.BadRequestError, match="Send the complete conversation"):
         await agent.ask(extra_body={"thread": {"id": "t"}})
 
 
@@ -314,7 +314,7 @@ async def test_counting_tokens_asks_the_engine_and_leaves_no_span(agent: Agent) 
 
 async def test_an_engine_that_does_not_count_is_an_error_that_says_so_and_is_asked_once(agent: Agent) -> None:
     agent.harness.model.counts = False
-    with pytest.raises(anthropic.InternalServerError, match="does not count tokens") as caught:
+    with pytest.raises(anthropic.InternalServerError, match="cannot count tokens") as caught:
         await agent.client.with_options(max_retries=2).messages.count_tokens(model="policy", messages=HI)
     assert (caught.value.status_code, caught.value.type) == (501, "api_error")
     assert len(agent.harness.model.calls) == 1
@@ -418,7 +418,7 @@ async def test_a_tool_call_that_goes_on_after_its_end_breaks_the_stream(agent: A
 
     call = piece(tool_calls=[{"index": 0, "id": "c0", "function": {"name": "add", "arguments": "{}"}}])
     agent.harness.model.faults = [Fault(body=call + piece(content="So") + call, headers=SSE)]
-    with pytest.raises(anthropic.APIStatusError, match="went back to the tool call"):
+    with pytest.raises(anthropic.APIStatusError, match="continued the tool call"):
         await agent.whole(streamed=True)
     assert await agent.harness.states() == ["upstream_error"]
 
@@ -517,7 +517,7 @@ async def test_a_native_server_counts_tokens_itself(native: Agent) -> None:
 async def test_a_server_of_messages_only_is_asked_in_no_other_dialect(native: Agent) -> None:
     status, body = await native.harness.ask(model="claude")
     assert status == 400
-    assert "served by messages only, not by chat/completions" in body["error"]["message"]
+    assert "does not support chat/completions, only messages" in body["error"]["message"]
     assert native.harness.model.calls == []
 
 
@@ -527,5 +527,5 @@ async def test_the_dialects_of_a_server_may_be_listed(agent: Agent) -> None:
     await agent.ask(model="both")
     assert (await harness.ask(model="both"))[0] == 200
     assert [exchange.path for exchange in harness.model.calls] == ["/v1/messages", "/v1/chat/completions"]
-    with pytest.raises(ValueError, match=r"dialects must be a list out of .*messages; got \['smoke signs'\]"):
+    with pytest.raises(ValueError, match=r"dialects must be a list of .*messages; got \['smoke signs'\]"):
         harness.proxy.update_model_list([harness.model.entry("m", dialects=["smoke signs"])])

@@ -86,7 +86,7 @@ async def test_llama_cpp_gives_the_tokens_of_a_chats_answer_but_not_of_its_promp
             assert "prompt_token_ids" not in call
         assert (await harness.spans(agent.attempt))[0].attributes["gen_ai.system"] == "llama_cpp"
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert "it is llama.cpp" in warning
+    assert "engine: llama.cpp" in warning
     assert "send the prompt as token ids to 'completions'" in warning
 
 
@@ -212,8 +212,8 @@ async def test_a_key_that_an_entry_does_not_give_is_the_environments_and_stays_t
     ("variable", "value", "message"),
     [
         ("OPENAI_BASE_URL", "localhost", r"api_base \(from the environment\) must be a URL such as"),
-        ("OPENAI_BASE_URL", "http://user:pw-planted@h/v1", r"api_base \(from the environment\) must not hold a user"),
-        ("OPENAI_API_KEY", "pw-planted\r\nX-A: b", r"api_key \(from the environment\) holds what no HTTP header can"),
+        ("OPENAI_BASE_URL", "http://user:pw-planted@h/v1", r"api_base \(from the environment\) must not contain"),
+        ("OPENAI_API_KEY", "pw-planted\r\nX-A: b", r"api_key \(from the environment\) cannot be sent in an HTTP"),
     ],
 )
 def test_what_the_environment_says_is_checked_and_not_shown(
@@ -228,9 +228,9 @@ def test_what_the_environment_says_is_checked_and_not_shown(
 @pytest.mark.parametrize(
     ("model", "parameters", "message"),
     [
-        ("openai/gpt-4o", {}, "api_key is missing: .*/api.openai.com.* write 'api_key': 'os.environ/OPENAI_API_KEY'"),
-        ("azure/gpt-4o", {"api_key": "k"}, "api_base is missing: with 'azure/' .*openai.azure.com/openai/v1"),
-        ("hosted_vllm/policy", {}, "api_base is missing; only a model that names one of these .*openai/, anthropic/"),
+        ("openai/gpt-4o", {}, "api_key is missing: .*/api.openai.com.* Set 'api_key': 'os.environ/OPENAI_API_KEY'"),
+        ("azure/gpt-4o", {"api_key": "k"}, "api_base is missing: for 'azure/' .*openai.azure.com/openai/v1"),
+        ("hosted_vllm/policy", {}, "api_base is missing; it can be omitted only for .*openai/, anthropic/"),
         ("gpt-4o", {"api_key": "k"}, "api_base is missing; .*engine='litellm'"),
     ],
 )

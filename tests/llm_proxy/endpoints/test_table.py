@@ -117,11 +117,11 @@ async def test_where_all_fail_the_first_one_is_heard_and_all_are_named(
             status, body = await harness.ask()
         assert (status, body["error"]["message"]) == (500, "told to answer 500")
         error = (await harness.spans())[0].attributes["error.message"]
-        assert str(error).startswith("The model server of 'policy' answered 500")
-        assert str(error).endswith("; the fallback 'backup' failed, too (401)")
+        assert str(error).startswith("The model server of 'policy' returned 500")
+        assert str(error).endswith("; the fallback 'backup' also failed (401)")
         record = await asked_and_answered(harness)
         assert (record["asked"], record["model"], record["state"]) == ("policy", None, "upstream_error")
-        assert "the model servers of 'policy' failed; asking backup instead" in caplog.text
+        assert "the model servers of 'policy' failed; calling backup instead" in caplog.text
 
 
 async def test_each_fallback_is_asked_in_a_dialect_of_its_own(backup: ModelServer) -> None:
@@ -348,18 +348,18 @@ def test_fallbacks_of_fallbacks_are_asked_and_each_model_once() -> None:
 
 
 WRONG: list[tuple[Any, str]] = [
-    ({"fallbacks": {"a": ["bb", "x"]}}, r"fallbacks\['a'\]: there is no model 'bb' in model_list; did you mean 'b'\?"),
-    ({"fallbacks": {"x": ["b"]}}, r"fallbacks\['x'\]: there is no model 'x' in model_list; known: a, b"),
+    ({"fallbacks": {"a": ["bb", "x"]}}, r"fallbacks\['a'\]: 'bb' is not in model_list; did you mean 'b'\?"),
+    ({"fallbacks": {"x": ["b"]}}, r"fallbacks\['x'\]: 'x' is not in model_list; known: a, b"),
     ({"fallbacks": {"a": ["a"]}}, r"fallbacks\['a'\] is its own fallback: \['a'\]"),
-    ({"fallbacks": {"a": ["b", "b"]}}, r"fallbacks\['a'\] names a model twice"),
-    ({"fallbacks": [{"a": ["b"]}, {"a": ["b"]}]}, r"fallbacks\['a'\] is there twice"),
-    ({"fallbacks": {"a": []}}, r"fallbacks\['a'\] must be a list of names of models; got \[\]"),
-    ({"fallbacks": {"a": [{"model": "b"}]}}, r"fallbacks\['a'\] must be a list of names"),
-    ({"fallbacks": {"a": 1}}, r"fallbacks\['a'\] must be a list of names of models; got 1"),
+    ({"fallbacks": {"a": ["b", "b"]}}, r"fallbacks\['a'\] contains a model twice"),
+    ({"fallbacks": [{"a": ["b"]}, {"a": ["b"]}]}, r"fallbacks\['a'\] is set twice"),
+    ({"fallbacks": {"a": []}}, r"fallbacks\['a'\] must be a list of model names; got \[\]"),
+    ({"fallbacks": {"a": [{"model": "b"}]}}, r"fallbacks\['a'\] must be a list of model names"),
+    ({"fallbacks": {"a": 1}}, r"fallbacks\['a'\] must be a list of model names; got 1"),
     ({"fallbacks": "b"}, r"fallbacks must be a dict such as \{'a': \['b'\]\}; got 'b'"),
-    ({"aliases": {"c": "x"}}, r"aliases\['c'\]: there is no model 'x' in model_list; known: a, b"),
+    ({"aliases": {"c": "x"}}, r"aliases\['c'\]: 'x' is not in model_list; known: a, b"),
     ({"aliases": {"a": "b"}}, r"aliases: 'a' is the name of a model in model_list; choose another name"),
-    ({"aliases": {"c": "d", "d": "c"}}, r"aliases\['c'\] must be the name of a model; 'd' is an alias, too"),
+    ({"aliases": {"c": "d", "d": "c"}}, r"aliases\['c'\] must be the name of a model; 'd' is also an alias"),
     ({"aliases": {"c": {"model": "a", "hidden": True}}}, r"aliases\['c'\] must be the name of a model; got"),
     ({"aliases": {"": "a"}}, r"aliases\[''\] must be the name of a model"),
     ({"aliases": ["a"]}, r"aliases must be a dict such as"),
@@ -379,14 +379,14 @@ WRONG: list[tuple[Any, str]] = [
         {"litellm_config": {"litellm_settings": {"num_retries": 2.5}}},
         r"num_retries must be a whole number of 0 or more",
     ),
-    ({"litellm_config": {"model_list": entries("a")}}, r"model_list is given twice: as an argument and in litellm_con"),
+    ({"litellm_config": {"model_list": entries("a")}}, r"model_list is set twice, as an argument and in litellm_con"),
     (
         {"litellm_config": {"router_settings": {"num_retries": 1}, "litellm_settings": {"num_retries": 2}}},
-        r"litellm_config gives 'num_retries' twice: 1 and 2",
+        r"litellm_config contains two values of 'num_retries': 1",
     ),
     (
         {"fallbacks": {"a": ["b"]}, "litellm_config": {"router_settings": {"fallbacks": [{"b": ["a"]}]}}},
-        r"fallbacks is given twice: as an argument and in litellm_config",
+        r"fallbacks is set twice, as an argument and in litellm_config",
     ),
 ]
 
@@ -408,7 +408,7 @@ async def test_a_model_that_an_algorithm_adds_may_be_named_before() -> None:
         await proxy.start()
         proxy.update_model_list(entries("judge"))  # as an algorithm leaves it
         await proxy.stop()
-    with pytest.raises(ValueError, match=r"aliases\['gpt-4o'\]: there is no model 'policy' in model_list"):
+    with pytest.raises(ValueError, match=r"aliases\['gpt-4o'\]: 'policy' is not in model_list"):
         await LLMProxy(aliases=aliases, store=store).start()
 
 

@@ -94,7 +94,7 @@ async def test_an_engine_without_token_ids_is_recorded_as_such_and_said_once(cap
             assert [(await harness.ask())[0] for _ in range(2)] == [200, 200]
         assert await harness.states() == ["no_tokens", "no_tokens"]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "'policy' gives no token ids" in warning
+    assert "'policy' returns no token ids" in warning
     assert "return_token_ids" in warning
 
 

@@ -121,7 +121,7 @@ async def test_a_provider_that_is_not_there_is_502() -> None:
     [
         ({"dialects": ["messages"]}, "dialects is not supported"),
         ({"api_base": "nowhere"}, "api_base must be a URL"),
-        ({"vertex_credentials": object()}, "what LiteLLM is given must be JSON"),
+        ({"vertex_credentials": object()}, "the parameters for LiteLLM must be JSON"),
     ],
 )
 def test_a_wrong_entry_is_named_at_construction(parameters: dict[str, Any], text: str) -> None:
