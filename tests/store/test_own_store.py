@@ -208,7 +208,7 @@ async def test_outlines_versions_and_spans_are_made_of_what_it_answers(store: Li
     assert stored_span.span_id == stored.span_id
     published = await store.add_resources({})
     assert [update.version for update in await store.query_resource_versions(published.resources_id)] == [1]
-    with pytest.raises(NotImplementedError, match="keeps no runs"):
+    with pytest.raises(NotImplementedError, match="does not store runs"):
         await store.get_token_texts("v", [1])
 
 
@@ -225,7 +225,7 @@ async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore
 
 async def test_a_store_that_keeps_no_runs_says_so(store: LightningStore) -> None:
     for call in (store.start_run("r"), store.query_runs(), store.add_run_records("r", []), store.get_vocabulary("v")):
-        with pytest.raises(NotImplementedError, match="keeps no runs"):
+        with pytest.raises(NotImplementedError, match="does not store runs"):
             await call
     assert (await store.enqueue_rollout("x")).status == "queuing"  # and it works on
 
@@ -238,7 +238,7 @@ async def test_a_store_of_the_contract_before_runs_is_used_as_it_is_and_says_tha
         setattr(BeforeRuns, name, getattr(LightningStore, name))
     store = BeforeRuns()
     assert complete(store) is store
-    with pytest.raises(NotImplementedError, match="BeforeRuns keeps no runs"):
+    with pytest.raises(NotImplementedError, match="BeforeRuns does not store runs"):
         await complete(store).start_run("r")
 
 

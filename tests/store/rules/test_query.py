@@ -195,5 +195,5 @@ async def test_a_list_without_a_limit_comes_whole_however_long(serve: Serve) -> 
 
 async def test_a_status_of_other_words_is_refused_with_the_right_one() -> None:
     store: Any = InMemoryLightningStore()
-    with pytest.raises(BadRequestError, match=r"'done'; expected any of queuing, .*; write 'succeeded'$"):
+    with pytest.raises(BadRequestError, match=r"'done'; expected any of queuing, .*; use 'succeeded'$"):
         await store.query_rollouts(status_in=["done"])
