@@ -80,7 +80,7 @@ def with_mode_of_config(
         return mode, config
     if mode is not None and mode != config.mode:
         raise BadRequestError(
-            f"mode={mode!r} and config.mode={config.mode!r} differ. A rollout has one mode: pass only mode=."
+            f"mode={mode!r} and config.mode={config.mode!r} differ; a rollout has one mode: pass only mode="
         )
     return config.mode, config.model_copy(update={"mode": None})
 

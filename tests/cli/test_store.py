@@ -309,4 +309,4 @@ def test_statistics_of_a_file_that_is_not_there_make_none(
 def test_statistics_of_a_server_that_is_not_there_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "stats", "http://127.0.0.1:1?deadline=0.2"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("agl: The store at http://127.0.0.1:1 did not answer")
+    assert line.startswith("agl: The store at http://127.0.0.1:1 did not respond")

@@ -32,8 +32,8 @@ from agentlightning.errors import (
     StoreUnreachableError,
     StoreWriteError,
 )
-from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.postgres.link import Database, Link, Place, is_bad_value, passes, reason
 from agentlightning.store.postgres.listener import Listener
 from agentlightning.store.postgres.schema import OTHER_VERSION, prepare

@@ -92,7 +92,7 @@ async def test_a_store_in_the_midst_of_life_is_whole(store: SQLiteLightningStore
         ("UPDATE spans SET span_id = 'other' WHERE number = 1", "span other lies under other ids than its own"),
         ("DELETE FROM rollouts WHERE status = 'succeeded'", "3 spans belong to rollout ro-"),
         ("UPDATE counters SET value = 1", "the newest change has number"),
-        ("UPDATE rollouts SET change = 1", "8 rollouts or runs share the number of their change"),
+        ("UPDATE rollouts SET change = 1", "8 rollouts or runs have the same change number"),
         ("UPDATE rows SET body = 'x' WHERE kind = 'worker'", "the row 'w' of kind 'worker' cannot be read"),
         ("UPDATE rows SET kind = 'thing' WHERE kind = 'worker'", "the row 'w' of kind 'thing' cannot be read"),
         (
@@ -138,7 +138,7 @@ async def test_damage_to_the_structure_is_found_and_does_not_end_in_a_traceback(
     damage(tmp_path / "copy.db")
     report = check_file(tmp_path / "copy.db")
     assert report.found > 0
-    assert any("SQLite" in line or "cannot be read further" in line for line in report.problems)
+    assert any("SQLite" in line or "the check stopped because" in line for line in report.problems)
 
 
 async def test_of_many_problems_the_first_are_listed_and_all_are_counted(store: SQLiteLightningStore) -> None:
