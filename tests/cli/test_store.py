@@ -95,7 +95,7 @@ def test_options_that_contradict_each_other_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--db", "redis://h"], "'redis://h' names no store; expected one of: memory, sqlite:///run.db"),
+        (["--db", "redis://h"], "'redis://h' is not a store; expected one of: memory, sqlite:///run.db"),
         (["--db", "sqlite:run.db"], "did you mean 'sqlite:///run.db'?"),
         (["--db", "no/such/folder/x.db"], "Cannot open the SQLite store 'no/such/folder/x.db'"),
         (["--keep-last", "-1"], "keep_last=-1"),
@@ -269,7 +269,7 @@ def test_a_file_that_is_not_whole_is_exit_code_1_and_a_list(tmp_path: Path, caps
         db.execute("UPDATE rollouts SET attempts = 3")
     assert main(["store", "check", "--db", str(path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"rollout {rollout_id}: column attempts is 3, its record says 0",
+        f"rollout {rollout_id}: column attempts is 3, but the record has 0",
         f"{path}: 1 problems, 1 of them listed",
     ]
 

@@ -643,10 +643,10 @@ async def test_each_name_of_an_argument_is_understood(mongo_uri: str, partition:
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"collection": "agl_rollouts"}, "collection='agl_rollouts' cannot hold the spans"),
+        ({"collection": "agl_rollouts"}, "collection='agl_rollouts' cannot contain the spans"),
         ({"collection": "$x"}, "for example 'spans'"),
         ({"thread_safe": False}, "always thread-safe"),
-        ({"mongo_uri": "mongodb://a", "uri": "mongodb://b"}, "another name of mongo_uri"),
+        ({"mongo_uri": "mongodb://a", "uri": "mongodb://b"}, "is an alias of mongo_uri"),
         ({"partition_id": ""}, "not empty"),
     ],
 )

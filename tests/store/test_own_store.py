@@ -217,9 +217,9 @@ async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore
         await store.delete_rollouts(rollout_ids=["x"])
     with pytest.raises(NotImplementedError, match="RedisLikeStore does not implement update_worker"):
         await store.update_worker("w")
-    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*takes no 'priority'"):
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*has no argument 'priority'"):
         await store.enqueue_rollout("x", priority=1)
-    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans takes no 'name_contains'"):
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans has no argument 'name_contains'"):
         await store.query_spans("ro-1", name_contains="x")
 
 
@@ -280,7 +280,7 @@ async def test_runs_that_it_does_not_know_are_told_of_once(
         await view.enqueue_rollout("x")
         await view.dequeue_rollout()
     assert [record.getMessage() for record in caplog.records] == [
-        "RedisLikeStore does not keep runs apart: give each run a store of its own"
+        "RedisLikeStore does not separate runs; use a separate store for each run"
     ]
 
 

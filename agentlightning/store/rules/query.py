@@ -36,7 +36,7 @@ class Plan:
     run_id: tuple[str | None] | None = None
     """A tuple with the run; None for all runs."""
     ended_before: float | None = None
-    """Only rollouts whose `end_time` is earlier."""
+    """Only rollouts with an earlier `end_time`."""
     sort_by: str | None = None
     descending: bool = False
     limit: int = -1
