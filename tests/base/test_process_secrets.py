@@ -153,7 +153,7 @@ def test_a_pipe_without_a_writer_and_one_that_stays_open_end_the_wait(
         server_token()
     monkeypatch.setattr(process_secrets, "_WAIT_SECONDS", 0.05)
     held = os.open(fifo, os.O_RDWR)
-    with pytest.raises(ValueError, match="its writer has not closed it"):
+    with pytest.raises(ValueError, match="the writer did not close it"):
         server_token()
     os.close(held)
 

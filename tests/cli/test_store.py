@@ -102,7 +102,7 @@ def test_options_that_contradict_each_other_are_refused(
         (["--max-age", "7w"], "--max-age '7w': expected seconds, or a number with one of s, m, h, d"),
         (["--max-bytes", "lots"], "--max-bytes 'lots': expected bytes"),
         (["--lease-seconds", "0"], "lease_seconds must be positive"),
-        (["--db", "http://127.0.0.1:1", "--keep-last", "3"], "served by another process, which retention"),
+        (["--db", "http://127.0.0.1:1", "--keep-last", "3"], "served by another process; pass retention"),
         (["--db", "x.db", "check"], "--db before 'check' has no effect; write: agl store check --db ..."),
     ],
 )

@@ -45,7 +45,7 @@ def delete(
     if running and active == "refuse":
         rollout = running[0].rollout
         error = ConflictError(
-            f"Nothing was deleted: rollout {rollout.rollout_id} has not ended (status {rollout.status!r}). "
+            f"Nothing was deleted: rollout {rollout.rollout_id} is {rollout.status} and has not ended. "
             "Cancel it with update_rollout(status='cancelled') first, or pass force=True."
         )
         remember_row(tx, call, now, error)

@@ -80,15 +80,18 @@ async def test_a_store_in_the_midst_of_life_is_whole(store: SQLiteLightningStore
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [
-        ("UPDATE rollouts SET status = 'queuing' WHERE status = 'succeeded'", "column status is 'queuing', its record"),
-        ("UPDATE rollouts SET available_at = NULL WHERE status = 'requeuing'", "column available_at is None, its"),
+        (
+            "UPDATE rollouts SET status = 'queuing' WHERE status = 'succeeded'",
+            "column status is 'queuing', but the record",
+        ),
+        ("UPDATE rollouts SET available_at = NULL WHERE status = 'requeuing'", "column available_at is None, but"),
         ("UPDATE rollouts SET attempts = 7 WHERE status = 'cancelled'", "column attempts is 7, but the record has 1"),
         ("UPDATE rollouts SET span_bytes = 1 WHERE status = 'succeeded'", "column span_bytes is 1, but the record has"),
         (
             "UPDATE rollouts SET worker_id = 'x' WHERE status = 'succeeded'",
             "column worker_id is 'x', but the record has",
         ),
-        ("UPDATE rollouts SET body = '{}' WHERE status = 'succeeded'", "its record cannot be read"),
+        ("UPDATE rollouts SET body = '{}' WHERE status = 'succeeded'", "the record cannot be read"),
         ("DELETE FROM spans WHERE number = 1", "it has 2 spans of"),
         ("UPDATE spans SET attempt_id = 'at-other' WHERE number = 1", "belongs to attempt at-other, which the rollout"),
         ("UPDATE spans SET body = 'x' WHERE number = 1", "cannot be read: Invalid JSON"),
@@ -100,9 +103,9 @@ async def test_a_store_in_the_midst_of_life_is_whole(store: SQLiteLightningStore
         ("UPDATE rows SET kind = 'thing' WHERE kind = 'worker'", "the row 'w' of kind 'thing' cannot be read"),
         (
             "DELETE FROM rows WHERE kind = 'resources' AND key = 'prompts'",
-            "the latest resources are prompts, which are",
+            "the latest resources are prompts, which do",
         ),
-        ("DELETE FROM rows WHERE kind = 'resources_version'", "resources prompts: version 2 is not kept"),
+        ("DELETE FROM rows WHERE kind = 'resources_version'", "resources prompts: version 2 is missing"),
     ],
 )
 async def test_what_the_tables_and_the_records_say_must_agree(
@@ -115,10 +118,10 @@ async def test_what_the_tables_and_the_records_say_must_agree(
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"queued_at":null', '"queued_at":1.0', "it is succeeded and in the queue"),
-        ('"deadline":null', '"deadline":1.0', "it is succeeded and has a deadline"),
-        ('"status":"succeeded"', '"status":"running"', "it is running and has an end_time"),
-        ('"sequence_id":1', '"sequence_id":2', "its attempts are not numbered 1, 2, 3"),
+        ('"queued_at":null', '"queued_at":1.0', "the status is succeeded, but it is in the queue"),
+        ('"deadline":null', '"deadline":1.0', "the status is succeeded, but it has a deadline"),
+        ('"status":"succeeded"', '"status":"running"', "the status is running, but it has an end_time"),
+        ('"sequence_id":1', '"sequence_id":2', "the attempts are not numbered 1, 2, 3"),
         ('"spans_issued":3', '"spans_issued":2', "a span has number 3, but only 2 numbers were assigned"),
         ('"rollout_id":"ro-', '"rollout_id":"xx-', "column rollout_id is 'ro-"),
     ],
