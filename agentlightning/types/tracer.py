@@ -321,7 +321,7 @@ class Span(Value):
         attempt_id: str | None = None,
         sequence_id: int | None = None,
     ) -> Span:
-        """Create a span from `SpanCoreFields`. Missing ids are random; a missing start time is the current time."""
+        """Create a span from `core`. Missing ids are random; a missing start time becomes the current time."""
         return cls.from_attributes(
             attributes=core.attributes,
             rollout_id=rollout_id,
