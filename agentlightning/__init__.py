@@ -6,7 +6,7 @@ Names are imported on first use, so that the import is fast and a runner never l
 from agentlightning.base.lazy import attach_stub, explain_imports
 
 _REMOVED: dict[str, str] = {
-    "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
+    "CollectionBasedLightningStore": "Implement a `Tx` and a `Backend` instead, see agentlightning/store/rules/tx.py.",
     "RedisLightningStore": "Write a subclass of agl.LightningStore, or use agl.SQLiteLightningStore.",
     "TrainerLegacy": "Use agl.Trainer: fit(agent, train_dataset=...) in the place of the v0.1 methods.",
 }

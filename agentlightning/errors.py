@@ -1,8 +1,8 @@
-"""Error classes, each also the standard class it refines, so that a caller may catch `ValueError`.
+"""Error classes. Each one also derives from a standard class, so that you can catch `ValueError` for example.
 
-The policy: code of users raises plain Python errors, which the runner turns into an outcome of the
-attempt (`runner/agent.py`). Our own errors say what was wrong, what was expected and what to do. Over HTTP the class
-travels by name (`error_type`) and the client raises the class that the store raised.
+Your code raises plain Python errors, and the runner converts them to an outcome of the attempt (`runner/agent.py`).
+The errors of this package state what was wrong, what was expected and what to do. A store server sends the name of the
+class (`error_type`), and the client raises the same class.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 
 class AgentLightningError(Exception):
-    """Base class of every error that this package defines."""
+    """Base class of all errors of this package."""
 
     http_status: int = 500
 
 
 class NotFoundError(AgentLightningError, ValueError):
-    """The named rollout, attempt, worker or resource does not exist (HTTP 404)."""
+    """The rollout, attempt, worker, run or resource does not exist (HTTP 404)."""
 
     http_status = 404
 
@@ -36,13 +36,13 @@ class BadRequestError(AgentLightningError, ValueError):
 
 
 class TokenReusedError(BadRequestError):
-    """The token of a call was used before, for a call with other arguments (HTTP 422)."""
+    """The token of a call was already used for a call with other arguments (HTTP 422)."""
 
     http_status = 422
 
 
 class GoneError(AgentLightningError, RuntimeError):
-    """The object existed and was dropped, for example evicted spans (HTTP 410)."""
+    """The object existed and was removed, for example evicted spans (HTTP 410)."""
 
     http_status = 410
 
@@ -54,7 +54,7 @@ class TooLargeError(AgentLightningError, ValueError):
 
 
 class BusyError(AgentLightningError, RuntimeError):
-    """A bounded queue is full; retry after `retry_after` seconds (HTTP 429)."""
+    """The store or a queue is full. Retry after `retry_after` seconds (HTTP 429)."""
 
     http_status = 429
 
@@ -70,27 +70,26 @@ class UnauthorizedError(AgentLightningError, PermissionError):
 
 
 class StoreUnreachableError(AgentLightningError, ConnectionError):
-    """The store did not answer within the client's deadline; the text describes the tries."""
+    """The store did not respond within the client's deadline. The message lists the attempts to reach it (HTTP 503)."""
 
     http_status = 503
 
 
 class StoreWriteError(AgentLightningError, OSError):
-    """The store could not write: disk full, file read-only, ... Nothing of the call was stored (HTTP 507)."""
+    """The store could not write, for example because the disk is full. Nothing of the call was stored (HTTP 507)."""
 
     http_status = 507
 
 
 class DamagedRecordError(AgentLightningError, RuntimeError):
-    """A record of the store cannot be read; the text names it. The store's data is wrong, not the request (HTTP
-    500)."""
+    """A record of the store is damaged and cannot be read; the message names it. The request was valid (HTTP 500)."""
 
 
 class PolicyFault(AgentLightningError):
-    """Raised by an agent to report that the policy failed, with the reward for it.
+    """Raised by an agent to report that the policy failed, with the reward for the failure.
 
-    The attempt ends as `policy_fault` and is trained with exactly `reward`. Any other exception is an
-    `infrastructure_fault` and is never trained.
+    The attempt ends with the outcome `policy_fault` and is trained with exactly `reward`. By default, any other
+    exception is an `infrastructure_fault` and is excluded from training.
     """
 
     def __init__(self, message: str, *, reward: float) -> None:
@@ -102,21 +101,18 @@ class PolicyFault(AgentLightningError):
 
 
 class RewardError(AgentLightningError, ValueError, TypeError):
-    """The value that an agent's program emits is not a reward.
-
-    Never a policy fault, as with `ServiceError`: the program is wrong.
-    """
+    """The emitted value is not a valid reward. This is an error in the agent's code and never a policy fault."""
 
 
 class ServiceError(AgentLightningError, RuntimeError):
-    """A model that the framework calls, such as a judge, gave no usable answer.
+    """A model that the framework calls, such as a judge, returned no usable response.
 
-    Never a policy fault, unless the Trainer's `policy_faults` name this class or a subclass.
+    It is not a policy fault, unless the Trainer's `policy_faults` contain this class or a subclass.
     """
 
 
 class MissingExtraError(AgentLightningError, ImportError):
-    """A feature needs packages that are not installed; the text holds the command that installs them."""
+    """A feature needs a package that is not installed. The message contains the command that installs it."""
 
     def __init__(self, feature: str, extra: str, missing: str) -> None:
         super().__init__(
@@ -126,35 +122,35 @@ class MissingExtraError(AgentLightningError, ImportError):
 
 
 class EngineError(AgentLightningError, RuntimeError):
-    """The process that serves a model does not start, ended by itself, or did not carry out a request."""
+    """The process that serves a model did not start, ended unexpectedly, or failed to carry out a request."""
 
 
 class NonFiniteLossError(AgentLightningError, ArithmeticError):
-    """The loss was NaN or infinite in several steps in a row."""
+    """The loss was NaN or infinite in several consecutive steps."""
 
 
 class OutOfMemoryError(AgentLightningError, MemoryError):
-    """A model, or one row of it, needs more memory than is available; the text holds the numbers and what to change."""
+    """A model or one training row needs more memory than is available. The message has the sizes and what to change."""
 
 
 class RunnerDiedError(AgentLightningError, RuntimeError):
-    """Runner processes ended unexpectedly; names worker, exit code and cause."""
+    """Runner processes ended unexpectedly. The message has the worker, the exit code and the cause."""
 
 
 class LedgerError(AgentLightningError, RuntimeError):
-    """The training ledger is inconsistent: a model call is neither trained nor excluded, or is both."""
+    """The training ledger is inconsistent: a model call is neither trained nor excluded, or both."""
 
 
 class NoTrainableCallError(AgentLightningError, ValueError):
-    """No model call of a rollout can be trained; describes who recorded each call, why it is excluded, what to try."""
+    """No model call of a rollout can be trained. The message has the source of each call, the reason and a remedy."""
 
 
 class NoScoredRolloutError(AgentLightningError, RuntimeError):
-    """A training run ended without one rollout to learn from; describes how they ended and the first error."""
+    """A training run ended without a rollout to train on. The message has their outcomes and the first error."""
 
 
 class TooMuchDriftError(AgentLightningError, RuntimeError):
-    """Too many prompts were tokenized differently from their recording (`max_drift`); the text shows an example."""
+    """Too many prompts were tokenized differently from their recording (`max_drift`). The message has an example."""
 
 
 WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
@@ -173,17 +169,17 @@ WIRE_ERRORS: dict[str, type[AgentLightningError]] = {
         DamagedRecordError,
     )
 }
-"""Classes that a server names in its reply and a client raises again; a subclass comes before its base class."""
+"""Classes that a server sends by name and a client raises again. A subclass comes before its base class."""
 
 
 def closest_name(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """Return the known name that is closest to a wrong one; None if no similarity is at least `cutoff` (0 to 1)."""
+    """Return the known name that is most similar to `name`; None if no similarity is at least `cutoff` (0 to 1)."""
     import difflib  # only for an error
 
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=cutoff)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the closest known one; empty if none is similar."""
+    """Return a hint with the most similar known name, to append to an error message; empty if none is similar."""
     near = closest_name(name, known)
     return f"; did you mean {near!r}?" if near else ""

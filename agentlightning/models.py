@@ -1,4 +1,4 @@
-"""`LLM` and `ProxyLLM` in a module of their own; the same classes as in `agentlightning`."""
+"""`LLM` and `ProxyLLM`, for programs that import them from here. They are the same classes as in `agentlightning`."""
 
 from agentlightning.types import LLM as LLM
 from agentlightning.types import ProxyLLM as ProxyLLM

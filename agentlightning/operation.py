@@ -1,7 +1,7 @@
-"""`operation`, for programs that import it from here; it is defined in `agentlightning.emitter.annotation`.
+"""`operation`, for programs that import it from here. It is defined in `agentlightning.emitter.annotation`.
 
-Importing a module sets it on its package, where `agl.operation` is the decorator. So the decorator replaces the
-module, with itself as the one name to import from it.
+Importing a module sets an attribute of its package, but `agl.operation` is the decorator. So the decorator replaces the
+module, and has itself as its only importable name.
 """
 
 import sys

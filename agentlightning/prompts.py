@@ -1,4 +1,4 @@
-"""`PromptTemplate` in a module of its own; the same class as `agentlightning.PromptTemplate`."""
+"""`PromptTemplate`, for programs that import it from here. It is the same class as `agentlightning.PromptTemplate`."""
 
 from agentlightning.types import PromptTemplate as PromptTemplate
 

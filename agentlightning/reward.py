@@ -1,4 +1,4 @@
-"""The reward emitters, for programs that import them from here; they are defined in `agentlightning.emitter.reward`."""
+"""Reward functions, for programs that import them from here. They are defined in `agentlightning.emitter.reward`."""
 
 from agentlightning.emitter.reward import (
     emit_reward,

@@ -1,1 +1,1 @@
-"""The bottom of the package: safe text, private files, secrets, lazy names, help for fields. Imports nothing of it."""
+"""The lowest layer of the package: terminal text, private files, secrets, lazy names, help for fields."""

@@ -1,7 +1,7 @@
-"""Help for the fields of a value: the docstrings below them, in `help()` and in JSON Schema.
+"""Show the docstrings below the fields of a class in `help()` and in JSON Schema.
 
-The source is read on demand, so that defining a value costs nothing. pydantic's `use_attribute_docstrings`
-reads it at every import: 50 ms for the values of `types`, half of the time to import them.
+The source is read on demand, so defining a class takes no additional time. pydantic's `use_attribute_docstrings`
+reads it at every import: 50 ms for the classes of `types`, half of their import time.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def explain_fields(cls: _Class) -> _Class:
-    """Make `help()` list the fields of a dataclass, each with the docstring below it. Place it above `@dataclass`."""
+    """List the fields of a dataclass and their docstrings in `help()`. Place this decorator above `@dataclass`."""
     cls.__doc__ = _Help(cls.__doc__)  # pyright: ignore[reportAttributeAccessIssue] -- Python calls its `__get__`
     return cls
 
 
 @cache
 def field_docstrings(cls: type) -> dict[str, str]:
-    """Return the docstrings below the fields of a class and of its bases; empty where there is no source."""
+    """Return the docstrings below the fields of a class and of its bases; empty if the source is not available."""
     texts: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base in (object, BaseModel):
@@ -51,7 +51,7 @@ def field_docstrings(cls: type) -> dict[str, str]:
 
 
 class _Help:
-    """The `__doc__` of a dataclass: its docstring and then its fields, built on access."""
+    """The `__doc__` of a dataclass: its docstring, followed by its fields. Built on access."""
 
     def __init__(self, summary: str | None) -> None:
         self.summary = summary
@@ -79,7 +79,7 @@ def _with_fields(cls: type, summary: str | None) -> str:
 
 
 def _summary(cls: type) -> str:
-    """Return the docstring of the class as written; `PaginatedResult[Rollout]` has that of `PaginatedResult`."""
+    """Return the docstring in the source of the class. `PaginatedResult[Rollout]` has that of `PaginatedResult`."""
     return next(text for base in cls.__mro__ if (text := vars(base).get("__doc__")))
 
 
@@ -90,14 +90,14 @@ else:
     class _ValueType(type(BaseModel)):
         @property
         def __doc__(cls) -> str:
-            """The docstring of the class and then its fields, built on access."""
+            """The docstring of the class, followed by its fields. Built on access."""
             return _with_fields(cls, _summary(cls))
 
         @override
         def __dir__(cls) -> list[str]:
-            """Hide from `help()` the members of every pydantic model, so that the class's own fit two screens.
+            """Exclude from `help()` the members that every pydantic model has.
 
-            `help()` calls it through `inspect`; every other caller, such as `Mock(spec=...)`, gets all names.
+            `help()` calls this method through `inspect`. Other callers, such as `Mock(spec=...)`, get all names.
             """
             names = super().__dir__()
             if sys._getframe(1).f_globals.get("__name__") != "inspect":
@@ -106,7 +106,7 @@ else:
 
 
 class Value(BaseModel, metaclass=_ValueType):
-    """Base class of the pydantic models that users and the wire see; each field has a docstring below it."""
+    """Base class of the public pydantic models. Each field has a docstring below it."""
 
     @classmethod
     @override

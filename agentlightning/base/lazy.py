@@ -1,8 +1,8 @@
-"""Names of a package that are imported on first use (PEP 562), and errors that name the replacement of a removed name.
+"""Import the names of a package on first use (PEP 562), and report the replacements of removed names.
 
-A package that uses `attach_stub` lists its public names once, in the `__init__.pyi` beside its `__init__.py`: type
+A package that uses `attach_stub` lists its public names once, in the `__init__.pyi` next to its `__init__.py`. Type
 checkers and editors read it like any stub, and this module reads it on the first access to a name. This module is
-imported with the package itself, so it imports nothing heavy.
+imported together with the package, so it imports only small modules.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 def attach_stub(
     package: str, removed: Mapping[str, str] | None = None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package whose names are listed in its `__init__.pyi`.
+    """Return `__getattr__` and `__dir__` for a package that lists its names in its `__init__.pyi`.
 
-    `from package.module import name as name` in the stub is a public name, `from package import module as module` a
-    public module, and `from . import module as module` a module that `from package import *` excludes. `removed` maps
-    names of older releases to what to use instead. `__getattr__` also answers `__all__`.
+    In the stub, `from package.module import name as name` is a public name, `from package import module as module` is a
+    public module, and `from . import module as module` is a module that `from package import *` excludes. `removed`
+    maps names of older releases to their replacements. `__getattr__` also returns `__all__`.
 
     Raises (`__getattr__`):
-        AttributeError: the package has no such name; the text names its replacement, or the closest valid name.
+        AttributeError: the name does not exist; the message has its replacement or the most similar name.
     """
     removed_texts = {name: f"{package}.{name} does not exist. {text}" for name, text in (removed or {}).items()}
     explain_imports({f"{package}.{name}": text for name, text in removed_texts.items()})
@@ -56,7 +56,7 @@ def attach_stub(
 
 @cache
 def _names(package: str) -> tuple[dict[str, tuple[str, str | None]], list[str]]:
-    """Return module and attribute of each name, None for a module itself, and the names that are public."""
+    """Return the module and attribute of each name (None for a module), and the public names."""
     import ast  # on first access only, when most programs have loaded it
     import pkgutil
 
@@ -76,9 +76,10 @@ def _names(package: str) -> tuple[dict[str, tuple[str, str | None]], list[str]]:
 
 
 class _Explanations:
-    """A finder on `sys.meta_path` that finds nothing and, for some names, explains why they do not exist.
+    """A finder on `sys.meta_path` that finds no modules, but raises an error with an explanation for some names.
 
-    `from package import name` also calls it for a module of that name, and would drop an AttributeError's text.
+    `from package import name` also searches a module with that name, and would discard the message of an
+    AttributeError.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ _explanations = _Explanations()
 
 
 def explain_imports(texts: Mapping[str, str]) -> None:
-    """Make an import of one of these names fail with its text."""
+    """Make the import of each of these names fail with its message."""
     _explanations.texts.update(texts)
     if _explanations not in sys.meta_path:
         sys.meta_path.append(_explanations)

@@ -1,8 +1,8 @@
-"""Files and folders that only their owner may read, regardless of the umask.
+"""Files and folders that only their owner can read, regardless of the umask.
 
-Our files hold tasks, conversations and sometimes keys: they get mode 0600, and folders created for them 0700. An
-existing file of ours loses the permissions of others, unless its group may write it: then it is shared with that
-group, which keeps its rights. Existing folders keep their mode.
+Files of this package hold tasks, conversations and sometimes keys. They get mode 0600, and folders created for them get
+0700. An existing file loses the permissions of group and others. If the group can write the file, the file is shared
+with the group, and the group keeps its permissions. Existing folders keep their mode.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _GROUP_WRITES = 0o020
 
 
 def open_private(path: str | Path, mode: Literal["w", "a"]) -> IO[str]:
-    """Open a text file (UTF-8) for writing and restrict it to its owner; it is created if it is missing.
+    """Open a text file (UTF-8) for writing and restrict it to its owner. The file is created if it does not exist.
 
     Raises:
-        OSError: as `open`.
+        OSError: same as `open`.
     """
     file = open(path, mode, encoding="utf-8", opener=_opener)  # noqa: SIM115 -- the caller closes it
     _tighten(os.fstat(file.fileno()), file.fileno())
@@ -30,11 +30,11 @@ def open_private(path: str | Path, mode: Literal["w", "a"]) -> IO[str]:
 
 
 def make_private(path: str | Path) -> None:
-    """Create an empty file if it is missing, and restrict it to its owner. Never opens an existing one: closing it
-    would release the locks that this process has on it.
+    """Create an empty file if it does not exist, and restrict it to its owner. Does not open an existing file, because
+    closing it would release the locks that this process has on it.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: the file cannot be created.
     """
     place = os.path.realpath(path)
     try:
@@ -44,7 +44,7 @@ def make_private(path: str | Path) -> None:
 
 
 def tighten(path: str | Path) -> None:
-    """Restrict an existing file of ours to its owner; do nothing if there is none."""
+    """Restrict a file of this user to its owner; do nothing if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         _tighten(os.stat(path), os.fspath(path))
 
@@ -53,7 +53,7 @@ def private_folder(path: str | Path) -> Path:
     """Create a folder and its missing parents with mode 0700, and return it.
 
     Raises:
-        OSError: it cannot be created, or is a file.
+        OSError: the folder cannot be created, or the path is a file.
     """
     folder = Path(path)
     for missing in reversed([place for place in (folder, *folder.parents) if not place.exists()]):
@@ -64,7 +64,7 @@ def private_folder(path: str | Path) -> Path:
 
 
 def _ours(status: os.stat_result) -> bool:
-    """Return whether this user owns the file; True where files have no owner (Windows)."""
+    """Return True if this user owns the file, or if files have no owner (Windows)."""
     return not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
 
 

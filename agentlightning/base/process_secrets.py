@@ -1,9 +1,9 @@
-"""Secrets of this process: removed from its environment on first use, and kept in memory only.
+"""Secrets of this process: removed from its environment on first use, and kept only in memory.
 
-`/proc/PID/environ` shows the environment with which a process was started to every process of the same user, and
-child processes inherit it. So a secret is removed from both, and a process that holds one is made not dumpable
-(Linux): others of the same user can then read neither its environment nor its memory. Forked children inherit secret
-and protection. Processes started by `exec` inherit neither; a child that needs the secrets is passed `Handed()`.
+Every process of the same user can read the initial environment of a process in `/proc/PID/environ`, and child processes
+inherit the environment. So a secret is removed from both. On Linux, a process with a secret also becomes not dumpable:
+other processes of the same user cannot read its environment or memory. Forked children inherit the secrets and the
+protection. Processes started by `exec` inherit neither; pass `Handed()` to a child that needs the secrets.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _lock = threading.Lock()
 
 
 def secret(name: str) -> str | None:
-    """Return a secret: the value of the variable `name` or of the file that `name`_FILE names, or the one read earlier.
+    """Return a secret from the variable `name`, from the file in the variable `name`_FILE, or stored earlier.
 
     Both variables are removed from the environment. A value that is set later replaces the stored one.
 
     Raises:
-        ValueError: both are set; the file cannot be read, is empty or too long, or others may read it.
+        ValueError: both are set; or the file cannot be read, is empty or too long, or other users can read it.
     """
     if name in os.environ or name + _FILE in os.environ:
         with _lock:
@@ -57,7 +57,7 @@ def secret(name: str) -> str | None:
 
 
 def server_token() -> str | None:
-    """Return the token that servers require and clients send; None when unset or empty.
+    """Return the token that servers require and clients send; None if it is unset or empty.
 
     Raises:
         ValueError: same as `secret`.
@@ -66,7 +66,7 @@ def server_token() -> str | None:
 
 
 def hold(name: str, value: str) -> None:
-    """Store a secret that was passed in another way, and protect the process."""
+    """Store a secret from another source, and protect the process."""
     with _lock:
         _held[name] = value
         _leave_environment(name)
@@ -75,7 +75,7 @@ def hold(name: str, value: str) -> None:
 
 
 def hide(text: str) -> None:
-    """Overwrite a secret in the command line of this process, which every user can see, and protect the process."""
+    """Overwrite a secret in the command line of this process, which all users can read, and protect the process."""
     data = text.encode()
     if not data:
         return
@@ -88,25 +88,25 @@ def hide(text: str) -> None:
 
 
 def discard(name: str) -> None:
-    """Remove a variable from the environment of a process that does not need it; a stored secret stays."""
+    """Remove a variable from the environment of a process that does not need it. A stored secret is kept."""
     with _lock:
         _leave_environment(name)
 
 
 def forget() -> None:
-    """Forget every secret. Copies that other objects have made remain."""
+    """Forget all secrets. Copies in other objects remain."""
     with _lock:
         _held.clear()
 
 
 def held_values() -> frozenset[str]:
-    """Return the stored secrets, for code that hides them in the output of this process."""
+    """Return the stored secrets, for code that removes them from the output of this process."""
     with _lock:
         return frozenset(value.strip() for value in _held.values())
 
 
 class Handed:
-    """The secrets of this process, to be passed to a spawned child: unpickling it there stores them."""
+    """The secrets of this process, for a spawned child. Unpickling it in the child stores the secrets there."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _receive, (dict(_held),)
@@ -119,23 +119,23 @@ def _receive(secrets: dict[str, str]) -> Handed:
 
 
 def protect_early() -> None:
-    """Protect this process if it was started with the token; call it before any slow import."""
+    """Protect this process if it was started with the token. Call this before any slow import."""
     if TOKEN in os.environ:
         protect()
 
 
 def protect() -> bool:
-    """Make this process not dumpable: others of the same user cannot read its environment and memory, or trace it.
+    """Make this process not dumpable: other processes of the same user cannot read its environment or memory.
 
-    Returns False where the system does not support it. The kernel then also writes no core dump, and debuggers and
-    profilers that attach from outside need root.
+    They also cannot trace it, the kernel writes no core dump, and debuggers and profilers need root to attach. Returns
+    False if the system does not support this.
     """
     if sys.platform != "linux":
-        logger.debug("This system cannot keep other processes of the same user from reading this one")
+        logger.debug("This system cannot prevent other processes of the same user from reading this process")
         return False
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         logger.warning(
-            "This process holds secrets and other processes of the same user can read it: prctl says %s",
+            "Other processes of the same user can read this process, which holds secrets: prctl failed: %s",
             os.strerror(ctypes.get_errno()),
         )
         return False
@@ -146,7 +146,7 @@ def protect() -> bool:
 
 
 def _leave_environment(name: str) -> None:
-    """Remove the variable and that of its file, and overwrite their initial values, which the kernel shows."""
+    """Remove the variable and its `_FILE` variable, and overwrite their initial values in `/proc/self/environ`."""
     for variable in (name, name + _FILE):
         head = variable.encode() + b"="
         for address, entry in _initial(_ENVIRONMENT):
@@ -175,12 +175,12 @@ def _initial(which: slice) -> Iterator[tuple[int, bytes]]:
 
 
 def read_secret(path: str, named: str) -> str:
-    """Return the secret in a file: a regular one that others cannot read, or a pipe with a writer.
+    """Return the secret in a regular file that other users cannot read, or in a pipe with a writer.
 
-    `named` is its name in messages. Waits at most ten seconds for the writer of a pipe.
+    `named` is the name of the file in messages. Waits at most ten seconds for the writer of a pipe.
 
     Raises:
-        ValueError: it cannot be read, is empty or too long, or others may read it.
+        ValueError: the file cannot be read, is empty or too long, or other users can read it.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -190,20 +190,20 @@ def read_secret(path: str, named: str) -> str:
         status = os.fstat(descriptor)
         is_file = stat.S_ISREG(status.st_mode)
         if not (is_file or stat.S_ISFIFO(status.st_mode)):
-            raise ValueError(f"{named} is no file and no pipe")
+            raise ValueError(f"{named} is neither a regular file nor a pipe")
         has_owners = hasattr(os, "geteuid")  # false on Windows, which has no modes either
         ours = has_owners and status.st_uid == os.geteuid()
         forbidden = status.st_mode & (0o077 if ours else 0o007)  # root may share a file with our group
         if is_file and has_owners and forbidden:
             mode = stat.S_IMODE(status.st_mode)
-            raise ValueError(f"{named} may be read by other users (mode {mode:04o}); make it 0600: chmod 600 {path}")
+            raise ValueError(f"Other users can read {named} (mode {mode:04o}); expected 0600: run chmod 600 {path}")
         text = _whole(descriptor).decode("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{named} cannot be read: {error}") from error
     finally:
         os.close(descriptor)
     if not text:
-        raise ValueError(f"{named} is empty; expected the secret, as text")
+        raise ValueError(f"{named} is empty; expected the secret as text")
     return text
 
 
@@ -211,7 +211,7 @@ def _whole(descriptor: int) -> bytes:
     """Read a descriptor to its end.
 
     Raises:
-        ValueError: there is too much, or it does not end in time.
+        OSError: there is too much data, or it does not end in time.
     """
     until, read = time.monotonic() + _WAIT_SECONDS, b""
     while len(read) <= _MOST_BYTES:
@@ -220,8 +220,8 @@ def _whole(descriptor: int) -> bytes:
         try:
             part = os.read(descriptor, _MOST_BYTES + 1 - len(read))
         except BlockingIOError:
-            raise TimeoutError(f"its writer has not closed it within {_WAIT_SECONDS:g} s") from None
+            raise TimeoutError(f"the writer did not close it within {_WAIT_SECONDS:g} s") from None
         if not part:
             return read
         read += part
-    raise OSError(f"it holds more than {_MOST_BYTES} bytes")
+    raise OSError(f"it has more than {_MOST_BYTES} bytes")

@@ -1,8 +1,8 @@
-"""Make text from data safe for a terminal: names, errors and tracebacks that others wrote.
+"""Make untrusted text safe for a terminal, such as names, errors and tracebacks.
 
-A terminal obeys its input: escape sequences write files, change titles and hide lines, direction overrides
-make a name look like another one, a line break makes one entry look like two. All of these are shown as their
-escapes instead.
+A terminal interprets control characters: escape sequences can change titles and hide lines, direction overrides can
+disguise a name, and a line break makes one entry look like two. This module replaces such characters by visible
+escapes.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _IN_ONE_LINE = re.compile(f"[\t\n{_UNSAFE}]")
 
 
 def one_line(text: str) -> str:
-    """Return a text as one line without terminal control characters."""
+    """Return a text as one line, with control characters as visible escapes."""
     return text if text.isascii() and text.isprintable() else _IN_ONE_LINE.sub(_escape, text)
 
 
 def some_lines(text: str) -> str:
-    """Return a text of several lines without other terminal control characters."""
+    """Return a text of several lines, with other control characters as visible escapes."""
     return text if text.isascii() and text.isprintable() else _IN_LINES.sub(_escape, text)
 
 
 def json_text(text: str) -> str:
-    """Return an equivalent JSON document in which such characters are escaped."""
+    """Return an equivalent JSON document with control characters escaped."""
     return text if text.isascii() and text.isprintable() else _IN_LINES.sub(_json_escape, text)
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of at most about `most` characters, which states its original length."""
+    """Return the first `most` characters of a longer text, followed by its original length."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 

@@ -1,10 +1,10 @@
-"""Stores for tasks, attempts, spans and resources. Each class is loaded on first use."""
+"""Stores for rollouts, attempts, spans, resources and runs. Each class is imported on first use."""
 
 from agentlightning.base.lazy import attach_stub
 
 _REMOVED: dict[str, str] = {
-    "CollectionBasedLightningStore": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
-    "LightningCollections": "A new backend is a `Tx` and a `Backend`, see agentlightning/store/rules/tx.py.",
+    "CollectionBasedLightningStore": "Implement a `Tx` and a `Backend` instead, see agentlightning/store/rules/tx.py.",
+    "LightningCollections": "Implement a `Tx` and a `Backend` instead, see agentlightning/store/rules/tx.py.",
     "RedisLightningStore": "Write a subclass of LightningStore, or use SQLiteLightningStore or PostgresLightningStore.",
 }
 

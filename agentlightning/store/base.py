@@ -1,9 +1,9 @@
 """LightningStore: the contract of every store. Implementations document only what differs.
 
-Every operation is a coroutine, safe to repeat if documented so, and raises the classes of `agentlightning.errors`:
-`NotFoundError` for acting on an unknown id, `ConflictError` for a change that the present state forbids,
-`BadRequestError` for a wrong value. Getters return None for an unknown id. Times are wall-clock seconds. A method is
-declared here once, with `@Operation` (`operations.py`); server, client and wrappers are made from the declaration.
+Every operation is a coroutine and raises the classes of `agentlightning.errors`: `NotFoundError` for an action on an
+unknown id, `ConflictError` for a change that the current state forbids, `BadRequestError` for a wrong value. Getters
+return None for an unknown id. Times are wall-clock seconds. Each method is declared here once, with `@Operation`
+(`operations.py`). The server, the client and the wrappers are generated from the declaration.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ FINISHED: Final[frozenset[RolloutStatus]] = frozenset(("failed", "succeeded", "c
 
 
 def is_queuing(rollout: Rollout) -> bool:
-    """Return True if the rollout waits for a worker."""
+    """Return True if the rollout is waiting for a worker."""
     return rollout.status in QUEUING
 
 
 def is_running(rollout: Rollout) -> bool:
-    """Return True if a worker has claimed the rollout and runs it."""
+    """Return True if a worker has claimed the rollout and is running it."""
     return rollout.status in RUNNING
 
 
@@ -78,17 +78,17 @@ def is_finished(rollout: Rollout) -> bool:
 
 
 class RequestToken(str):
-    """Token of one request, whose calls of one operation are numbered.
+    """Token of one request. It numbers the calls of each operation within the request.
 
-    One request may take several calls (an overridden form of an operation, a claim that is asked for again). With the
-    same token, the second would get the first one's answer. A repeated request numbers its calls in the same way.
+    One request can need several calls, for example if an operation is overridden or a claim is retried. If all calls
+    had the same token, the second would get the result of the first. A repeated request numbers its calls the same way.
     """
 
     def __init__(self, _: str) -> None:
         self._calls: Counter[str] = Counter()
 
     def of_call(self, operation: str) -> str:
-        """Return the token of the next call of an operation: this one, then others derived from it."""
+        """Return the token for the next call of an operation: this token for the first call, a derived one after it."""
         number = self._calls[operation]
         self._calls[operation] += 1
         return f"{self}/{number}" if number else str(self)
@@ -96,26 +96,26 @@ class RequestToken(str):
 
 request_token: ContextVar[str | None] = ContextVar("agentlightning_request_token", default=None)
 """Idempotency token of the call in progress. The ids of created objects are derived from it, so a call that is
-repeated with the same token is answered again, not carried out again. A `RequestToken` stands for several calls."""
+repeated with the same token returns the first result and changes nothing. A `RequestToken` covers several calls."""
 
 
 def call_token(operation: str) -> str | None:
-    """Return the token of the operation call that begins now, if it has one. Use it once for each call."""
+    """Return the token of the operation call that starts now, or None. Call it once for each operation call."""
     token = request_token.get()
     return token.of_call(operation) if isinstance(token, RequestToken) else token
 
 
 class LightningStoreCapabilities(TypedDict, total=False):
-    """Capabilities of a store; an absent key means no."""
+    """Capabilities of a store. A missing key means False."""
 
     async_safe: bool
     """May be called by concurrent coroutines."""
     thread_safe: bool
     """May be called from concurrent threads."""
     zero_copy: bool
-    """All processes that hold it see the same data."""
+    """All processes that hold the store see the same data."""
     otlp_traces: bool
-    """Offers an OTLP/HTTP end point."""
+    """Has an OTLP/HTTP endpoint."""
     distributed: bool
     """Data is shared across processes or machines."""
     persistent: bool
@@ -136,40 +136,40 @@ class LightningStoreStatistics(TypedDict, total=False):
     total_spans: int
     """Spans of these attempts."""
     total_resources: int
-    """Sets of resources, each counted once."""
+    """Sets of resources; the versions of a set count as one."""
     total_workers: int
     """Workers known to the store."""
     uptime: float
-    """Seconds since the store was made."""
+    """Seconds since the store was created."""
     total_span_bytes: int
     """Size of the spans in bytes."""
     eviction_threshold_bytes: int
-    """Bytes of spans that the memory store never exceeds; it drops spans of ended rollouts."""
+    """Largest size of the spans in the memory store, in bytes. Above it, spans of ended rollouts are evicted."""
     safe_threshold_bytes: int
-    """Bytes of spans that remain after spans were dropped."""
+    """Size of the spans in bytes at which eviction stops."""
     memory_capacity_bytes: int
-    """Bytes of memory that this process may use."""
+    """Memory that this process may use, in bytes."""
     lease_seconds: float
     """Seconds without a heartbeat before a worker's claims are released."""
     retention: dict[str, float]
-    """Limits that the `RetentionPolicy` sets; absent if everything is kept."""
+    """Limits that the `RetentionPolicy` sets; missing if everything is kept."""
 
 
 _ELSEWHERE: Final[dict[str, str]] = {
     "collections": (
-        "each operation is a transaction of its own, such as await store.update_resources(resources_id, resources); "
-        "rules and storage meet in `Backend` and `Tx` (agentlightning/store/rules/tx.py)"
+        "each operation is a separate transaction, such as await store.update_resources(resources_id, resources); "
+        "a new backend implements `Backend` and `Tx` (agentlightning/store/rules/tx.py)"
     ),
     "cancel_rollout": "call update_rollout(rollout_id, status='cancelled')",
 }
-"""Names that programs try, and the replacement for each."""
+"""Names that programs use but that do not exist, with what to use instead."""
 
 recording: set[asyncio.Task[None]] = set()
-"""Metrics on their way to the store, see `record_metric`."""
+"""Pending `record_metric` calls."""
 
 
 class LightningStore:
-    """The shared record of tasks, attempts, spans, resources, workers and runs."""
+    """The contract of a store, which keeps rollouts, attempts, spans, resources, workers and runs."""
 
     if TYPE_CHECKING:
 
@@ -178,7 +178,7 @@ class LightningStore:
             """The spans of all rollouts: `await store.traces.get_all()`."""
             ...
 
-    else:  # no property, so that a store of a user's may have an attribute of this name
+    else:  # not a property, so that a user's store can have an attribute with this name
 
         def __getattr__(self, name: str) -> Any:
             if name == "traces":
@@ -195,16 +195,16 @@ class LightningStore:
         """Return the URL that accepts OTLP traces (ends in /v1/traces).
 
         Raises:
-            NotImplementedError: the store has none.
+            NotImplementedError: the store has no OTLP endpoint.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no OTLP endpoint; spans go in by add_many_spans")
+        raise NotImplementedError(f"{type(self).__name__} has no OTLP endpoint; add spans with add_many_spans")
 
     async def close(self) -> None:
-        """Release connections, files and threads. May be called twice."""
+        """Release connections, files and threads. Calling it again does nothing."""
 
     @Operation("GET /statistics", slow=True)
     async def statistics(self) -> LightningStoreStatistics:
-        """Return the counters."""
+        """Return the counters of the store."""
         return {"name": type(self).__name__}
 
     # --- adding work ------------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ class LightningStore:
         *,
         run_id: str | None = None,
     ) -> AttemptedRollout:
-        """Create a rollout with its first attempt (status `preparing`); it is never queued.
+        """Create a rollout with its first attempt (status `preparing`), without queuing it.
 
-        `resources_id=None` uses the latest resources of the run, pinned at their version.
+        `resources_id=None` uses the latest resources of the run, pinned to their current version.
         """
         raise NotImplementedError
 
@@ -240,29 +240,29 @@ class LightningStore:
         priority: int = 0,
         not_before: float | None = None,
     ) -> Rollout:
-        """Create a rollout and put it into the queue of its run.
+        """Create a rollout and add it to the queue of its run.
 
-        Rollouts are claimed by highest `priority` first, then by longest availability. Nobody claims this one before
-        `not_before` (wall-clock seconds).
+        Rollouts with the highest `priority` are claimed first. Among rollouts with the same priority, the one that has
+        been claimable for longest is claimed first. A rollout is not claimed before `not_before` (wall-clock seconds).
 
         Raises:
-            TypeError: `input` holds a value that is not JSON; names the place.
+            TypeError: `input` contains a value that is not JSON; the message gives its position.
         """
         raise NotImplementedError
 
     @Operation("POST /queues/rollouts/enqueue", status=201, retry="token", whole=True)
     async def enqueue_many_rollouts(self, rollouts: Sequence[EnqueueRolloutRequest]) -> list[Rollout]:
-        """Enqueue a batch in order, all or none. An empty batch returns an empty list."""
+        """Enqueue a batch of rollouts in order: either all of them or none. An empty batch returns an empty list."""
         raise NotImplementedError
 
     @Operation(many="dequeue_many_rollouts")
     async def dequeue_rollout(
         self, worker_id: str | None = None, *, timeout: float = 0.0, run_id: str | None = None
     ) -> AttemptedRollout | None:
-        """Claim the next queued rollout of the run, with a new attempt; None if there is none.
+        """Claim the next queued rollout of the run and start an attempt; return None if the queue is empty.
 
-        Waits up to `timeout` seconds for one to arrive. A claim is a lease: it is released when a worker that has sent
-        heartbeats stops sending them.
+        Waits up to `timeout` seconds for a rollout. A claim is a lease: if a worker has sent heartbeats and then stops
+        sending them, its claims are released.
         """
         raise NotImplementedError
 
@@ -270,7 +270,7 @@ class LightningStore:
     async def dequeue_many_rollouts(
         self, *, limit: int = 1, worker_id: str | None = None, timeout: float = 0.0, run_id: str | None = None
     ) -> list[AttemptedRollout]:
-        """Claim up to `limit` rollouts, oldest first. Waits up to `timeout` seconds for the first of them."""
+        """Claim up to `limit` rollouts, in the order of the queue. Waits up to `timeout` seconds for the first one."""
         raise NotImplementedError
 
     @Operation(
@@ -281,10 +281,10 @@ class LightningStore:
         whole=True,
     )
     async def start_attempt(self, rollout_id: str, worker_id: str | None = None) -> AttemptedRollout:
-        """Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status.
+        """Start another attempt of a rollout, whatever its status. This also reopens a rollout that has ended.
 
         Raises:
-            NotFoundError: no such rollout.
+            NotFoundError: the rollout does not exist.
         """
         raise NotImplementedError
 
@@ -292,25 +292,25 @@ class LightningStore:
 
     @Operation("POST /spans", body="span", status=201, many="add_many_spans")
     async def add_span(self, span: Span) -> Span | None:
-        """Store one span and return it; None if its (rollout, attempt, span id) exists already.
+        """Store one span and return it; return None if a span with this rollout, attempt and span id exists already.
 
-        A span counts as a heartbeat: it starts a `preparing` attempt and revives an `unresponsive` one. A span of an
-        attempt that is no longer the latest is kept and marked `agentlightning.stale`.
+        A span counts as a heartbeat: its attempt changes from `preparing` or `unresponsive` to `running`. A span of an
+        attempt that has ended or is not the latest is stored with the mark `agentlightning.stale`.
 
         Raises:
-            NotFoundError: no such rollout or attempt.
+            NotFoundError: the rollout or attempt does not exist.
         """
         raise NotImplementedError
 
     @Operation("POST /spans/batch", status=201)
     async def add_many_spans(self, spans: Sequence[Span]) -> list[Span]:
-        """Store spans in one step and return those that were new, in the given order.
+        """Store spans in one step and return the new ones, in the given order.
 
-        A span with `sequence_id` below 0 gets the next number of its rollout. A call that is repeated because its reply
-        was lost may report that nothing was new.
+        A span with a `sequence_id` below 0 gets the next number of its rollout. If a call is repeated because its
+        response was lost, it may return an empty list.
 
         Raises:
-            NotFoundError: a rollout or attempt is unknown; then nothing is stored.
+            NotFoundError: a rollout or attempt does not exist; nothing is stored.
         """
         raise NotImplementedError
 
@@ -318,10 +318,10 @@ class LightningStore:
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: ReadableSpan, sequence_id: int | None = None
     ) -> Span | None:
-        """Convert an ended OpenTelemetry span, store it and return the stored span, also if it existed already.
+        """Convert an ended OpenTelemetry span, store it and return the stored span, even if it existed already.
 
-        The store numbers it if `sequence_id` is None. A request that is repeated because its reply was lost gets the
-        same answer.
+        If `sequence_id` is None, the store assigns the number. If a request is repeated because its response was lost,
+        it returns the same span.
         """
         number = -1 if sequence_id is None else sequence_id
         span = Span.from_opentelemetry(readable_span, rollout_id, attempt_id, number)
@@ -329,16 +329,16 @@ class LightningStore:
 
     @Operation("POST /spans/next", wrap="sequence_id", many="get_many_span_sequence_ids")
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        """Return the next number of the rollout, 1 first. Numbers never repeat; attempts of a rollout share them.
+        """Return the next span number of a rollout, starting at 1. All attempts share one sequence without repeats.
 
         Raises:
-            NotFoundError: no such rollout.
+            NotFoundError: the rollout does not exist.
         """
         raise NotImplementedError
 
     @Operation("POST /spans/next/batch", wrap="sequence_ids")
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> list[int]:
-        """Return one number per (rollout, attempt) pair, in the given order."""
+        """Return the next span number for each (rollout, attempt) pair, in the given order."""
         raise NotImplementedError
 
     # --- changes ----------------------------------------------------------------------------------------------------
@@ -354,11 +354,11 @@ class LightningStore:
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
-        """Change the given fields. Values are replaced, not merged.
+        """Change the given fields of a rollout. A new value replaces the old one; dictionaries are not merged.
 
         Raises:
-            NotFoundError: no such rollout.
-            ConflictError: the rollout has ended and `status` is neither the same nor `queuing`/`requeuing`.
+            NotFoundError: the rollout does not exist.
+            ConflictError: the rollout has ended, and `status` is neither its current status nor `queuing`/`requeuing`.
         """
         raise NotImplementedError
 
@@ -380,14 +380,14 @@ class LightningStore:
         reward: float | Unset | None = UNSET,
         rewards: dict[str, float] | Unset | None = UNSET,
     ) -> Attempt:
-        """Change the given fields; a new status of the latest attempt also changes the rollout's status.
+        """Change the given fields of an attempt. The status of the latest attempt also sets the rollout's status.
 
-        The store reads `reward` and `rewards` from spans; values given here replace them until a later span sets
-        another reward.
+        The store reads `reward` and `rewards` from spans. Values that you pass here replace them until a later span
+        sets another reward.
 
         Raises:
-            NotFoundError: no such rollout or attempt.
-            ConflictError: the attempt has `failed` or `succeeded` and `status` is another one.
+            NotFoundError: the rollout or attempt does not exist.
+            ConflictError: the attempt has `failed` or `succeeded`, and `status` is a different status.
         """
         raise NotImplementedError
 
@@ -402,15 +402,17 @@ class LightningStore:
         max_bytes: int | None = None,
         force: bool = False,
     ) -> int:
-        """Remove rollouts with their attempts and spans; return the number removed by this call (0 for a repeated one).
+        """Remove rollouts with their attempts and spans; return the number of removed rollouts.
 
-        Removes either the rollouts with the given ids (unknown ones are ignored), or the ended rollouts of each run, or
-        of the given run, that exceed `keep_last` (a number), `max_age` (seconds since their end) or `max_bytes` (of
-        spans); with a run and no bound, all its ended ones. `force` also removes given rollouts that have not ended.
+        Select the rollouts in one of two ways:
+
+        - `rollout_ids`: these rollouts; unknown ids are ignored. `force` also removes rollouts that have not ended.
+        - `run_id` and limits: the ended rollouts of this run (by default of each run) beyond `keep_last` (a number),
+          `max_age` (seconds since their end) or `max_bytes` (of spans). With a run and no limit: all ended rollouts.
 
         Raises:
-            ConflictError: a given rollout has not ended; then nothing is removed.
-            BadRequestError: neither ids nor a run nor a bound, or ids beside one of the others.
+            ConflictError: one of `rollout_ids` has not ended and `force` is False; nothing is removed.
+            BadRequestError: nothing is selected, or `rollout_ids` is combined with `run_id` or a limit.
         """
         raise NotImplementedError
 
@@ -428,10 +430,10 @@ class LightningStore:
         run_id: str | None = None,
         attempts: Sequence[str] | None = None,
     ) -> Worker:
-        """Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if unknown.
+        """Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if it is unknown.
 
-        `attempts` names the attempts that the worker runs: only those leases are renewed, so a claim that the worker
-        never received expires one lease after the claim. None, as from a client that names none, renews all.
+        `attempts` lists the attempts that the worker is running. Only their leases are renewed, so a claim that the
+        worker never received expires after one lease. None renews all leases of the worker.
         """
         raise NotImplementedError
 
@@ -439,7 +441,7 @@ class LightningStore:
 
     @Operation("POST /resources", body="resources", status=201, retry="token", whole=True)
     async def add_resources(self, resources: NamedResources, *, run_id: str | None = None) -> ResourcesUpdate:
-        """Publish a new set of resources under a new id as version 1; it becomes the latest of its run."""
+        """Publish a new set of resources under a new id, as version 1. It becomes the latest set of its run."""
         raise NotImplementedError
 
     @Operation(
@@ -452,10 +454,10 @@ class LightningStore:
     async def update_resources(
         self, resources_id: str, resources: NamedResources, *, run_id: str | None = None
     ) -> ResourcesUpdate:
-        """Publish the next version of a set, which becomes the latest of its run; an unknown id begins at version 1."""
+        """Publish the next version of a set of resources (1 for a new id). It becomes the latest set of its run."""
         raise NotImplementedError
 
-    # --- questions --------------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     @Operation("POST /rollouts/search", also=("GET /rollouts",), slow=True)
     async def query_rollouts(
@@ -474,13 +476,15 @@ class LightningStore:
         run_id: str | Unset | None = UNSET,
         cursor: str | None = None,
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
-        """Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names.
+        """Return the rollouts that match the filters. A rollout with attempts is an `AttemptedRollout`.
 
-        `cursor` is that of an earlier page in the same order: the page begins after it, whatever was added or deleted
-        meanwhile, and takes no longer to read than the first. A user's store may not support cursors.
+        `cursor` comes from an earlier page in the same order. The page starts after it, even if rollouts were added or
+        deleted since, and is as fast to read as the first page. A store that you wrote may not support cursors.
+        `status` and `rollout_ids` are older names of `status_in` and `rollout_id_in`.
 
         Raises:
-            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+            BadRequestError: an argument is wrong, the cursor belongs to another order, or both a cursor and an `offset`
+                are given.
         """
         raise NotImplementedError
 
@@ -494,7 +498,7 @@ class LightningStore:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Attempt]:
-        """Return the attempts of a rollout; an empty list for an unknown one."""
+        """Return the attempts of a rollout; an empty page if the rollout does not exist."""
         raise NotImplementedError
 
     @Operation("POST /spans/search", also=("GET /spans",), slow=True)
@@ -517,7 +521,7 @@ class LightningStore:
         sort_by: str | None = "sequence_id",
         sort_order: SortOrder = "asc",
     ) -> PaginatedResult[Span]:
-        """Return spans of a rollout, or of one attempt. Unknown ids give an empty page.
+        """Return the spans of a rollout, or of one attempt; an empty page if the id is unknown.
 
         Raises:
             GoneError: the spans of this rollout were evicted from memory.
@@ -535,7 +539,7 @@ class LightningStore:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[ResourcesUpdate]:
-        """Return the newest version of each set of resources; API keys are null."""
+        """Return the newest version of each set of resources, with API keys set to null."""
         raise NotImplementedError
 
     @Operation("POST /workers/search", also=("GET /workers",), slow=True)
@@ -550,41 +554,41 @@ class LightningStore:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Worker]:
-        """Return workers; notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins with that."""
+        """Return workers. Notes of runs are included if `worker_id_contains` begins with `semconv.CONTROL_PREFIX`."""
         raise NotImplementedError
 
     @Operation("GET /rollouts/{rollout_id}", whole=True)
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
-        """Return one rollout, with its latest attempt if it has one; None if unknown."""
+        """Return one rollout, with its latest attempt if it has one; None if the id is unknown."""
         raise NotImplementedError
 
     @Operation("GET /rollouts/{rollout_id}/attempts/latest")
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        """Return the attempt with the highest number; None if there is none."""
+        """Return the latest attempt of a rollout; None if it has none."""
         raise NotImplementedError
 
     @Operation("GET /workers/{worker_id}")
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        """Return one worker; None if unknown."""
+        """Return one worker; None if the id is unknown."""
         raise NotImplementedError
 
     @Operation("GET /resources/{resources_id}", whole=True)
     async def get_resources_by_id(self, resources_id: str, version: int | None = None) -> ResourcesUpdate | None:
-        """Return one version of a set (the newest by default), API keys included; None if unknown."""
+        """Return one version of a set of resources (the newest by default), with API keys; None if unknown."""
         raise NotImplementedError
 
     @Operation("GET /resources/latest", whole=True)
     async def get_latest_resources(self, *, run_id: str | None = None) -> ResourcesUpdate | None:
-        """Return the resources published last for the run, else the last ones of no run; None if there are none."""
+        """Return the latest resources of the run; if it has none, the latest ones without a run, or None."""
         raise NotImplementedError
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     @Operation("POST /waits/rollouts", whole=True)
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> list[Rollout]:
-        """Wait until all of the rollouts have ended or time is up; return those that have ended, in the given order.
+        """Wait until all given rollouts have ended or the timeout is over; return the ended ones, in the given order.
 
-        `timeout` is in seconds; None waits without limit. Unknown ids are ignored.
+        `timeout` is in seconds; None waits without a limit. Unknown ids are ignored.
         """
         raise NotImplementedError
 
@@ -592,14 +596,14 @@ class LightningStore:
     async def query_events(
         self, *, after: str | None = None, limit: int = 100, timeout: float = 0.0, run_id: str | Unset | None = UNSET
     ) -> EventPage:
-        """Return the rollouts and runs that changed after a cursor, each once in its present state.
+        """Return the rollouts and runs that changed after a cursor, each once and in its current state.
 
-        `after=None` is the moment of the call, "0" is before everything; any other cursor comes from an earlier page,
-        of this or an earlier process. Waits up to `timeout` seconds for the first change. A page may be empty and have
-        a newer cursor if all changes were of other runs.
+        `after=None` starts at the time of the call and "0" at the beginning. Any other cursor comes from an earlier
+        page, also of an earlier process. Waits up to `timeout` seconds for the first change. If all changes belong to
+        other runs, the page is empty and its cursor is newer.
 
         Raises:
-            BadRequestError: not a cursor of this store.
+            BadRequestError: `after` is not a cursor of this store.
         """
         raise NotImplementedError
 
@@ -615,13 +619,13 @@ class LightningStore:
         versions: dict[str, str] | None = None,
         metadata: dict[str, Any] | None = None,
     ) -> Run:
-        """Begin a run, or continue a known one: its state is `running`, and its end, error and stop note are cleared.
+        """Start a run, or continue an existing one.
 
-        Given values replace earlier ones.
+        Sets its state to `running` and clears its end, error and stop request. The given values replace earlier ones.
 
         Raises:
-            BadRequestError: the id is "-", begins with `semconv.CONTROL_PREFIX`, has a null byte or more than 512
-                characters; or the run takes more than 8 MiB.
+            BadRequestError: the id is "-", begins with `semconv.CONTROL_PREFIX`, contains a null byte or has more than
+                512 characters; or the run takes more than 8 MiB of JSON.
         """
         raise keeps_no_runs(self)
 
@@ -638,19 +642,20 @@ class LightningStore:
         metadata: dict[str, Any] | Unset | None = UNSET,
         heartbeat: bool = False,
     ) -> Run:
-        """Change the given fields. A state other than `running` ends the run.
+        """Change the given fields of a run. A state other than `running` ends the run.
 
-        `best` replaces a lower value of the same name, or one of another name. A `stop_reason` sets `stop_time`, which
-        is later than any before, and creates an unknown run without an algorithm.
+        `best` is stored if it has another name than the stored value or is greater. A `stop_reason` requests a stop: it
+        sets `stop_time` to a time later than any earlier one, and creates the run (without an algorithm) if it is
+        unknown.
 
         Raises:
-            NotFoundError: no such run, and no `stop_reason`.
+            NotFoundError: the run does not exist and there is no `stop_reason`.
         """
         raise keeps_no_runs(self)
 
     @Operation("GET /runs/{run_id}", kind="run")
     async def get_run_by_id(self, run_id: str) -> Run | None:
-        """Return one run; None if unknown."""
+        """Return one run; None if the id is unknown."""
         raise keeps_no_runs(self)
 
     @Operation("POST /runs/search", also=("GET /runs",), kind="run", slow=True)
@@ -665,19 +670,19 @@ class LightningStore:
         limit: int = -1,
         offset: int = 0,
     ) -> PaginatedResult[Run]:
-        """Return the runs that pass every filter."""
+        """Return the runs that match all filters."""
         raise keeps_no_runs(self)
 
     @Operation("POST /runs/{run_id}/records", kind="run", wrap="added", status=201, retry="token")
     async def add_run_records(self, run_id: str, records: Sequence[RunRecord]) -> int:
-        """Store records, all or none; return the number of new ones. The call counts as a heartbeat of the run.
+        """Store records of a run, either all or none; return the number of new ones. Counts as a heartbeat of the run.
 
-        A record with the kind, step and name of an existing one changes nothing. Numbers that are not finite become
-        null, and the store sets the time.
+        A record with the kind, step and name of an existing record is ignored. Numbers that are not finite become null.
+        The store sets the time.
 
         Raises:
-            NotFoundError: no such run.
-            BadRequestError: a record takes more than 8 MiB of JSON, or there are more than 10,000.
+            NotFoundError: the run does not exist.
+            BadRequestError: a record takes more than 8 MiB of JSON, or there are more than 10,000 records.
             BusyError: the store is full.
         """
         raise keeps_no_runs(self)
@@ -696,49 +701,51 @@ class LightningStore:
         offset: int = 0,
         cursor: str | None = None,
     ) -> PaginatedResult[RunRecord]:
-        """Return records that pass every filter, by step and then in the order of storing; none of an unknown run.
+        """Return the records that match all filters, by step and then in the order in which they were stored.
 
-        Both bounds of the step are inclusive. A page with a `limit` ends early if its records take more than 16 MiB.
-        The next page of the same filters and order begins at its `cursor`, which every page but the last has.
+        `step_from` and `step_to` are inclusive. A page with a `limit` ends early if its records take more than 16 MiB.
+        Every page but the last has a `cursor`: pass it with the same filters and order to get the next page. An unknown
+        run has no records.
 
         Raises:
-            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+            BadRequestError: an argument is wrong, the cursor belongs to another order, or both a cursor and an `offset`
+                are given.
         """
         raise keeps_no_runs(self)
 
     @Operation("POST /runs/{run_id}/rewind", kind="run", wrap="removed", retry="token", slow=True)
     async def rewind_run(self, run_id: str, step: int) -> int:
-        """Remove the records of every kind after a step, for a run that continues there; return the number removed.
+        """Remove all records after a step, so that the run can continue from it; return the number of removed records.
 
         Raises:
-            NotFoundError: no such run.
+            NotFoundError: the run does not exist.
         """
         raise keeps_no_runs(self)
 
     @Operation("POST /runs/delete", kind="run", wrap="deleted", retry="token", slow=True)
     async def delete_runs(self, run_ids: Sequence[str], *, force: bool = False) -> int:
-        """Remove runs with their records; return the number removed. Unknown ones are ignored, rollouts stay.
+        """Remove runs with their records, not their rollouts; return the number removed. Unknown ids are ignored.
 
         Raises:
-            ConflictError: one is `running` and `force` is false; then nothing is removed.
+            ConflictError: a run is `running` and `force` is False; nothing is removed.
         """
         raise keeps_no_runs(self)
 
     @Operation("POST /vocabularies/{vocabulary_id}", kind="run", body="tokens", wrap="added")
     async def add_vocabulary(self, vocabulary_id: str, tokens: Sequence[str]) -> bool:
-        """Store the text of each token id of a tokenizer; return False if the vocabulary exists already and stays.
+        """Store the text of each token id of a tokenizer; return False and change nothing if the vocabulary exists.
 
         Raises:
-            BadRequestError: it takes more than 8 MiB of JSON.
+            BadRequestError: the vocabulary takes more than 8 MiB of JSON.
         """
         raise keeps_no_runs(self)
 
     @Operation("GET /vocabularies/{vocabulary_id}", kind="run", whole=True)
     async def get_vocabulary(self, vocabulary_id: str) -> list[str] | None:
-        """Return the text of each token id; None if unknown."""
+        """Return the text of each token id of a vocabulary; None if the id is unknown."""
         raise keeps_no_runs(self)
 
-    # --- many rollouts in short -------------------------------------------------------------------------------------
+    # --- summaries of many rollouts ---------------------------------------------------------------------------------
 
     @Operation("POST /rollouts/summaries", also=("GET /rollouts/summaries",), kind="default", bounded=True, slow=True)
     async def query_rollout_summaries(
@@ -751,13 +758,14 @@ class LightningStore:
         offset: int = 0,
         cursor: str | None = None,
     ) -> SummaryPage:
-        """Return summaries of the rollouts that pass the filter, and their exact number.
+        """Return summaries of the rollouts that match the filter, and their exact number.
 
-        Rollouts without the sort value are last in both orders. `cursor` is that of an earlier page in the same order;
-        the page after it stays correct while rollouts are added. `limit` is from 1 to 1000.
+        Rollouts without a value for `sort_by` are last in both orders. `cursor` comes from an earlier page in the same
+        order; the page after it stays correct while rollouts are added. `limit` is from 1 to 1000.
 
         Raises:
-            BadRequestError: an argument is wrong, the cursor is of another order, or it is given beside an `offset`.
+            BadRequestError: an argument is wrong, the cursor belongs to another order, or both a cursor and an `offset`
+                are given.
         """
         from agentlightning.store.summaries.defaults import query_summaries
 
@@ -772,10 +780,10 @@ class LightningStore:
         buckets: int = 0,
         dimension: str | None = None,
     ) -> RolloutAggregate:
-        """Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards.
+        """Return statistics of the rollouts that match the filter, by group: counts, mean and quantiles of the rewards.
 
-        `buckets` (at most 100) asks for a histogram of the rewards. `dimension` uses one dimension of the rewards
-        instead of the reward.
+        `buckets` (0 to 100) is the number of histogram buckets for the rewards; 0 returns no histogram. `dimension`
+        uses one dimension of the rewards instead of the reward.
 
         Raises:
             BadRequestError: an argument is wrong.
@@ -784,19 +792,19 @@ class LightningStore:
 
         return await aggregate(self, by, filter, buckets, dimension)
 
-    # --- single things ----------------------------------------------------------------------------------------------
+    # --- details ----------------------------------------------------------------------------------------------------
 
     def record_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> asyncio.Task[None]:
-        """Begin `observe_metric` from code that cannot await it, on the running loop; return its task.
+        """Start `observe_metric` on the running event loop, from code that cannot await it; return its task.
 
         Raises:
-            RuntimeError: no event loop runs here.
+            RuntimeError: no event loop is running in this thread.
         """
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise RuntimeError(
-                "record_metric needs a running event loop; elsewhere: asyncio.run(store.observe_metric(...))"
+                "record_metric needs a running event loop; without one, use asyncio.run(store.observe_metric(...))"
             ) from None
         task = loop.create_task(self.observe_metric(name, value, tags))
         recording.add(task)
@@ -805,12 +813,13 @@ class LightningStore:
 
     @Operation("POST /metrics/observations", kind="default")
     async def observe_metric(self, name: str, value: float, tags: Mapping[str, str] | None = None) -> None:
-        """Add a value to a histogram of the program, which the store's page of metrics shows (`/v1/prometheus`).
+        """Add a value to a histogram of your program. It appears among the metrics of the store (`/v1/prometheus`).
 
-        A name always has the same tags. A repeated call counts again.
+        All values of a metric must have the same tag names. A repeated call is counted again.
 
         Raises:
-            BadRequestError: the name or a tag is invalid, the tags differ from earlier ones, or there are too many.
+            BadRequestError: the name or a tag is invalid, the tag names differ from earlier ones, or there are too many
+                metrics or tag values.
         """
         from agentlightning.store.metrics import observe
 
@@ -825,12 +834,12 @@ class LightningStore:
         limit: int = 5000,
         offset: int = 0,
     ) -> PaginatedResult[SpanOutline]:
-        """Return spans of a rollout, or of one attempt, without their attributes, by number.
+        """Return the spans of a rollout, or of one attempt, without their attributes, in the order of their numbers.
 
         `limit` is from 1 to 20,000.
 
         Raises:
-            BadRequestError: `limit` or `offset` is out of its range.
+            BadRequestError: `limit` or `offset` is out of range.
             GoneError: the spans of this rollout were evicted from memory.
         """
         from agentlightning.store.details import check_outline_page, outline_of_span
@@ -842,7 +851,7 @@ class LightningStore:
 
     @Operation("GET /rollouts/{rollout_id}/attempts/{attempt_id}/spans/{span_id}", kind="default")
     async def get_span(self, rollout_id: str, attempt_id: str, span_id: str) -> Span | None:
-        """Return one span; None if unknown. If several traces have a span with this id, the lowest number wins.
+        """Return one span; None if unknown. If several traces have a span with this id, return the lowest-numbered one.
 
         Raises:
             GoneError: the spans of this rollout were evicted from memory.
@@ -854,12 +863,12 @@ class LightningStore:
     async def query_resource_versions(
         self, resources_id: str, *, sort_order: SortOrder = "desc", limit: int = 100, offset: int = 0
     ) -> PaginatedResult[ResourcesUpdate]:
-        """Return the versions of a set of resources, the newest first; API keys are null. None for an unknown one.
+        """Return the versions of a set of resources, with API keys set to null; an empty page if the id is unknown.
 
-        `limit` is from 1 to 1000.
+        The newest version comes first by default. `limit` is from 1 to 1000.
 
         Raises:
-            BadRequestError: an argument is out of its range.
+            BadRequestError: an argument is out of range.
         """
         from agentlightning.store.details import page_of_versions, without_keys
 
@@ -875,7 +884,7 @@ class LightningStore:
 
     @Operation("POST /vocabularies/{vocabulary_id}/texts", kind="default", whole=True)
     async def get_token_texts(self, vocabulary_id: str, token_ids: Sequence[int]) -> list[TokenText] | None:
-        """Return the text of each token id in a vocabulary of `add_vocabulary`; None if there is no such vocabulary.
+        """Return the text of each token id in a vocabulary of `add_vocabulary`; None if the vocabulary does not exist.
 
         Raises:
             BadRequestError: there are more than 200,000 ids.
@@ -895,32 +904,33 @@ class LightningStore:
         attempts: Sequence[Attempt] = (),
         spans: Sequence[Span] = (),
     ) -> HistoryImport:
-        """Import pieces of a finished history with their ids, times, statuses and numbers.
+        """Import parts of a finished history with their ids, times, statuses and numbers.
 
-        Rollouts and attempts must have ended. The attempts of a rollout come in the order of their numbers, from 1 on,
-        with their rollout or later; spans come with their attempt or later, each with its number. Existing data stays
-        as it is, so a call may be repeated, and several may run at the same time. The answer names each piece that
-        cannot be imported; the others are imported: a rollout with its attempts and spans at once, after the resources;
-        many rollouts in several steps, between which other calls are served. Imported data is not claimed, retried, or
-        counted as work of this store.
+        - All rollouts and attempts must have ended.
+        - Attempts of a rollout come in the order of their numbers, from 1, in the call of their rollout or later.
+        - Spans come in the call of their attempt or later, each with its number.
+        - Existing data is not changed, so you can repeat a call and run several calls at the same time.
+        - The result lists each part that cannot be imported. All other parts are imported: resources first, then each
+          rollout together with its attempts and spans. Other calls are served between the steps of a long import.
+        - Imported data is not claimed or retried, and does not count as work of this store.
 
         An attempt without an outcome gets one: `scored` if it succeeded and one of its spans has a finite reward,
-        `unscored` if it succeeded without one, else the default outcome of its status.
+        `unscored` if it succeeded without a reward, otherwise the default outcome of its status.
 
         Raises:
-            BadRequestError: a value does not fit its field, or a span has no number.
-            BusyError: the store is full. The resources were imported, and some rollouts of a long history.
-            TooLargeError: a rollout with its attempts exceeds the size of one piece. The same parts were imported.
-            NotImplementedError: this store does not support imports; those of this package do.
+            BadRequestError: a value has the wrong type, or a span has no number.
+            BusyError: the store is full. The resources and, in a long history, some rollouts were imported.
+            TooLargeError: a rollout with its attempts is too large. The resources and some rollouts were imported.
+            NotImplementedError: this store does not support imports; all stores of this package do.
         """
         raise NotImplementedError(
-            "This store does not implement import_history; import into one of this package, such as sqlite:///FILE"
+            "This store does not implement import_history; import into a store of this package, such as sqlite:///FILE"
         )
 
-    # --- short forms, the same for every store ----------------------------------------------------------------------
+    # --- shortcuts, the same for every store ------------------------------------------------------------------------
 
     async def wait_for_rollout(self, rollout_id: str, timeout: float | None = None) -> Rollout | None:
-        """Wait for one rollout and return it; None if it does not end in time."""
+        """Wait for one rollout and return it; return None if it does not end within `timeout` seconds."""
         finished = await self.wait_for_rollouts(rollout_ids=[rollout_id], timeout=timeout)
         return finished[0] if finished else None
 
@@ -928,25 +938,25 @@ class LightningStore:
     async def finish_attempt(
         self, rollout_id: str, attempt_id: str = "latest", *, status: AnyAttemptStatus = "succeeded"
     ) -> Attempt:
-        """End an attempt; same as `update_attempt` with a status."""
+        """End an attempt. Same as `update_attempt` with a status."""
         return await self.update_attempt(rollout_id, attempt_id, status=status)
 
     @Operation("POST /workers", kind="short", retry="token")
     async def register_worker(
         self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET, *, run_id: str | None = None
     ) -> Worker:
-        """Register a worker before its first claim; same as its first heartbeat (`update_worker`)."""
+        """Register a worker before its first claim. Same as its first heartbeat (`update_worker`)."""
         return await self.update_worker(worker_id, heartbeat_stats, run_id=run_id)
 
     @Operation("POST /rollouts/{rollout_id}/finish", kind="short", retry="token")
     async def finish_rollout(self, rollout_id: str, attempt_id: str = "latest", response: Any = None) -> Rollout:
-        """End a rollout as succeeded; `response` goes to the attempt's metadata under the key `response`."""
+        """End a rollout as succeeded. `response` is stored in the attempt's metadata under the key `response`."""
         metadata: dict[str, Any] | Unset = UNSET if response is None else {"response": response}
         await self.update_attempt(rollout_id, attempt_id, status="succeeded", metadata=metadata)
         return await self._existing(rollout_id)
 
     async def fail_rollout(self, rollout_id: str, attempt_id: str = "latest", *, reason: str | None = None) -> Rollout:
-        """End an attempt as failed, with a reason; the rollout fails or is queued again."""
+        """End an attempt as failed, with a reason. The rollout fails or is requeued."""
         await self.update_attempt(
             rollout_id, attempt_id, status="failed", outcome="infrastructure_fault", outcome_reason=reason
         )
@@ -955,20 +965,20 @@ class LightningStore:
     async def list_rollouts(
         self, options: FilterOptions | None = None, /, **filters: Any
     ) -> PaginatedResult[AttemptedRollout | Rollout]:
-        """Same as `query_rollouts`; also accepts a `FilterOptions`."""
+        """Return the rollouts that match the filters. Same as `query_rollouts`; also accepts a `FilterOptions`."""
         return await self.query_rollouts(**(options or {}), **filters)
 
     async def _existing(self, rollout_id: str) -> Rollout:
-        """Return a rollout whose attempt has just ended."""
+        """Return a rollout after its attempt has ended."""
         rollout = await self.get_rollout_by_id(rollout_id)
         if rollout is None:
-            raise NotFoundError(f"Rollout {rollout_id} not found: it was deleted just after its attempt was ended")
+            raise NotFoundError(f"Rollout {rollout_id} not found: it was deleted immediately after its attempt ended")
         return rollout
 
 
 def keeps_no_runs(store: object) -> NotImplementedError:
-    """Return the error of a store that does not support runs."""
+    """Return the error that a store without support for runs raises."""
     return NotImplementedError(
-        f"{type(store).__name__} keeps no runs: it does not implement the operations of "
-        "agentlightning.store.base. Training goes on; to look at its records, use a store of this package"
+        f"{type(store).__name__} does not store runs: it does not implement the run operations of "
+        "agentlightning.store.base. Training continues without records. To keep records, use a store of this package."
     )

@@ -1,6 +1,6 @@
-"""The check of a store's data at one moment, for `agl store check`. It changes nothing and upgrades no tables.
+"""The check of a store's data for `agl store check`, on a snapshot. It changes nothing and upgrades no tables.
 
-It does not check the structure of a database, which is the server's task, but that of a SQLite file.
+It checks the internal structure of a SQLite file, but not of a database server.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CHANGES = (
 
 
 def check_file(path: str | Path) -> FileReport:
-    """Check a store's file: SQLite's own structure, and the agreement of its tables with its records.
+    """Check the SQLite structure of a store file, and that its tables agree with its records.
 
     Raises:
-        BadRequestError: no such file, or it cannot be read as SQLite.
-        ConflictError: it holds no store, or one of a newer version.
+        BadRequestError: the file does not exist or cannot be read as SQLite.
+        ConflictError: the file contains no store, or a store of a newer version.
     """
     with reading(Path(path)) as db:
         version = schema_version(db, Path(path))
@@ -53,20 +53,20 @@ def _problems_of_file(db: sqlite3.Connection, *, complete: bool) -> Iterator[str
             [counter] = db.execute("SELECT value FROM counters WHERE name = 'change'").fetchone() or [None]
             [newest, distinct, count] = db.execute(_CHANGES).fetchone()
             if counter is None or newest > counter:
-                yield f"the newest change has number {newest}, and the counter of changes stands at {counter}"
+                yield f"the newest change has number {newest}, but the counter of changes is {counter}"
             if distinct != count:
-                yield f"{count - distinct} rollouts or runs share the number of their change with another"
+                yield f"{count - distinct} rollouts or runs have the same change number as another"
             yield from problems(SQLiteLink(db))
     except sqlite3.DatabaseError as error:
-        yield f"the file cannot be read further: {error}"
+        yield f"the check stopped because the file cannot be read: {error}"
 
 
 def check_database(spec: str) -> FileReport:
-    """Check a store in PostgreSQL or MongoDB: every record can be read, and the tables agree with the records.
+    """Check a store in PostgreSQL or MongoDB: all records can be read, and the tables agree with the records.
 
     Raises:
-        ConflictError: there is no store, or a newer program wrote it.
-        StoreUnreachableError: the server does not answer.
+        ConflictError: the store does not exist, or a newer version wrote it.
+        StoreUnreachableError: the server does not respond.
     """
     uri, partition = database_of(spec)
     if spec.startswith("postgres"):
@@ -77,7 +77,7 @@ def check_database(spec: str) -> FileReport:
 
 
 class _Reading(Link):
-    """A link that holds only a few rows of a long answer in memory."""
+    """A link that keeps only a few rows of a long result in memory."""
 
     def each(self, text: str, values: Sequence[object] = ()) -> Iterator[Columns]:
         with self.db.cursor(name=f"check_{uuid.uuid4().hex}") as cursor:
@@ -99,7 +99,7 @@ def _check_partition(uri: str, partition: str) -> FileReport:
         db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         version = check_version(db, repr(place))
         if version == 0:
-            raise ConflictError(f"There is no store in {place!r}")
+            raise ConflictError(f"{place!r} contains no store")
         link = _Reading(db, POSTGRES, renderer(db, partition))
         rollouts, spans = (
             link.fetch(f"SELECT count(*) FROM {table} WHERE @here")[0][0] for table in ("@rollouts", "@spans")

@@ -1,4 +1,4 @@
-"""The two ends of a store over HTTP, under the path that programs import them from."""
+"""The client and the server of a store over HTTP, for programs that import them from here."""
 
 from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.operations import API_AGL_PREFIX

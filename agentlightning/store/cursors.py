@@ -1,4 +1,4 @@
-"""Pages of lists: cursors, each a place in a sorted list after which its next page begins, and iteration over pages."""
+"""Cursors and iteration over pages. A cursor is the position in a sorted list after which the next page begins."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from agentlightning.errors import BadRequestError
 from agentlightning.types import PaginatedResult
 
 Place = tuple[Any, Any]
-"""The sort value of an item, possibly None, and its place among items with an equal value: its number in the order of
+"""The sort value of an item (or None), and its position among items with the same value: its number in the order of
 insertion, or its id in a store without such numbers."""
 T = TypeVar("T")
 PAGE = 500
-"""Items of a list that are read at once."""
+"""Number of items that are read in one query."""
 LARGEST_NUMBER = 2**53
-"""The largest integer that every JSON reader reads exactly."""
+"""Largest integer that every JSON parser reads exactly."""
 
 
 def cursor_behind(sort_by: str | None, descending: bool, place: Place, *more: int) -> str:
-    """Return the cursor after a place in this order, with further numbers to store in it."""
+    """Return the cursor after a position in this order, with `more` numbers to store in it."""
     text = json.dumps([sort_by, "desc" if descending else "asc", *place, *more], separators=(",", ":"))
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
@@ -35,12 +35,12 @@ def place_of(
     places: type[int] | type[str] = int,
     more: int = 0,
 ) -> tuple[Place, list[int]]:
-    """Return the place of a cursor, and its `more` further numbers.
+    """Return the position of a cursor, and the `more` additional numbers in it.
 
     `texts`: the sort values are texts, not numbers.
 
     Raises:
-        BadRequestError: the text is no cursor, or one of another order.
+        BadRequestError: the text is not a cursor, or is a cursor of another order.
     """
     try:
         sorted_by, order, value, place, *numbers = json.loads(
@@ -50,8 +50,8 @@ def place_of(
         raise _no_cursor(cursor) from None
     if order in ("asc", "desc") and (sorted_by, order) != (sort_by, sort_order):
         raise BadRequestError(
-            f"The cursor is of a page sorted by {sorted_by!r} {order!r}; this one is sorted by {sort_by!r} "
-            f"{sort_order!r}. Begin again without a cursor"
+            f"The cursor belongs to a list sorted by {sorted_by!r} {order!r}, but this list is sorted by {sort_by!r} "
+            f"{sort_order!r}. Start again without a cursor."
         )
     right = type(value) in ((str,) if texts else (int, float)) and (texts or abs(value) <= LARGEST_NUMBER)
     right = (right or value is None) and type(place) is places and len(numbers) == more
@@ -63,7 +63,7 @@ def place_of(
 
 
 def _no_cursor(text: str) -> BadRequestError:
-    return BadRequestError(f"{text[:60]!r} is no cursor of this store; take it from an earlier page")
+    return BadRequestError(f"{text[:60]!r} is not a cursor of this store; use the cursor of an earlier page")
 
 
 def check_not_both(cursor: str | None, offset: int) -> None:
@@ -73,7 +73,7 @@ def check_not_both(cursor: str | None, offset: int) -> None:
         BadRequestError: it has both.
     """
     if cursor is not None and offset:
-        raise BadRequestError(f"Give a cursor or an offset; got both (offset={offset})")
+        raise BadRequestError(f"Pass a cursor or an offset, not both; got offset={offset}")
 
 
 async def pages_of(
@@ -83,9 +83,9 @@ async def pages_of(
     cursor: str | None = None,
     **filters: Any,
 ) -> AsyncGenerator[PaginatedResult[T]]:
-    """Yield the pages of a list, `store.query_rollouts` for example; the first one even if it is empty.
+    """Yield the pages of a list, for example of `store.query_rollouts`. The first page can be empty.
 
-    With cursors, no item is skipped or read twice while others write. A store without cursors is read by offsets.
+    With cursors, no item is skipped or read twice while the store changes. A store without cursors is read by offsets.
     """
     where: dict[str, Any] = {} if cursor is None else {"cursor": cursor}
     while True:

@@ -1,5 +1,5 @@
-"""Single objects in the form that a page needs: outlines of spans, made from stored JSON and without attributes,
-versions of resources, token ids as texts."""
+"""Details for the dashboard: outlines of spans (made from stored JSON, without attributes), versions of resources, and
+the texts of token ids."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from agentlightning.semconv import (
 from agentlightning.types import LLM, ResourcesUpdate, Span, SpanKind, SpanOutline, TokenText
 
 MOST_OUTLINES: Final = 20_000
-"""Outlines of one page."""
+"""Largest number of outlines on one page."""
 MOST_TOKENS: Final = 200_000
-"""Token ids that one call turns into texts."""
+"""Largest number of token ids in one call."""
 _DESCRIPTION: Final = 200
 _PARTIAL = re.compile(r"\\x[89a-f][0-9a-f]")
-"""The form in which a table writes a byte that is a part of a character."""
+"""A byte of an incomplete character, as written in a vocabulary."""
 _NAMES: Final[Mapping[str, SpanKind]] = {
     REQUEST_SPAN: "call",
     RAW_SPAN: "call",
@@ -42,7 +42,7 @@ _NAMES: Final[Mapping[str, SpanKind]] = {
     AGL_OPERATION: "operation",
 }
 _SAID_BY: Final = ("gen_ai.operation.name", "openinference.span.kind", "traceloop.span.kind", "agentops.span.kind")
-"""Attributes in which instrumentation names the kind of a span."""
+"""Attributes in which instrumentation libraries set the kind of a span."""
 _SAID: Final[Mapping[str, SpanKind]] = {
     "chat": "call",
     "completion": "call",
@@ -85,7 +85,7 @@ def check_outline_page(limit: int, offset: int) -> None:
     """Check the limit and offset of a page of outlines.
 
     Raises:
-        BadRequestError: one is out of its range.
+        BadRequestError: `limit` or `offset` is out of range.
     """
     if not 1 <= limit <= MOST_OUTLINES:
         raise BadRequestError(f"limit must be from 1 to {MOST_OUTLINES}; got {limit}")
@@ -134,7 +134,7 @@ def _outline(
 
 
 def kind_of(name: str, attributes: Mapping[str, Any]) -> SpanKind:
-    """Return the kind of a span, by its name, else by the attributes of its instrumentation."""
+    """Return the kind of a span, by its name or by the attributes of its instrumentation."""
     if name == AGL_ANNOTATION:
         return "reward" if any(key.startswith(_REWARD) for key in attributes) else "message"
     if (kind := _NAMES.get(name)) is not None:
@@ -162,7 +162,7 @@ def page_of_versions(newest: int, sort_order: str, limit: int, offset: int) -> l
     """Return the numbers of a page of the versions 1 to `newest`.
 
     Raises:
-        BadRequestError: an argument is out of its range.
+        BadRequestError: an argument is out of range.
     """
     if sort_order not in ("asc", "desc"):
         raise BadRequestError(f"Unsupported sort order {sort_order!r}; expected 'asc' or 'desc'")
@@ -175,7 +175,7 @@ def page_of_versions(newest: int, sort_order: str, limit: int, offset: int) -> l
 
 
 def without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
-    """Return a copy whose API keys are null."""
+    """Return a copy with API keys set to null."""
     copied = update.model_copy(deep=True)
     for resource in copied.resources.values():
         if isinstance(resource, LLM):
@@ -184,13 +184,13 @@ def without_keys(update: ResourcesUpdate) -> ResourcesUpdate:
 
 
 def texts_of(tokens: Sequence[str] | None, token_ids: Sequence[int]) -> list[TokenText] | None:
-    """Return the text of each id in a vocabulary, None for an id that it does not have; None without a vocabulary.
+    """Return the text of each id in a vocabulary (None for an unknown id); None without a vocabulary.
 
     Raises:
-        BadRequestError: there are too many ids.
+        BadRequestError: there are more than `MOST_TOKENS` ids.
     """
     if len(token_ids) > MOST_TOKENS:
-        raise BadRequestError(f"At most {MOST_TOKENS:,} token ids become texts at once; got {len(token_ids):,}")
+        raise BadRequestError(f"At most {MOST_TOKENS:,} token ids are allowed in one call; got {len(token_ids):,}")
     if tokens is None:
         return None
     texts: list[TokenText] = []

@@ -1,9 +1,9 @@
-"""Metrics of one store: the number of calls, duration, outcome and result of each operation; and the metrics of
-programs (`observe`), in the registry that the page of a store server shows.
+"""Metrics of one store: number of calls, duration and outcome of each operation, and metrics of your programs
+(`observe`). They are in the registry of the metrics page of a store server.
 
-Claims, ends of rollouts and attempts, model calls and their tokens all pass through the store, whichever process causes
-them, so one page shows a whole run and a runner needs no metrics. Model calls are counted when the gateway's spans are
-stored. A store without a tracker has no overhead: the operations of an instance are replaced only when it has one.
+All claims, ends of rollouts and attempts, model calls and tokens pass through the store, so one page shows a complete
+run and runners need no metrics. Model calls are counted when the gateway's spans are stored. A store without a tracker
+has no overhead: the operations of an instance are wrapped only if it has a tracker.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ SECONDS_BUCKETS = (
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric, with its names in a tracker and for a scraper. Histograms are in seconds."""
+    """One metric, with its name in a tracker and in Prometheus. Histograms are in seconds."""
 
     key: str
     """Name in a tracker."""
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     meaning: str
-    """Meaning in one line."""
+    """Description in one line."""
 
     @property
     def name(self) -> str:
@@ -64,27 +64,27 @@ ATTEMPT_ENDS = Metric(
     "agl.attempts.total",
     "counter",
     ("status", "outcome", "reason"),
-    "attempts that ended: faults by kind; `lease_expired` is a lost worker, `runner_died` one that was seen to die",
+    "attempts that ended; `lease_expired`: the worker sent no heartbeat, `runner_died`: its process ended",
 )
-CALLS = Metric("agl.calls.total", "counter", _CALL, "model calls through the gateway, by how they ended")
-TOKENS = Metric("agl.tokens.total", "counter", ("kind",), "tokens of these calls: `prompt`, `completion`")
+CALLS = Metric("agl.calls.total", "counter", _CALL, "model calls through the gateway by final state")
+TOKENS = Metric("agl.tokens.total", "counter", ("kind",), "tokens of the model calls: `prompt`, `completion`")
 OPERATIONS = Metric(
     "agl.store.total",
     "counter",
     _OPERATION,
-    "operations of the store; `store_pubmeth` is the one that was called from outside, `status` is `OK` or an "
+    "operations of the store; `store_pubmeth` is the operation that the caller called, `status` is `OK` or an "
     "error class",
 )
-END_SECONDS = Metric("agl.rollouts.duration", "histogram", _END, "seconds from the queue to the end of a rollout")
+END_SECONDS = Metric("agl.rollouts.duration", "histogram", _END, "seconds from the enqueue to the end of a rollout")
 CLAIM_SECONDS = Metric(
     "agl.rollouts.claim_delay",
     "histogram",
     ("mode",),
-    "seconds from the moment at which a rollout may be claimed to its first claim",
+    "seconds from the time at which a rollout becomes claimable to its first claim",
 )
 CALL_SECONDS = Metric("agl.calls.duration", "histogram", _CALL, "seconds of a model call through the gateway")
 OPERATION_SECONDS = Metric(
-    "agl.store.latency", "histogram", _OPERATION, "seconds of an operation of the store, waiting included"
+    "agl.store.latency", "histogram", _OPERATION, "seconds of an operation of the store, including waiting"
 )
 
 _KEYS = LightningCallAttributes
@@ -93,18 +93,18 @@ _TOKEN_KEYS = {
     "completion": (_KEYS.COMPLETION_TOKENS.value, _KEYS.COMPLETION_TOKEN_IDS.value),
 }
 _MOST_WORDS = 32
-"""Number of different states and reasons that get a separate series: programs may write their own words there."""
+"""Largest number of states and reasons with a separate series, because programs can set any text there."""
 OTHER, UNKNOWN = "other", "unknown"
 
 
 _called: ContextVar[str | None] = ContextVar("agentlightning_store_operation", default=None)
-"""The operation that the present caller of the store called."""
+"""The operation that the current caller of the store called."""
 
 
 def observe_operations(store: object, tracker: MetricsBackend) -> StoreMeter:
-    """Have every operation of this store counted and timed; return the counter of ends.
+    """Count and time all operations of this store; return the meter.
 
-    The time of an operation includes its waiting time (a long poll, a queue of writers).
+    The time of an operation includes waiting (a long poll, a queue of writers).
     """
     OPERATIONS.register(tracker)
     OPERATION_SECONDS.register(tracker)
@@ -141,7 +141,7 @@ def _counted(
 
 
 class StoreMeter:
-    """Counts for one store. Its methods may be called from any thread and do not wait."""
+    """The counters of one store. Its methods can be called from any thread and do not wait."""
 
     def __init__(self, tracker: MetricsBackend) -> None:
         self._tracker = tracker
@@ -170,7 +170,7 @@ class StoreMeter:
         self._tracker.count(ATTEMPT_ENDS.key, 1.0, labels)
 
     def answered(self, operation: str, answer: object) -> None:
-        """Count the results of a caller of the store: claims, or spans that were new."""
+        """Count the results of an operation: claims or new spans."""
         read = self._read.get(operation)
         if read is not None and answer:
             read(answer)
@@ -209,36 +209,36 @@ class StoreMeter:
 # --- metrics of programs -------------------------------------------------------------------------------------------
 
 MOST_NAMES, MOST_SERIES = 100, 1000
-"""Largest number of different metrics, and of combinations of tag values of one metric."""
+"""Largest number of metrics, and of combinations of tag values of one metric."""
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.]{0,199}")
 _lock = threading.Lock()
 _series: dict[str, set[tuple[tuple[str, str], ...]]] = {}
-"""The combinations of tags that each metric has."""
+"""Combinations of tags of each metric."""
 
 
 def observe(name: str, value: float, tags: Mapping[str, str] | None) -> None:
-    """Add a value to a histogram, which is created if there is none of this name.
+    """Add a value to a histogram, which is created if it does not exist.
 
     Raises:
-        BadRequestError: the name or a tag is invalid, the tags differ from earlier ones, or there are too many.
+        BadRequestError: the name or a tag is invalid, the tag names differ from earlier ones, or there are too many.
     """
     if as_number(value) is None or not math.isfinite(value):
         raise BadRequestError(f"The value of the metric {name!r} is {value!r}; expected a finite number")
     labels = tuple(sorted((str(tag), str(text)) for tag, text in (tags or {}).items()))
     wrong = [word for word in (name, *(tag for tag, _ in labels)) if not _NAME.fullmatch(word)]
     if wrong:
-        raise BadRequestError(f"{wrong[0][:200]!r} is no name of a metric or a tag; expected letters, digits, _ and .")
+        raise BadRequestError(f"{wrong[0][:200]!r} is not a valid name; expected letters, digits, _ and .")
     with _lock:
         series = _series.get(name, set())
         others = next(([tag for tag, _ in each] for each in series), None)
         if others is not None and others != [tag for tag, _ in labels]:
-            raise BadRequestError(f"The metric {name!r} has the tags {others}; got {[tag for tag, _ in labels]}")
+            raise BadRequestError(f"The metric {name!r} must have the tags {others}; got {[tag for tag, _ in labels]}")
         if (name not in _series and len(_series) >= MOST_NAMES) or (
             labels not in series and len(series) >= MOST_SERIES
         ):
             raise BadRequestError(
-                f"The metric {name!r} is one too many: a store has at most {MOST_NAMES} metrics of programs, each with "
-                f"{MOST_SERIES} combinations of tags. Give tags few values"
+                f"Too many metrics or tag values with {name!r}: a store has at most {MOST_NAMES} metrics of programs, "
+                f"each with {MOST_SERIES} combinations of tag values. Use fewer values for the tags."
             )
         backend = PrometheusMetricsBackend()
         try:

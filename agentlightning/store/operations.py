@@ -1,8 +1,8 @@
-"""Operations: the declaration of each one beside its signature, and classes that forward all of them.
+"""The declaration of operations next to their signatures, and classes that forward all operations.
 
-A method of `LightningStore` (`base.py`) is the one place of an operation: its name, arguments, answer and meaning are
-those of the method, and `@Operation` declares its form over HTTP and where it may run. Server, client, OpenAPI document
-(`http/`), threads, runs and the completion of users' stores (`threading.py`, `wrappers.py`) are made from it.
+An operation is defined only by a method of `LightningStore` (`base.py`): its name, arguments, result and documentation.
+`@Operation` declares its form over HTTP and where it can run. Server, client, OpenAPI document (`http/`), threads, runs
+and the wrappers of users' stores (`threading.py`, `wrappers.py`) are generated from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentlightning.types import EnqueueRolloutRequest
 
 
 class Unset:
-    """Class of `UNSET`, the one value that means "argument not supplied"; None can then clear a field."""
+    """Class of `UNSET`, the value of an argument that is not supplied, so that None can clear a field."""
 
     _only: Unset | None = None
 
@@ -48,8 +48,8 @@ class Unset:
 UNSET: Final = Unset()
 
 Kind = Literal["own", "run", "default", "short"]
-"""`own`: a store implements it. `run`: the same, for runs, which a store may not support. `default`: the contract
-builds it from other operations, a store may do it better. `short`: a short form of others, the same for every store."""
+"""`own`: each store implements it. `run`: same as `own`, but a store may not support runs. `default`: the contract
+implements it with other operations, and a store can override it. `short`: a shortcut, the same for all stores."""
 
 
 F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
@@ -59,37 +59,37 @@ C = TypeVar("C", bound=type[Any])
 @explain_fields
 @dataclass(eq=False)
 class Operation:
-    """Declares a method of the contract as an operation: `@Operation("GET /statistics", slow=True)`."""
+    """Declare a method of the contract as an operation: `@Operation("GET /statistics", slow=True)`."""
 
     way: str = ""
-    """HTTP method and path below the prefix; empty if a client sends it as another operation. `{name}` is an argument;
-    literal segments take precedence over it."""
+    """HTTP method and path below the prefix; empty if a client sends it as another operation. `{name}` is an argument.
+    Literal segments take precedence over it."""
     also: tuple[str, ...] = ()
-    """Further ways to call it, with the same arguments."""
+    """Other methods and paths with the same arguments."""
     kind: Kind = "own"
-    """The implementer of the operation, see `Kind`."""
+    """Where the operation is implemented, see `Kind`."""
     body: str | None = None
-    """The one argument that is the whole body; None sends an object of all arguments that are not in the path."""
+    """The argument that is the complete body; None sends an object of all arguments that are not in the path."""
     wrap: str | None = None
-    """Key under which the answer is wrapped in an object."""
+    """Key of the result in a JSON object; empty if the result is the complete body."""
     status: int = 200
-    """The HTTP status of an answer."""
+    """HTTP status of a successful response."""
     retry: Literal["safe", "token"] = "safe"
-    """The reason why a request may be repeated after its answer was lost: `safe`, it changes nothing more; `token`, the
-    request carries a token and is answered again."""
+    """Why a request can be retried after its response was lost. `safe`: it changes nothing more. `token`: it carries a
+    token and returns the first result."""
     bounded: bool = False
-    """Its pages have a limit; without it, one page may ask for everything."""
+    """True if its pages have a largest limit; otherwise one page can contain all items."""
     slow: bool = False
-    """Its work grows with the data: a try is not given up early, since the next one would start over."""
+    """True if its work grows with the data. A try gets the full timeout, because the next try would start again."""
     whole: bool = False
-    """Its answer contains secrets unmasked."""
+    """True if its response is not redacted."""
     never_null: tuple[str, ...] = ()
-    """Arguments that may be omitted but not be null."""
+    """Arguments that can be omitted but not be null."""
     many: str | None = None
     """Name of the bulk form of this operation."""
 
     def __call__(self, function: F) -> F:
-        """Record the method, its name, arguments and answer."""
+        """Record the method, its name, arguments and result."""
         self.name = function.__name__
         self.function: Callable[..., Awaitable[Any]] = function
         self.signature = inspect.signature(function)
@@ -101,11 +101,11 @@ class Operation:
 
 
 OPERATIONS: dict[str, Operation] = {}
-"""Every operation, by name."""
+"""All operations by name."""
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
-    """Return the names of the operations of these kinds; without kinds, of all but the short forms."""
+    """Return the names of the operations of these kinds; without kinds, of all kinds but `short`."""
     return tuple(name for name, each in OPERATIONS.items() if each.kind in (kinds or ("own", "run", "default")))
 
 
@@ -121,7 +121,7 @@ class Forwarding(Protocol):
 def forward_operations(cls: C) -> C:
     """Define each operation that `cls` does not define as `self._call(name, args, kwargs)`.
 
-    A `_call` that is no coroutine function returns the awaitable of another store's operation directly.
+    A `_call` that is not a coroutine function returns the awaitable of another store's operation directly.
     """
     _take_annotations(cls)
     forwarder = _forwarder if inspect.iscoroutinefunction(cls._call) else _direct_forwarder
@@ -148,9 +148,9 @@ def _direct_forwarder(name: str) -> Callable[..., Awaitable[object]]:
 
 
 def _take_annotations(cls: type[object]) -> None:
-    """Give the operations that `cls` defines the annotations of the contract, which are only written there.
+    """Copy the annotations of the contract to the operations that `cls` defines without annotations.
 
-    Its module gets the names in them, so that `typing.get_type_hints` finds the types.
+    The names in them are added to its module, so that `typing.get_type_hints` finds the types.
     """
     module = vars(sys.modules[cls.__module__])
     for name, each in OPERATIONS.items():
@@ -166,15 +166,15 @@ def _take_annotations(cls: type[object]) -> None:
 _FREE = frozenset(
     ("input", "metadata", "heartbeat_stats", "spans", "span", "readable_span", "records", "tokens", "config")
 )
-"""Arguments whose broken texts are detected in their conversion to JSON."""
+"""Arguments with values that are checked later, in the conversion to JSON."""
 _LISTS = (list, tuple, set, frozenset)
 _WITHOUT_TEXT = frozenset((type(None), bool, int, float, Unset))
 
 
 def refuse_broken_texts(cls: C) -> C:
-    """Check that no operation of `cls` is called with half a surrogate pair in an id, a name or a value.
+    """Check the calls of all operations of `cls` for half a surrogate pair in an id, a name or a value.
 
-    No file, database or wire accepts one; without the check, each backend would fail in its own way, or fail later.
+    It cannot be stored in a file or database or sent. Without the check, each backend would fail differently or later.
     """
     _take_annotations(cls)
     for name in names_of():
@@ -200,7 +200,7 @@ def _checked(name: str, function: Callable[..., Awaitable[object]]) -> Callable[
                             _check(name, key, value)
             return await function(self, *args, **kwargs)
         except (UnicodeEncodeError, PydanticSerializationError) as error:
-            raise BadRequestError(f"{name} was given what cannot be stored: {error}") from error
+            raise BadRequestError(f"{name} got a value that cannot be stored: {error}") from error
 
     return checked
 
@@ -231,6 +231,6 @@ def _check_text(operation: str, key: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequestError(
-            f"{operation}: {key}={text[:80]!a} holds half of a surrogate pair (at {error.start}); "
-            "mend it, for example with text.encode('utf-8', 'replace').decode()"
+            f"{operation}: {key}={text[:80]!a} contains half of a surrogate pair (at {error.start}); "
+            "replace it, for example with text.encode('utf-8', 'replace').decode()"
         ) from None

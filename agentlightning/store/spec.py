@@ -1,10 +1,10 @@
-"""Stores as strings: one string to move from a laptop to a cluster.
+"""Stores as strings: change one string to move from a laptop to a cluster.
 
     memory                            sqlite:///run.db               mongodb://host/database
     http://127.0.0.1:4747             sqlite:////var/lib/run.db      postgresql://user:password@host/database
 
-Settings follow a `?`: `sqlite:///run.db?synchronous=NORMAL`. The names of each form are in `_KINDS`; in the URI of a
-database, all other names go to its driver. The package that a form needs is imported when such a store is made.
+Settings follow a `?`: `sqlite:///run.db?synchronous=NORMAL`. The settings of each form are in `_KINDS`. In the URI of a
+database, all other settings are passed to its driver. The package for a form is imported when a store is created.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ def is_store_spec(text: str) -> bool:
 
 
 def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningStore:
-    """Return the store that a string names; a store is returned unchanged.
+    """Return the store for a string; a store is returned unchanged.
 
-    `sqlite:///run.db` is a file in the working folder, `sqlite:////var/run.db` an absolute path. `settings` are further
-    keyword arguments of the store's class.
+    `sqlite:///run.db` is a file in the current folder, `sqlite:////var/run.db` is an absolute path. `settings` are
+    additional keyword arguments for the store's class.
 
     Raises:
-        BadRequestError: the string has none of the forms (lists them, with the closest), or a setting is unknown, has
-            a wrong value or is given twice.
-        MissingExtraError: the database's driver is not installed; names the command that installs it.
+        BadRequestError: the string has none of the supported forms (the message lists them), or a setting is unknown,
+            has a wrong value or is set twice.
+        MissingExtraError: the driver of the database is not installed; the message has the command that installs it.
     """
     if isinstance(spec, LightningStore):
         if settings:
-            raise TypeError(f"{type(spec).__name__} is made already; give it {', '.join(settings)} where it is made")
+            raise TypeError(f"{type(spec).__name__} already exists; pass {', '.join(settings)} when you create it")
         return spec
     body, _, query = spec.partition("?")
     scheme = body if body == "memory" else body.partition("://")[0]
@@ -77,25 +77,25 @@ def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningSto
     if kind is None or not kind.address.fullmatch(body):
         guess = _closest(public_form(spec))
         hint = f"; did you mean {guess!r}?" if guess else ""
-        raise BadRequestError(f"{public_form(spec)!r} names no store; expected one of: {', '.join(FORMS)}{hint}")
+        raise BadRequestError(f"{public_form(spec)!r} is not a store; expected one of: {', '.join(FORMS)}{hint}")
     own, foreign = _read_settings(kind, query)
     twice = sorted(own.keys() & settings.keys())
     if twice:
-        raise BadRequestError(f"{', '.join(twice)} is given twice: in {public_form(spec)!r} and beside it")
+        raise BadRequestError(f"{', '.join(twice)} is set twice: in {public_form(spec)!r} and as an argument")
     if (password := re.search(r"://[^:/@]*:(.*)@", body)) is not None:
         hide(password[1])
     return kind.make("?".join(filter(None, (body, foreign))), {**own, **settings})
 
 
 def spec_of(text: str) -> str:
-    """Return the spec for a command line value: the value itself, or the SQLite file of that name."""
+    """Return the spec for a command line value: the value itself, or the SQLite file with this name."""
     match = re.match(r"(\w+):", text)
     meant = match and closest_name(match[1].lower(), _KINDS)
     return text if "://" in text or meant or text.partition("?")[0] == "memory" else f"sqlite:///{text}"
 
 
 def database_of(spec: str) -> tuple[str, str]:
-    """Return the driver's URI in the spec of a database, and the name of the partition."""
+    """Return the URI for the driver and the partition in the spec of a database."""
     body, _, query = spec.partition("?")
     own, foreign = _read_settings(_KINDS[body.partition("://")[0]], query)
     return "?".join(filter(None, (body, foreign))), own.get("partition", "default")
@@ -110,7 +110,7 @@ def public_form(spec: str) -> str:
 
 
 def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
-    """Return the settings in a query string as keyword arguments, and the rest of it for the driver."""
+    """Return the settings in a query string as keyword arguments, and the other parts for the driver."""
     settings: _Settings = {}
     foreign: list[str] = []
     for piece in filter(None, query.split("&")):
@@ -118,7 +118,7 @@ def _read_settings(kind: _Kind, query: str) -> tuple[_Settings, str]:
         name = unquote_plus(name)
         if name in kind.settings:
             if name in settings:
-                raise BadRequestError(f"{name} is given twice in the settings of a store of the form {kind.example}")
+                raise BadRequestError(f"{name} is set twice in the settings of a store of the form {kind.example}")
             settings[name] = _read(name, kind.settings[name], unquote_plus(text))
         else:
             near = closest_name(name, kind.settings, cutoff=0.75)
@@ -143,16 +143,16 @@ def _read(name: str, expected: _Value, text: str) -> str | float:
 
 
 def retention_policy(**bounds: Any) -> RetentionPolicy:
-    """Return the policy with these bounds.
+    """Return the policy with these limits.
 
     Raises:
-        BadRequestError: one of them is negative.
+        BadRequestError: a limit is negative.
     """
     try:
         return RetentionPolicy(**bounds)
     except ValidationError as error:
         wrong = [f"{detail['loc'][0]}={detail['input']!r}: {detail['msg']}" for detail in error.errors()]
-        raise BadRequestError(f"Wrong retention, {'; '.join(wrong)}") from None
+        raise BadRequestError(f"Wrong retention policy: {'; '.join(wrong)}") from None
 
 
 # --- the forms -------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def retention_policy(**bounds: Any) -> RetentionPolicy:
 
 @dataclass(frozen=True)
 class _Kind:
-    """One form: its address, its settings, and the class of its stores, which gets the address."""
+    """One form of address, its settings, and the class of its stores, which gets the address."""
 
     example: str
     address: re.Pattern[str]
@@ -168,10 +168,10 @@ class _Kind:
     name: str
     settings: dict[str, _Value]
     has_driver: bool = False
-    """Other settings go to its driver."""
+    """True if other settings are passed to its driver."""
 
     def make(self, address: str, settings: _Settings) -> LightningStore:
-        """Return a store."""
+        """Create a store."""
         cls: Any = getattr(importlib.import_module(f"agentlightning.store.{self.module}"), self.name)
         if self.module == "memory":
             return cls(**settings)
@@ -183,9 +183,7 @@ class _Kind:
             return store
         unused = ", ".join(settings.keys() - {"deadline", "token", "request_timeout", "retry_delays"})
         if self.module == "http.client" and unused:
-            raise BadRequestError(
-                f"{public_form(address)} is served by another process, which {unused} must be given to"
-            )
+            raise BadRequestError(f"{public_form(address)} is served by another process; pass {unused} to that process")
         return cls(address.removeprefix("sqlite:///"), **settings)
 
 
@@ -203,13 +201,13 @@ _KINDS = {
 }
 
 
-# --- the closest right one -----------------------------------------------------------------------------------------
+# --- suggestions ---------------------------------------------------------------------------------------------------
 
 _IN_MEMORY = re.compile(r":?(in-?)?memory:?|mem|sqlite:/*(:memory:)?", re.IGNORECASE)
 
 
 def _closest(text: str) -> str | None:
-    """Return the valid spec closest to an invalid one; None if none is close."""
+    """Return the valid spec that is most similar to an invalid one; None if none is similar."""
     if _IN_MEMORY.fullmatch(text):
         return "memory"
     scheme, colon, rest = text.partition(":")
@@ -224,7 +222,7 @@ def _closest(text: str) -> str | None:
 
 
 def _completed(scheme: str, rest: str) -> str | None:
-    """Return a spec of this scheme with the address that was probably meant."""
+    """Return a spec of this scheme with the address that was probably intended."""
     name = rest.lstrip("/")
     slashes = len(rest) - len(name)
     if scheme == "sqlite" and name:

@@ -1,4 +1,4 @@
-"""LightningStoreThreaded: any store, usable from every thread and event loop of one process."""
+"""LightningStoreThreaded, which makes any store usable from all threads and event loops of one process."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from agentlightning.utils.concurrency.threads import BackgroundLoop
 
 @forward_operations
 class LightningStoreThreaded(StoreWrapper):
-    """Passes calls to a thread-safe store; runs any other store on a separate loop, one call at a time.
+    """Pass calls to a thread-safe store; run any other store on a separate event loop, one call at a time.
 
-    Waits and long polls run beside the other calls, which can end them. A waiting thread holds no lock.
-    The owner calls `close`.
+    Waits and long polls run concurrently with other calls, which can end them. A waiting thread holds no lock.
+    The owner must call `close`.
     """
 
     def __init__(self, store: LightningStore) -> None:
@@ -34,7 +34,7 @@ class LightningStoreThreaded(StoreWrapper):
 
     @override
     async def close(self) -> None:
-        """End the loop of the wrapper; the wrapped store stays open and belongs to its creator."""
+        """Stop the event loop of the wrapper. The wrapped store stays open; its creator closes it."""
         self._owner.stop()
 
     async def _call(self, operation: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

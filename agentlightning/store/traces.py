@@ -1,4 +1,4 @@
-"""`store.traces`: the spans of every rollout at once, for algorithms that need all of them."""
+"""`store.traces`, the spans of all rollouts, for algorithms that need all of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from agentlightning.store.cursors import pages_of
 from agentlightning.types import Attempt, PaginatedResult, Span
 
 MOST_SPANS = 100_000
-"""Spans that are read into memory at once."""
+"""Largest number of spans that are read into memory by default."""
 _PAGE = 100
 
 
 class Readable(Protocol):
-    """The operations of a store that reading all its spans needs."""
+    """The operations of a store that are needed to read all its spans."""
 
     async def query_rollouts(self, *, sort_by: str | None = None, limit: int = -1) -> PaginatedResult[Any]: ...
 
@@ -30,10 +30,10 @@ class Traces:
         self._store = store
 
     async def get_all(self, *, most: int = MOST_SPANS) -> list[Span]:
-        """Return the spans of all rollouts, the oldest rollout first, the spans of a rollout by their number.
+        """Return the spans of all rollouts: the oldest rollout first, and the spans of each rollout by number.
 
         Raises:
-            TooLargeError: there are more than `most`.
+            TooLargeError: there are more than `most` spans.
             GoneError: the spans of a rollout were evicted from memory.
         """
         spans: list[Span] = []
@@ -42,7 +42,7 @@ class Traces:
                 spans += await self._store.query_spans(rollout.rollout_id, limit=most + 1 - len(spans))
                 if len(spans) > most:
                     raise TooLargeError(
-                        f"The store has more than {most} spans. Read them rollout by rollout, "
-                        "await store.query_spans(rollout_id), or allow more: get_all(most=...)"
+                        f"The store has more than {most} spans. Read the spans of one rollout at a time, "
+                        "await store.query_spans(rollout_id), or increase the limit: get_all(most=...)"
                     )
         return spans

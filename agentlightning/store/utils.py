@@ -1,4 +1,4 @@
-"""Rules of the contract as functions, for authors of other stores. They are described in `rules/lifecycle.py`."""
+"""Rules of the contract as functions, if you write your own store. `rules/lifecycle.py` describes them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from agentlightning.types import Attempt, AttemptedRollout, AttemptStatus, Rollo
 
 
 async def rollout_status_from_attempt(attempt: Attempt, config: RolloutConfig) -> RolloutStatus:
-    """Return the status of a rollout whose latest attempt is this one.
+    """Return the status of a rollout with this latest attempt.
 
     Raises:
-        ValueError: the attempt has no such status.
+        ValueError: the status of the attempt is invalid.
     """
     return rollout_after(attempt, config, infrastructure_retries=0)
 
 
 async def scan_unhealthy_rollouts(rollouts: Sequence[AttemptedRollout]) -> dict[tuple[str, str], AttemptStatus]:
-    """Return the attempts that are past a limit, by (rollout id, attempt id), with their new status."""
+    """Return the new status of each attempt that exceeds a limit, by (rollout id, attempt id)."""
     now, unhealthy = time.time(), dict[tuple[str, str], AttemptStatus]()
     for rollout in rollouts:
         attempt: Attempt | None = getattr(rollout, "attempt", None)

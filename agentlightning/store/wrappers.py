@@ -1,9 +1,8 @@
-"""Wrappers of stores: the whole contract over a user's store that implements a part of it, and one run of a store.
+"""Wrappers of stores: the complete contract over your own store that implements a part of it, and one run of a store.
 
-A store written for an earlier form of the contract has no `timeout`, no `run_id`, no outcomes, and maybe no batches.
-Another case is a subclass of a store of this package that overrides one form of an operation, for one or for many; then
-that form is used for both. Server, threads, runs and runners call the whole contract, so `complete` wraps such a store
-for them.
+A store for an earlier version of the contract has no `timeout`, no `run_id`, no outcomes, and maybe no batches. A
+subclass of a store of this package may override one form of an operation, for one object or for many; then this form is
+used for both. Server, threads, runs and runners call the complete contract, so `complete` wraps such a store.
 """
 
 # pyright: reportMissingParameterType=false
@@ -63,10 +62,10 @@ from agentlightning.utils.backoff import backoff_delays
 logger = logging.getLogger(__name__)
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.01, 1.0
-"""Seconds between two claims from a store that cannot wait for work itself."""
+"""Seconds between two claims from a store that cannot wait for rollouts itself."""
 
 _OUTCOME_KEY = "agentlightning.outcome"
-"""Key of an attempt's metadata under which outcome, reason and error are kept if the store has no fields for them."""
+"""Metadata key of an attempt for outcome, reason and error, if the store has no fields for them."""
 _ENDING = frozenset(("outcome", "outcome_reason", "error"))
 _PAGE = ("sort_by", "sort_order", "limit", "offset")
 _LISTED: dict[str, type[BaseModel]] = {
@@ -78,7 +77,7 @@ _LISTED: dict[str, type[BaseModel]] = {
     "query_runs": Run,
 }
 _FORMS = {name: each.many for name, each in OPERATIONS.items() if each.many is not None}
-"""Operations for one object, and their forms for many."""
+"""Operations for one object, and their bulk forms."""
 _ALL, _OF_RUNS, _DEFAULTED = names_of(), names_of("run"), names_of("default")
 
 
@@ -104,9 +103,9 @@ class StoreWrapper(LightningStore):
 
 
 def complete(store: LightningStore, *, one_at_a_time: bool = False) -> LightningStore:
-    """Return a store that implements the whole contract unchanged, any other in a `CompletedStore`.
+    """Return a store with the complete contract unchanged, and any other store in a `CompletedStore`.
 
-    An object whose class has no operation at all, such as a mock, is used unchanged.
+    An object of a class without operations, such as a mock, is returned unchanged.
     """
     accepted = {name: _accepted(store, name) for name in _ALL}
     if not any(accepted.values()) and not isinstance(store, LightningStore):
@@ -127,7 +126,7 @@ def _arguments_of(request: EnqueueRolloutRequest) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _several_calls() -> Generator[None]:
-    """Give each call of the store within the body a separate token, if the call in progress has one."""
+    """Give each call of the store within the block a separate token, if the call in progress has one."""
     token = request_token.get()
     outer = request_token.set(RequestToken(token) if type(token) is str else token)
     try:
@@ -141,7 +140,7 @@ def _is_ours(store: LightningStore, operation: str) -> bool:
 
 
 def _accepted(store: LightningStore, operation: str) -> frozenset[str]:
-    """Return the names of the arguments that a store's operation accepts; none if it lacks the operation."""
+    """Return the names of the arguments that a store's operation accepts; none if the operation is missing."""
     method = getattr(type(store), operation, None)
     if method is None or method is getattr(LightningStore, operation):
         return frozenset()
@@ -158,8 +157,8 @@ def _parameters(method: Callable[..., object]) -> tuple[frozenset[str], bool]:
 
 
 def _preferred(store: LightningStore) -> dict[str, str | None]:
-    """Return for each form of an operation the other form if that one is called instead, because a class nearer to the
-    store's class overrides it, and None if the form itself is called."""
+    """Return for each form of an operation the other form, if it is called instead because a class closer to the
+    store's class overrides it; None if the form itself is called."""
     own = itertools.takewhile(lambda cls: cls is not LightningStore, type(store).__mro__)
     here = getattr(store, "__dict__", {})
     counted = here.keys() >= set(_ALL)  # each is an attribute of the store itself, set by a tracker
@@ -180,12 +179,12 @@ def _preferred(store: LightningStore) -> dict[str, str | None]:
 
 @forward_operations
 class CompletedStore(StoreWrapper):
-    """The whole contract over a store that implements a part of it.
+    """The complete contract over a store that implements a part of it.
 
-    Claims wait by asking again after growing pauses; batches are made of single calls; spans are numbered, lists sorted
-    and cut here; the outcome of an attempt is kept in its metadata. Runs are not separated (logged once). Other missing
-    parts raise an error: `NotImplementedError` for an operation, `BadRequestError` for an argument. With
-    `one_at_a_time`, calls into the store never overlap, except those that wait.
+    A claim that waits is repeated after growing pauses. A batch becomes several calls. Spans are numbered and lists are
+    sorted and paged here. The outcome of an attempt is stored in its metadata. Runs are not separated (logged once).
+    Other missing parts raise an error: `NotImplementedError` for an operation, `BadRequestError` for an argument. With
+    `one_at_a_time`, calls of the store never overlap, except calls that wait.
     """
 
     def __init__(self, store: LightningStore, *, one_at_a_time: bool = False) -> None:
@@ -228,7 +227,7 @@ class CompletedStore(StoreWrapper):
         return AnyPage(items=items, limit=limit, offset=offset, total=total)
 
     async def _call_store(self, operation: str, *args: object, **kwargs: object) -> Any:
-        """Call the store's own operation with the arguments that differ from their defaults."""
+        """Call an operation of the store with the arguments that differ from their defaults."""
         if not self._has(operation) and operation != "statistics":
             if operation in _OF_RUNS:
                 raise keeps_no_runs(self.store)
@@ -248,7 +247,7 @@ class CompletedStore(StoreWrapper):
         return bool(self._accepts[operation])
 
     def _takes(self, operation: str, name: str) -> bool:
-        """Return True if an argument can be passed on, False if it may be omitted.
+        """Return True if the store accepts an argument, False if the argument can be omitted.
 
         Raises:
             BadRequestError: omitting it would change the result.
@@ -258,10 +257,10 @@ class CompletedStore(StoreWrapper):
         if (operation, name) == ("update_worker", "attempts"):
             return False  # such a store renews all claims of the worker, as for a worker that names none
         if name != "run_id":
-            raise BadRequestError(f"{type(self.store).__name__}.{operation} takes no {name!r}; leave it out")
+            raise BadRequestError(f"{type(self.store).__name__}.{operation} has no argument {name!r}; omit it")
         if not self._warned_of_runs:
             self._warned_of_runs = True
-            logger.warning("%s does not keep runs apart: give each run a store of its own", type(self.store).__name__)
+            logger.warning("%s does not separate runs; use a separate store for each run", type(self.store).__name__)
         return False
 
     # --- work ------------------------------------------------------------------------------------------------------
@@ -270,7 +269,7 @@ class CompletedStore(StoreWrapper):
     async def enqueue_many_rollouts(self, rollouts) -> list[Rollout]:
         for name in ("priority", "not_before"):
             if name not in self._accepts["enqueue_rollout"] and any(getattr(request, name) for request in rollouts):
-                raise BadRequestError(f"{type(self.store).__name__} takes no {name!r}; leave it out of the requests")
+                raise BadRequestError(f"{type(self.store).__name__} has no argument {name!r}; omit it from requests")
         if self._form("enqueue_many_rollouts") == "enqueue_many_rollouts":
             return await self._call_store("enqueue_many_rollouts", rollouts)
         with _several_calls():
@@ -299,13 +298,13 @@ class CompletedStore(StoreWrapper):
             return await self._wait_for_claims(limit, worker_id, run_id, timeout, self._form("dequeue_many_rollouts"))
 
     def _form(self, operation: str) -> str:
-        """Return the form of an operation, for one or for many, that is called on the store."""
+        """Return the form of an operation (for one object or for many) that is called on the store."""
         return self._preferred[operation] or operation
 
     async def _wait_for_claims(
         self, limit: int, worker_id: str | None, run_id: str | None, timeout: float, way: str
     ) -> list[AttemptedRollout]:
-        """Claim by an operation, which is called again after pauses if it cannot wait itself."""
+        """Claim with an operation. It is called repeatedly, with pauses, if it cannot wait itself."""
         if "timeout" in self._accepts[way]:
             return await self._claim(way, limit, worker_id, run_id, timeout)
         end, delays = time.monotonic() + timeout, backoff_delays(SHORTEST_PAUSE, LONGEST_PAUSE)
@@ -372,13 +371,13 @@ class CompletedStore(StoreWrapper):
         return [await self._call_store("get_next_span_sequence_id", *pair) for pair in rollout_attempt_ids]
 
     async def _next_number(self, rollout_id: str) -> int:
-        """Return a number after those of the stored spans and those already assigned."""
+        """Return a number greater than those of stored spans and those already assigned."""
         stored = [span.sequence_id for span in await self._call_store("query_spans", rollout_id)]
         number = self._numbers[rollout_id] = max(0, self._numbers.get(rollout_id, 0), *stored) + 1
         return number
 
     async def _numbered(self, spans: Sequence[Span]) -> list[Span]:
-        """Return the spans with missing numbers filled in; unchanged for a store that numbers them itself."""
+        """Return the spans with missing numbers added; unchanged for a store that numbers spans itself."""
         if self._has("query_events"):  # made for the present contract, or a subclass of one that was
             return list(spans)
         asking = [(span.rollout_id, span.attempt_id) for span in spans if span.sequence_id < 0]
@@ -419,7 +418,7 @@ def _with_outcomes(answer: object) -> Any:
 
 @forward_operations
 class LightningStoreScoped(StoreWrapper):
-    """A store that fills in the `run_id` of one run wherever an operation accepts one and the caller gives none."""
+    """A store that adds the `run_id` of one run to operations that accept it, unless the caller sets it."""
 
     def __init__(self, store: LightningStore, run_id: str | None) -> None:
         super().__init__(store)
@@ -450,7 +449,7 @@ _IDS = re.compile(r"[0-9a-f]{32} [0-9a-f]{16}(?: [0-9a-f]{16})?")
 
 
 def is_readable(span: Span) -> bool:
-    """Return True if the ids of the span are valid in OpenTelemetry; a program that makes spans itself may use any."""
+    """Return True if the ids of the span are valid in OpenTelemetry. Programs that create spans may use other ids."""
     return _IDS.fullmatch(" ".join(filter(None, (span.trace_id, span.span_id, span.parent_id)))) is not None
 
 
@@ -458,7 +457,7 @@ def readable_span(span: Span) -> ReadableSpan:
     """Return the span as an ended OpenTelemetry span, without the extra fields of a stored span.
 
     Raises:
-        ValueError: an id is not hexadecimal; see `is_readable`.
+        ValueError: an id is not valid; see `is_readable`.
     """
     context = span.context or _local(span.trace_id, span.span_id)
     parent = span.parent or (_local(span.trace_id, span.parent_id) if span.parent_id else None)

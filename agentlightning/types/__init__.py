@@ -1,4 +1,4 @@
-"""Every public value, in files by subject. Each is imported on first use."""
+"""All public data types, grouped by subject. Each one is imported on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

@@ -1,4 +1,4 @@
-"""Values at the agent's side: triplets, datasets, raw results. Also the small models of the v0.1 protocol."""
+"""Data types for agents: triplets, datasets and raw results. Also the models of the v0.1 protocol."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Triplet(Value):
     response: Any
     """Output of the model, such as `{"token_ids": [...], "token_logprobs": [...]}`."""
     reward: float | None = None
-    """Reward of the call; None if no reward belongs to it."""
+    """Reward of the call; None if it has no reward."""
     metadata: dict[str, Any] = Field(default_factory=dict)
-    """Origin of the call: ids, the name of the agent, the weight version."""
+    """Origin of the call: ids, name of the agent, weight version."""
 
 
 class Task(Value):
-    """One task of the v0.1 protocol. Further fields, such as `instance_id`, are kept as they are."""
+    """One task of the v0.1 protocol. Additional fields, such as `instance_id`, are kept unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     rollout_id: str = Field(validation_alias=AliasChoices("rollout_id", "task_id"))
-    """The rollout that carries out the task; also called `task_id`."""
+    """Rollout of the task; also called `task_id`."""
     input: TaskInput
     """Input of the agent."""
     mode: AnyMode | None = None
-    """Training, validation or test; None if it does not matter."""
+    """Purpose of the task: `train`, `val` or `test`; None if not set."""
     resources_id: str | None = None
-    """The resources to work with; None is the latest."""
+    """Resources for the agent; None for the latest ones."""
     create_time: float | None = None
     """Time at which the server received the task, in Unix seconds."""
     last_claim_time: float | None = None
-    """Time of the last claim by a client, in Unix seconds; None if there was none."""
+    """Time of the last claim by a client, in Unix seconds; None if the task was never claimed."""
     num_claims: int | None = None
     """Number of claims."""
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -57,12 +57,12 @@ class Task(Value):
 
 
 class TaskIfAny(Value):
-    """Answer to a poll of the v0.1 protocol."""
+    """Response to a poll of the v0.1 protocol."""
 
     is_available: bool
-    """False if there is nothing to do at present."""
+    """False if no task is available."""
     task: Task | None = None
-    """The task; None if there is none."""
+    """The task; None if no task is available."""
 
 
 class RolloutLegacy(Value):
@@ -73,7 +73,7 @@ class RolloutLegacy(Value):
     task: Task | None = None
     """The task of the rollout."""
     final_reward: float | None = None
-    """Reward of the rollout; None if it has none."""
+    """Reward of the rollout; None if it has no reward."""
     triplets: list[Triplet] | None = None
     """Model calls of the rollout as training data."""
     trace: list[dict[str, Any]] | None = None
@@ -85,12 +85,12 @@ class RolloutLegacy(Value):
 
 
 class GenericResponse(Value):
-    """Answer of the v0.1 server."""
+    """Response of the v0.1 server."""
 
     status: str = "success"
     """`success`, or a short error name."""
     message: str | None = None
-    """Message for people."""
+    """Message for a human reader."""
     data: dict[str, Any] | None = None
     """The requested data."""
 
@@ -102,7 +102,7 @@ RolloutRawResultLegacy = None | float | list[Triplet] | list[dict[str, Any]] | l
 
 
 class Dataset(Protocol[T_co]):
-    """Anything with a length and items by index; a list is one."""
+    """Any object with a length and items by index, such as a list."""
 
     def __getitem__(self, index: int, /) -> T_co: ...
 
@@ -110,7 +110,7 @@ class Dataset(Protocol[T_co]):
 
 
 class ParallelWorkerBase:
-    """Base class of a part that runs in several workers: init, init_worker, run, teardown_worker, teardown."""
+    """Base class for work in several workers: `init`, `init_worker`, `run`, `teardown_worker`, `teardown`."""
 
     worker_id: int | None
 

@@ -1,5 +1,4 @@
-"""Aliases of words, and `RolloutMode`, the three modes of a rollout, as a type for annotations and as names for
-programs."""
+"""`RolloutMode`, the three modes of a rollout, as a type for annotations and as names. Also aliases of words."""
 
 from __future__ import annotations
 
@@ -9,12 +8,12 @@ from pydantic import BeforeValidator
 
 
 def aliases(**meanings: str) -> BeforeValidator:
-    """Return the part of an `Annotated` type that replaces an alias by its meaning."""
+    """Return a validator for an `Annotated` type that replaces an alias by its meaning."""
     return BeforeValidator(lambda word: meanings.get(word, word) if isinstance(word, str) else word)
 
 
 def meant(kind: Any, word: Any) -> Any:
-    """Return the meaning of an alias in such a type, or any other value unchanged."""
+    """Return the meaning of an alias in a type with `aliases`, or any other value unchanged."""
     return get_args(kind)[1].func(word) if get_origin(kind) is Annotated else word
 
 
@@ -24,9 +23,9 @@ if TYPE_CHECKING:
 else:
 
     def _with_names(literal: Any) -> Any:
-        """Return a `Literal` type that has each mode as an attribute, or the type unchanged where Python rejects that.
+        """Return a `Literal` type with each mode as an attribute, or the type unchanged if Python does not allow it.
 
-        The class of such types is not a public interface of Python. A later Python with another one has no such names.
+        The class of `Literal` types is not a public interface of Python, so a later version may not have these names.
         """
         try:
 
@@ -47,8 +46,8 @@ else:
                     if name.startswith("_"):
                         return super().__getattr__(name)
                     raise AttributeError(
-                        f"RolloutMode has no {name!r}: a rollout's mode is 'train' (RolloutMode.TRAINING), 'val' "
-                        "(RolloutMode.VALIDATION; Trainer.evaluate uses it) or 'test' (RolloutMode.TEST)"
+                        f"RolloutMode has no {name!r}. Use 'train' (RolloutMode.TRAINING), 'val' "
+                        "(RolloutMode.VALIDATION; Trainer.evaluate uses it) or 'test' (RolloutMode.TEST)."
                     )
 
                 def __reduce__(self) -> str:

@@ -1,4 +1,4 @@
-"""Filters, sorting and pages of a list."""
+"""Filters, sorting and pages of lists."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 Operator = Literal["eq", "in", "contains"]
-"""`eq`: the field has this value; `in`: it has one of these; `contains`: it is a text that contains this."""
+"""`eq`: the field has this value; `in`: it has one of these values; `contains`: its text contains this text."""
 
 _TEXTS = ("trace_id", "span_id", "parent_id", "name", "resources_id")
 _ARGUMENTS: dict[tuple[str, Operator], str] = {
@@ -38,13 +38,13 @@ _MEANT: dict[str, str] = {
     "error": "failed",
     "canceled": "cancelled",
 }
-"""Words that programs use for a status, and the status that each means."""
+"""Words that are often used for a status, and the status that each one means."""
 
 
 def status_hint(word: object) -> str:
-    """Return a hint for a word that is not a status, as the end of a sentence; empty if the word is unknown."""
+    """Return a hint for a word that is not a status, to append to a message; empty if the word is unknown."""
     meant = _MEANT.get(word.lower()) if isinstance(word, str) else None
-    return f"; write {meant!r}" if meant else ""
+    return f"; use {meant!r}" if meant else ""
 
 
 class FilterField(Value):
@@ -53,7 +53,7 @@ class FilterField(Value):
     model_config = ConfigDict(extra="forbid")
 
     name: str
-    """The field, such as `status`."""
+    """Name of the field, such as `status`."""
     operator: Operator = "eq"
     """Comparison operator."""
     value: Any
@@ -63,54 +63,54 @@ class FilterField(Value):
     def _can_be_asked(self) -> Self:
         if (self.name, self.operator) not in _ARGUMENTS:
             filters = ", ".join(f"{name} {operator}" for name, operator in sorted(_ARGUMENTS))
-            raise BadRequestError(f"No query filters by {self.name!r} with {self.operator!r}; there are: {filters}")
+            raise BadRequestError(f"Cannot filter by {self.name!r} with {self.operator!r}; expected one of: {filters}")
         if self.operator == "in" and (isinstance(self.value, str) or not isinstance(self.value, Sequence)):
             raise BadRequestError(f"{self.name} in: the value must be a list; got {self.value!r}")
         values = cast("Sequence[object]", self.value) if self.operator == "in" else [cast("object", self.value)]
         for value in values if self.name == "status" else ():
             if meant(AnyWorkerStatus, meant(AnyRolloutStatus, value)) not in _STATUSES:
                 statuses = ", ".join(map(repr, get_args(RolloutStatus)))
-                raise BadRequestError(f"No rollout has the status {value!r}, but {statuses}{status_hint(value)}")
+                raise BadRequestError(f"Unknown status {value!r}; expected one of {statuses}{status_hint(value)}")
         return self
 
 
 class SortOptions(Value):
-    """The field to sort by; ascending by default. Also called `field` and `direction`."""
+    """The field and direction of a sort. `field` and `direction` are aliases of its arguments."""
 
     model_config = ConfigDict(extra="forbid")
 
     name: str = Field(validation_alias=AliasChoices("name", "field"))
-    """The field to sort by."""
+    """Name of the field to sort by."""
     order: Literal["asc", "desc"] = Field(default="asc", validation_alias=AliasChoices("order", "direction"))
-    """`asc` or `desc`."""
+    """`asc` (ascending) or `desc` (descending)."""
 
 
 class FilterOptions(Value):
     """Filters, order and page of a query of a store: `await store.query_rollouts(**filters)`.
 
-    It unpacks into the arguments of a query. A filter that the query lacks is a `TypeError` of the call; a field that
-    it cannot sort by is a `BadRequestError`. `store.list_rollouts(filters)` takes it unchanged.
+    Unpack it into the arguments of a query, or pass it unchanged to `store.list_rollouts(filters)`. The query raises
+    `TypeError` for a filter that it does not have, and `BadRequestError` for a field that it cannot sort by.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     fields: Sequence[FilterField] = ()  # pyright: ignore[reportIncompatibleMethodOverride] -- a deprecated name of pydantic
-    """The conditions."""
+    """Conditions on fields."""
     filter_logic: Literal["and", "or"] = "and"
     """`and`: all conditions must hold; `or`: at least one."""
     sort: SortOptions | None = None
-    """The order; None is the default of the query."""
+    """Order of the items; None for the default of the query."""
     offset: int = Field(default=0, ge=0)
-    """Number of matches before the page."""
+    """Number of matches to skip before the page."""
     limit: int = Field(default=-1, ge=-1)
-    """Largest number of items; -1 is all."""
+    """Largest number of items; -1 for all."""
 
     @model_validator(mode="after")
     def _each_once(self) -> Self:
         names = [_ARGUMENTS[field.name, field.operator] for field in self.fields]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise BadRequestError(f"{', '.join(twice)} is asked for twice; join the values by operator='in'")
+            raise BadRequestError(f"{', '.join(twice)} has two conditions; combine the values with operator='in'")
         return self
 
     def keys(self) -> Sequence[str]:
@@ -133,18 +133,18 @@ class FilterOptions(Value):
 
 
 class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[reportUnsafeMultipleInheritance] -- both are data
-    """One page of a list; behaves as the sequence of its items."""
+    """One page of a list. It behaves like the sequence of its items."""
 
     items: Sequence[T]
-    """The items of this page."""
+    """Items of this page."""
     limit: int
-    """Largest number of items requested; -1 is all."""
+    """Largest number of items requested; -1 for all."""
     offset: int
     """Number of matches before this page."""
     total: int
-    """Matches before paging; for a page after a cursor, the number at the time of the first page."""
+    """Number of matches on all pages. For a page after a cursor: the number at the time of the first page."""
     cursor: str | None = None
-    """Cursor to pass for the next page; None at the end, and for a list without cursors."""
+    """Cursor of the next page; None on the last page and for a list without cursors."""
 
     @overload
     def __getitem__(self, index: int) -> T: ...
@@ -179,5 +179,4 @@ class PaginatedResult(Value, Generic[T], Sequence[T]):  # pyright: ignore[report
 
 
 AnyPage = PaginatedResult[Any]
-"""A page of anything. Stored here: pydantic discards an unused class that it made for a type, and takes 10 ms to make
-it again."""
+"""A page of any items. Kept here because pydantic discards unused generated classes, and generating one takes 10 ms."""

@@ -1,4 +1,4 @@
-"""Resources, which the algorithm publishes and the agent receives. Language models and prompt templates."""
+"""Resources, which the algorithm publishes and the agent receives, such as language models and prompt templates."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 _own_classes: dict[str, dict[str, type[Resource]]] = {}
-"""Classes of resources by the kind under which they are stored, then by their qualified name."""
+"""Your resource classes, by stored kind and then by qualified name."""
 
 
 class Resource(Value):
-    """Base class of everything that can be published under a name, including your own classes.
+    """Base class of all resources, including your own classes.
 
-    Your own class is stored as a `CustomResource` of its kind: its `resource_type` if it has one, else its name. A
-    function agent gets it as the class that its annotation names; other agents do if exactly one class of the kind is
-    imported. A class that derives from `LLM` or another class of ours is stored like that one.
+    Your class is stored as a `CustomResource`, with its `resource_type` (by default the class name) as the kind. A
+    function agent gets it as the class in its annotation. Other agents get it as your class if exactly one class of
+    the kind is imported. A class that derives from `LLM` or another of our classes is stored like its base class.
     """
 
     resource_type: Any = None
-    """The tag by which a stored resource is read back as its class; defaults to the name of the class."""
+    """Tag that selects the class when a stored resource is loaded; defaults to the name of the class."""
 
     @classmethod
     @override
@@ -53,21 +53,21 @@ class Resource(Value):
 
 
 class SamplingParameters(Resource):
-    """Parameters of model calls, by any name: `client.chat.completions.create(..., **parameters)` takes those given."""
+    """Parameters of model calls, with any names. Use `client.chat.completions.create(..., **parameters)`."""
 
     model_config = ConfigDict(extra="allow")
 
     resource_type: Literal["sampling_parameters"] = "sampling_parameters"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
-    """The tag by which it is read back."""
+    """Tag of the class in stored data."""
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     """Sampling temperature; None uses the server's default."""
     top_p: float | None = Field(default=None, ge=0, le=1)
-    """The share of probability that tokens are sampled from; None uses the server's default."""
+    """Probability mass from which tokens are sampled, 0 to 1; None uses the server's default."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Largest number of tokens of a reply; None uses the server's default."""
+    """Largest number of tokens of a response; None uses the server's default."""
 
     def keys(self) -> Sequence[str]:
-        """Return the names of the parameters that are given."""
+        """Return the names of the parameters that are set."""
         values = {**self.__dict__, **(self.__pydantic_extra__ or {})}
         return [name for name, value in values.items() if value is not None and name != "resource_type"]
 
@@ -83,26 +83,26 @@ class LLM(Resource):
     """A model behind an OpenAI-compatible endpoint."""
 
     resource_type: Literal["llm"] = "llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
-    """The tag by which it is read back."""
+    """Tag of the class in stored data."""
     endpoint: str
     """Base URL for the client; usually ends in /v1."""
     model: str
-    """The model name sent with each request."""
+    """Model name for the requests."""
     api_key: str | None = Field(default=None, repr=False)
-    """Returned only by get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`."""
+    """API key for the endpoint. Lists of resources return null instead, and `repr` omits it."""
     sampling_parameters: Annotated[dict[str, Any], BeforeValidator(_as_dict)] = Field(default_factory=dict)
-    """Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`."""
+    """Parameters that the agent passes with its requests, such as `temperature`: a dict or `SamplingParameters`."""
 
     def get_base_url(self, *args: Any, **kwargs: Any) -> str:
-        """Return the endpoint; arguments are accepted so that LLM and ProxyLLM are called alike."""
+        """Return the endpoint. Arguments are ignored; they exist because `ProxyLLM` needs them."""
         return self.endpoint
 
 
 class ProxyLLM(LLM):
-    """A model behind the gateway; each attempt calls it under its own URL."""
+    """A model behind the gateway. Each attempt calls it at its own URL."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
-    """The tag by which it is read back."""
+    """Tag of the class in stored data."""
 
     if not TYPE_CHECKING:
 
@@ -111,14 +111,14 @@ class ProxyLLM(LLM):
                 caller = str(sys._getframe(1).f_globals.get("__name__", ""))
                 if not caller.startswith("pydantic"):  # copying, dumping and comparing do not warn
                     logger.warning(
-                        "Accessing 'endpoint' directly on ProxyLLM is discouraged: "
-                        "use get_base_url(rollout_id, attempt_id), so that the calls are attributed to the attempt"
+                        "Accessing 'endpoint' directly on ProxyLLM is discouraged: its calls belong to no attempt. "
+                        "Use get_base_url(rollout_id, attempt_id)."
                     )
             return super().__getattribute__(name)
 
     @override
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:  # pyright: ignore[reportIncompatibleMethodOverride] -- the public form
-        """Return the URL of one attempt, its ids escaped, or the bare endpoint when both ids are None.
+        """Return the URL of one attempt with escaped ids, or the endpoint itself if both ids are None.
 
         Raises:
             ValueError: only one id is None, or an id is empty or not a string.
@@ -130,8 +130,8 @@ class ProxyLLM(LLM):
             raise ValueError("rollout_id and attempt_id must be strings or all be empty")
         if not (rollout_id and attempt_id):
             raise ValueError(
-                "rollout_id and attempt_id must be strings or all be empty (None): "
-                f"got {rollout_id!r} and {attempt_id!r}, and no URL can hold the empty text"
+                "rollout_id and attempt_id must be strings or all be empty (None), and not the empty string; "
+                f"got {rollout_id!r} and {attempt_id!r}"
             )
         root = endpoint.removesuffix("/")
         tail = "/v1" if root.endswith("/v1") else ""
@@ -139,7 +139,7 @@ class ProxyLLM(LLM):
         return f"{root.removesuffix('/v1')}/rollout/{rollout}/attempt/{attempt}{tail}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
-        """Return the plain `LLM` of this attempt: its URL and, when a token is set, its key."""
+        """Return an `LLM` for this attempt, with its URL and, if the server has a token, its key."""
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         key = attempt_key(rollout_id, attempt_id) if server_token() or not self.api_key else self.api_key
         return LLM(
@@ -150,7 +150,7 @@ class ProxyLLM(LLM):
         )
 
     def keyed_for(self, rollout: AttemptedRollout) -> ProxyLLM:
-        """Return a copy that gives this attempt its key even in a process without the server's token."""
+        """Return a copy with the key of this attempt, for a process that does not have the server's token."""
         if not server_token():
             return self
         return self.model_copy(update={"api_key": attempt_key(rollout.rollout_id, rollout.attempt.attempt_id)})
@@ -164,21 +164,22 @@ class PromptTemplate(Resource):
     """A prompt with placeholders."""
 
     resource_type: Literal["prompt_template"] = "prompt_template"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
-    """The tag by which it is read back."""
+    """Tag of the class in stored data."""
     template: str
-    """The text with its placeholders: `{name}` for f-string, `{{ name }}` for jinja."""
+    """Text with placeholders: `{name}` for f-string, `{{ name }}` for jinja."""
     engine: Annotated[Literal["jinja", "jinja2", "f-string", "poml"], AfterValidator(_engine)]
     """Template engine; `jinja2` is an alias of jinja. `format` does not support poml."""
 
     def format(self, **kwargs: Any) -> str:
-        """Fill the placeholders: named ones for f-string (see `templates/fstring.py`), a bounded sandbox for jinja
-        (`templates/jinja.py`). Anyone who can publish resources writes templates, so neither engine reads more of the
-        process than the values given here, and neither produces more than 16 Mi characters.
+        """Return the text with the placeholders filled.
+
+        A template can read only the values that you pass, and produces at most 16 Mi characters. The engines are in
+        `templates/fstring.py` and `templates/jinja.py`.
 
         Raises:
-            KeyError: an f-string template names a placeholder that was not given.
-            jinja2.UndefinedError: a jinja template names a placeholder that was not given.
-            ValueError: the template needs attributes, widths or work beyond the bounds; names the placeholder.
+            KeyError: the value of a placeholder of an f-string template is missing.
+            jinja2.UndefinedError: the value of a placeholder of a jinja template is missing.
+            ValueError: a placeholder is not allowed, or the template exceeds a limit on its output or work.
             NotImplementedError: the engine is poml.
         """
         if self.engine == "f-string":
@@ -191,23 +192,23 @@ class PromptTemplate(Resource):
 
 
 class SystemPrompt(PromptTemplate):
-    """The instructions of a system message: a template like any other, which a search over prompts improves."""
+    """A prompt template for a system message. A prompt search can improve it."""
 
     resource_type: Literal["system_prompt"] = "system_prompt"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
-    """The tag by which it is read back."""
+    """Tag of the class in stored data."""
     engine: Annotated[Literal["jinja", "jinja2", "f-string", "poml"], AfterValidator(_engine)] = "f-string"
     """Template engine."""
 
 
 class CustomResource(Resource):
-    """Your own settings: a dictionary, or the fields of your own class. Read by key, `resource["top_k"]`."""
+    """Your own settings: a dictionary or the fields of your class. Read a value with `resource["top_k"]`."""
 
     resource_type: Literal["custom"] = "custom"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
-    """The tag by which it is read back."""
+    """Tag of the class in stored data."""
     kind: str | None = None
-    """Name of your own class; None is a plain dictionary."""
+    """Kind of your class; None for a plain dictionary."""
     values: dict[str, Any]
-    """The settings, any JSON values."""
+    """Settings by name; any JSON values."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -216,11 +217,11 @@ class CustomResource(Resource):
         return name in self.values
 
     def keys(self) -> Iterable[str]:
-        """Return the names of its values."""
+        """Return the names of the values."""
         return self.values.keys()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, or `default` if there is none of this name."""
+        """Return the value with this name, or `default` if it does not exist."""
         return self.values.get(name, default)
 
 
@@ -237,10 +238,10 @@ _TAGS = ("llm", "proxy_llm", "sampling_parameters", "prompt_template", "system_p
 
 
 def stored_form(name: str, resource: object) -> object:
-    """Return a resource in the form that stores keep: your own classes and dictionaries become a `CustomResource`.
+    """Return a resource in its stored form: your own classes and dictionaries become a `CustomResource`.
 
     Raises:
-        BadRequestError: a dictionary has the fields of one of our resources but not its tag.
+        BadRequestError: a dictionary has the fields of `LLM` or `PromptTemplate` but no `resource_type`.
     """
     if isinstance(resource, Resource):
         if isinstance(resource, _STORED) and resource.resource_type in _TAGS:
@@ -255,22 +256,22 @@ def stored_form(name: str, resource: object) -> object:
         if required <= values.keys():
             tag = kind.model_fields["resource_type"].default
             raise BadRequestError(
-                f"Resource {name!r} has the fields of agl.{kind.__name__} and no resource_type: write "
-                f"agl.{kind.__name__}(...), or 'resource_type': {tag!r} beside them"
+                f"Resource {name!r} has the fields of agl.{kind.__name__} but no resource_type. Use "
+                f"agl.{kind.__name__}(...), or add 'resource_type': {tag!r}."
             )
     return CustomResource(values=values)
 
 
 def stored_forms(resources: Mapping[str, object]) -> dict[str, object]:
-    """Return resources by name in the form that stores keep."""
+    """Return resources by name in their stored form."""
     return {name: stored_form(name, resource) for name, resource in resources.items()}
 
 
 def agents_form(resource: Resource, wanted: type[Resource] | None = None) -> Resource:
-    """Return a stored resource as an agent gets it: in its own class if that is `wanted` or the only one of its kind.
+    """Return a stored resource as an agent gets it: as your class if it is `wanted` or the only class of its kind.
 
     Raises:
-        ValueError: the fields of the class have changed since.
+        ValueError: the values do not match the fields of the class.
     """
     if not isinstance(resource, CustomResource):
         return resource
@@ -286,14 +287,14 @@ class ResourcesUpdate(Value):
     """One version of a set of resources."""
 
     resources_id: str
-    """The name of the set."""
+    """Id of the set."""
     create_time: float = Field(**MOMENT)
-    """Time at which its first version was stored, in Unix seconds."""
+    """Time at which the first version was stored, in Unix seconds."""
     update_time: float = Field(**MOMENT)
     """Time at which this version was stored, in Unix seconds."""
     version: int = Field(**COUNT)
-    """1 for the first; each update adds one."""
+    """Version number, starting at 1."""
     resources: NamedResources
-    """The resources by name."""
+    """Resources by name."""
     run_id: str | None = None
-    """The run that published it; None if no run did."""
+    """Run that published the set; None if it was published without a run."""

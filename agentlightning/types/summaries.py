@@ -1,8 +1,7 @@
-"""Rollouts, spans and tokens in short form, as lists of many show them; for rollouts also filters and aggregate
-figures.
+"""Short forms of rollouts, spans and tokens, as shown in long lists. For rollouts also filters and statistics.
 
-The reward of a rollout is the reward of its latest attempt. Its step, task and sample come from its metadata under
-these names, where they are whole numbers (a task may also be a text of at most 200 characters).
+The reward of a rollout is the reward of its latest attempt. Its step, task and sample are the entries of its metadata
+with these names, if they are integers (a task can also be a text of at most 200 characters).
 """
 
 from __future__ import annotations
@@ -20,60 +19,60 @@ from agentlightning.types.tracer import StatusCode
 SummarySort = Literal["start_time", "end_time", "duration", "reward", "step", "status", "attempts", "spans"]
 """Sort keys of summaries; `duration` is `end_time - start_time`."""
 AnySummarySort = Annotated[SummarySort, aliases(create_time="start_time")]
-"""A sort key, or an alias of one."""
+"""A sort key or an alias of one."""
 AggregateBy = Literal["step", "outcome", "status", "mode", "resources", "worker", "task", "none"]
-"""Keys that group rollouts; `none` is one group of all."""
+"""Keys by which rollouts are grouped; `none` is one group with all rollouts."""
 SpanKind = Literal["call", "reward", "tool", "agent", "message", "operation", "other"]
 """Kind of a span: a model call, a reward, a tool, an agent's turn, an emitted message or operation, or another."""
 
 
 class RolloutSummary(Value):
-    """A rollout and its latest attempt in short, without input, config and metadata."""
+    """Summary of a rollout and its latest attempt, without input, config and metadata."""
 
     rollout_id: str
-    """Assigned by the store."""
+    """Id of the rollout; assigned by the store."""
     run_id: str | None = None
-    """The run it belongs to; None: it belongs to no run."""
+    """Run of the rollout; None for no run."""
     status: RolloutStatus
     """Status of the rollout."""
     mode: RolloutMode | None = None
-    """Training, validation or test; None if it does not matter."""
+    """Purpose of the rollout: `train`, `val` or `test`; None if not set."""
     step: int | None = None
-    """The training step it was made for: `metadata["step"]`."""
+    """Training step of the rollout: `metadata["step"]`."""
     task: int | str | None = None
-    """The task it carries out: `metadata["task"]`."""
+    """Task of the rollout: `metadata["task"]`."""
     sample: int | None = None
     """Index among the rollouts of the task: `metadata["sample"]`."""
     start_time: float
-    """Time of the enqueue or start."""
+    """Time at which the rollout was enqueued or started."""
     end_time: float | None = None
-    """Time of the end; None before."""
+    """Time of the end; None before it."""
     resources_id: str | None = None
-    """The resources that the agent gets; None if none were published."""
+    """Resources for the agent; None if no resources were published."""
     resources_version: int | None = None
-    """The version of those resources."""
+    """Version of the resources."""
     attempts: int = 0
     """Number of attempts."""
     attempt_id: str | None = None
-    """The latest attempt; None before the first."""
+    """Latest attempt; None if there is none."""
     attempt_status: AttemptStatus | None = None
     """Status of the latest attempt."""
     worker_id: str | None = None
-    """The worker of the latest attempt."""
+    """Worker of the latest attempt."""
     outcome: Outcome | None = None
     """Outcome of the latest attempt; None before its end."""
     outcome_reason: str | None = None
-    """A short word that refines the outcome."""
+    """Reason for the outcome."""
     error_type: str | None = None
     """Class of the exception that ended the latest attempt."""
     reward: float | None = None
-    """The final reward of the latest attempt."""
+    """Final reward of the latest attempt."""
     rewards: dict[str, float] | None = None
-    """The dimensions of the reward by name."""
+    """Dimensions of the reward by name."""
     spans: int = 0
-    """Spans stored so far, those of every attempt."""
+    """Number of stored spans of all attempts."""
     input_preview: str = ""
-    """The first 200 characters of the input: of a text itself, of any other value its JSON."""
+    """First 200 characters of the input; an input that is not a text is shown as JSON."""
 
 
 class SummaryPage(PaginatedResult[RolloutSummary]):
@@ -81,24 +80,24 @@ class SummaryPage(PaginatedResult[RolloutSummary]):
 
 
 class RolloutFilter(Value):
-    """A filter of rollouts: a rollout matches if every field that is set holds. Unknown fields are rejected."""
+    """A filter of rollouts. A rollout matches if it matches every field that is set. Unknown fields are rejected."""
 
     model_config = ConfigDict(extra="forbid")
 
     run_id: str | None = None
-    """Run of the rollout; None or an empty text: rollouts of no run. If not set: any run."""
+    """Run of the rollout; None or an empty text for no run. Rollouts of all runs match if it is not set."""
     status_in: list[AnyRolloutStatus] | None = None
-    """Any of these statuses."""
+    """Allowed statuses."""
     mode_in: list[AnyMode] | None = None
-    """Any of these modes."""
+    """Allowed modes."""
     outcome_in: list[Outcome] | None = None
-    """Any of these outcomes."""
+    """Allowed outcomes."""
     outcome_reason: str | None = None
-    """Reason of the outcome."""
+    """Reason for the outcome."""
     step_from: int | None = Field(default=None, **COUNT)
     """Smallest step."""
     step_to: int | None = Field(default=None, **COUNT)
-    """Largest step."""
+    """Greatest step."""
     task: int | str | None = None
     """Task of the rollout."""
     reward_from: float | None = Field(default=None, allow_inf_nan=False)
@@ -106,7 +105,7 @@ class RolloutFilter(Value):
     reward_to: float | None = Field(default=None, allow_inf_nan=False)
     """Greatest reward."""
     has_reward: bool | None = None
-    """True: with a reward; False: without one."""
+    """True for rollouts with a reward, False for rollouts without one."""
     worker_id: str | None = None
     """Worker of the latest attempt."""
     resources_id: str | None = None
@@ -114,16 +113,16 @@ class RolloutFilter(Value):
     resources_version: int | None = Field(default=None, **COUNT)
     """Version of the resources."""
     input_contains: str | None = None
-    """Text in the first 2,000 characters of the input, ignoring case: of a text itself, of any other value its
+    """Text in the first 2,000 characters of the input, ignoring case. An input that is not a text is searched as
     JSON."""
     rollout_id_contains: str | None = None
-    """Text in the id."""
+    """Text in the rollout id."""
     rollout_id_in: list[str] | None = None
-    """Any of these ids."""
+    """Allowed rollout ids."""
     started_after: float | None = Field(default=None, allow_inf_nan=False)
-    """Earliest time of the enqueue or start, inclusive."""
+    """Earliest start time, inclusive."""
     started_before: float | None = Field(default=None, allow_inf_nan=False)
-    """Latest time of the enqueue or start, exclusive."""
+    """Latest start time, exclusive."""
 
     @model_serializer(mode="wrap")
     def _given_only(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -131,10 +130,10 @@ class RolloutFilter(Value):
 
 
 class AggregateGroup(Value):
-    """Figures of the rollouts of one group. Those of rewards are null if none of them has a reward."""
+    """Statistics of one group of rollouts. Statistics of rewards are null if no rollout has a reward."""
 
     key: int | str | None = None
-    """Common value of the group; for resources `id@version`. None: the rollouts have no value."""
+    """Common value of the group; `id@version` for resources. None if the rollouts have no value."""
     count: int
     """Number of rollouts."""
     scored: int
@@ -142,27 +141,27 @@ class AggregateGroup(Value):
     mean: float | None = None
     """Mean reward."""
     stderr: float | None = None
-    """Standard error of the mean: the standard deviation of the sample over the root of `scored`. None below two."""
+    """Standard error of the mean: sample standard deviation / sqrt(`scored`). None for fewer than two rewards."""
     minimum: float | None = None
     """Smallest reward."""
     maximum: float | None = None
     """Greatest reward."""
     p10: float | None = None
-    """10 % of the rewards are not greater; between two rewards quantiles are interpolated."""
+    """10th percentile of the rewards. Percentiles are interpolated between two rewards."""
     p25: float | None = None
-    """The first quartile."""
+    """25th percentile of the rewards."""
     p50: float | None = None
-    """The median."""
+    """Median of the rewards."""
     p75: float | None = None
-    """The third quartile."""
+    """75th percentile of the rewards."""
     p90: float | None = None
-    """90 % of the rewards are not greater."""
+    """90th percentile of the rewards."""
     outcomes: dict[str, int] = Field(default_factory=dict[str, int])
-    """Number of rollouts by outcome; excludes those without one."""
+    """Number of rollouts by outcome. Rollouts without an outcome are not counted."""
     buckets: list[int] = Field(default_factory=list[int])
-    """Number of rewards in each bucket (`RolloutAggregate.bucket_edges`)."""
+    """Number of rewards in each histogram bucket (see `RolloutAggregate.bucket_edges`)."""
     seconds_mean: float | None = None
-    """Mean seconds from start to end of the ended rollouts; None if none has ended."""
+    """Mean duration of the ended rollouts in seconds; None if no rollout has ended."""
     first_time: float
     """Earliest start time of the rollouts."""
     last_time: float
@@ -170,19 +169,19 @@ class AggregateGroup(Value):
 
 
 class RolloutAggregate(Value):
-    """Figures of rollouts in groups: numeric keys first, then texts, each sorted, then those without a key."""
+    """Statistics of rollouts by group. Order: numeric keys, text keys, no key; numbers and texts are sorted."""
 
     by: AggregateBy
-    """Key that groups the rollouts."""
+    """Key by which the rollouts are grouped."""
     groups: list[AggregateGroup]
-    """The groups that have rollouts."""
+    """Groups with at least one rollout."""
     bucket_edges: list[float] = Field(default_factory=list[float])
-    """Lower edges of the buckets and upper edge of the last: of equal width from the smallest to the greatest reward of
-    all groups; if all rewards are equal, around that value with a total width of 1. Empty without buckets."""
+    """Lower edge of each histogram bucket and upper edge of the last one. The buckets have the same width and cover the
+    rewards of all groups; if all rewards are the same, the total width is 1. Empty without buckets."""
 
 
 class SpanOutline(Value):
-    """A span without its attributes, events and links, as a tree over time shows it."""
+    """A span without its attributes, events and links, for a timeline."""
 
     rollout_id: str
     """Id of the rollout."""
@@ -195,7 +194,7 @@ class SpanOutline(Value):
     span_id: str
     """Id of the span within its trace."""
     parent_id: str | None = None
-    """Id of its parent span; None at the top."""
+    """Id of the parent span; None for a root."""
     name: str
     """Name of the span."""
     kind: SpanKind
@@ -203,25 +202,25 @@ class SpanOutline(Value):
     start_time: float | None = None
     """Start time."""
     end_time: float | None = None
-    """Time of the end; None before."""
+    """Time of the end; None if unknown."""
     status_code: StatusCode = "UNSET"
-    """Status code of OpenTelemetry."""
+    """OpenTelemetry status code."""
     status_description: str | None = None
-    """Reason of the failure: the first 200 characters."""
+    """First 200 characters of the error description."""
     call_id: str | None = None
-    """Id of the model call; only on the gateway's record of a call."""
+    """Id of the model call; set only on the gateway's span of a call."""
     call_state: str | None = None
-    """Final state of the call: see `semconv.CallState`."""
+    """Final state of the call; see `semconv.CallState`."""
     model: str | None = None
-    """The model that was called."""
+    """Name of the model."""
     tokens_in: int | None = None
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     tokens_out: int | None = None
-    """Tokens of the completion."""
+    """Number of tokens of the completion."""
     weight_version: int | None = None
     """Version of the weights that generated the completion."""
     stale: bool = False
-    """True if it arrived for an attempt that had ended or was no longer the latest."""
+    """True if the span arrived after its attempt had ended or was replaced by a later attempt."""
     attributes: int = 0
     """Number of attributes."""
 
@@ -232,6 +231,6 @@ class TokenText(Value):
     id: int
     """The token id."""
     text: str | None = None
-    """Text of the token; bytes that are not a whole character are written as `\\xe2`. None if there is no such id."""
+    """Text of the token; bytes of incomplete characters are written as `\\xe2`. None if the id does not exist."""
     partial: bool = False
-    """True if it has bytes that are only a part of a character."""
+    """True if the token contains bytes of an incomplete character."""

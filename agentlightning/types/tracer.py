@@ -1,6 +1,6 @@
-"""Spans and their parts, and their conversion from OpenTelemetry's.
+"""Spans and their parts, and the conversion of OpenTelemetry spans.
 
-Times on a span are `float` seconds since the Unix epoch; OpenTelemetry's integer nanoseconds are converted.
+Times of a span are `float` seconds since the Unix epoch; OpenTelemetry's integer nanoseconds are converted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentlightning.types.core import COUNT, MOMENT
 StatusCode = Literal["UNSET", "OK", "ERROR"]
 """Status code of an ended span."""
 TraceState = dict[str, str]
-"""OpenTelemetry's `tracestate`, by key."""
+"""OpenTelemetry's `tracestate` by key."""
 
 
 def _seconds(value: object) -> object:
@@ -34,11 +34,11 @@ def _seconds(value: object) -> object:
 
 
 Seconds = Annotated[float | None, BeforeValidator(_seconds)]
-"""Unix seconds; a `datetime` is converted, and a time that no calendar has becomes None."""
+"""Unix seconds. A `datetime` is converted; a time outside the range of the calendar becomes None."""
 
 
 def normalize_time(value: float | None) -> float | None:
-    """Return seconds from seconds or nanoseconds: None and 0 give None, values above 1e12 are read as nanoseconds."""
+    """Return seconds from seconds or nanoseconds. None and 0 become None; values above 1e12 are nanoseconds."""
     if not value:
         return None
     return value / 1e9 if value > 1e12 else float(value)
@@ -56,7 +56,7 @@ class SpanContext(Value):
     is_remote: bool
     """True if the context came from another process."""
     trace_state: TraceState
-    """W3C trace state: vendors' data beside the ids."""
+    """W3C trace state: vendor-specific data."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> SpanContext:
@@ -84,18 +84,18 @@ class TraceStatus(Value):
 
 
 class Event(Value):
-    """Something that happened at one moment of a span."""
+    """An event at one time within a span."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str
     """Name of the event, such as `exception`."""
     attributes: Attributes
-    """Details of the event."""
+    """Attributes of the event."""
     timestamp: Seconds = None
     """Time of the event."""
     dropped_attributes: int = Field(default=0, **COUNT)
-    """Number of attributes that were dropped where the event was made."""
+    """Number of attributes that were dropped when the event was created."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> Event:
@@ -115,9 +115,9 @@ class Link(Value):
     context: SpanContext
     """The linked span."""
     attributes: Attributes | None = None
-    """Meaning of the link; None if there is none."""
+    """Attributes of the link; None if there are none."""
     dropped_attributes: int = Field(default=0, **COUNT)
-    """Number of attributes that were dropped where the link was made."""
+    """Number of attributes that were dropped when the link was created."""
     flags: int | None = Field(default=None, **COUNT)
     """Same as `Span.flags`, for the linked span."""
 
@@ -137,7 +137,7 @@ class OtelResource(Value):
     attributes: Attributes
     """Attributes of the resource, such as `service.name`."""
     schema_url: str = ""
-    """The semantic conventions that the attributes follow; empty if none are named."""
+    """URL of the semantic conventions of the attributes; empty if not set."""
 
     @classmethod
     def from_opentelemetry(cls, src: Any) -> OtelResource:
@@ -145,7 +145,7 @@ class OtelResource(Value):
 
 
 class DroppedCounts(Value):
-    """Numbers of attributes, events and links that were dropped where the span was made, because of its limits."""
+    """Numbers of attributes, events and links that were dropped when the span was created, because of its limits."""
 
     attributes: int = Field(default=0, **COUNT)
     """Number of dropped attributes."""
@@ -161,10 +161,10 @@ class DroppedCounts(Value):
 
 
 class SpanCoreFields(Value):
-    """A span before it has an identity. Emitters return it and agents may return it."""
+    """A span without ids. Emitters return it, and an agent can return it."""
 
     name: str
-    """Name of the span; `agentlightning.semconv` has the names with a meaning."""
+    """Name of the span; `agentlightning.semconv` defines the reserved names."""
     status: TraceStatus
     """Status of the span."""
     attributes: Attributes
@@ -176,7 +176,7 @@ class SpanCoreFields(Value):
 
 
 class SpanRecordingContext(Protocol):
-    """The handle that `Tracer.operation_context` yields; the holder never ends the span itself."""
+    """The handle that `Tracer.operation_context` yields. The context ends the span."""
 
     def record_exception(self, exception: BaseException) -> None: ...
 
@@ -193,11 +193,11 @@ class Span(Value):
     model_config = ConfigDict(extra="allow", ser_json_inf_nan="constants")
 
     rollout_id: str
-    """The rollout that it belongs to."""
+    """Rollout of the span."""
     attempt_id: str
-    """The attempt that it belongs to."""
+    """Attempt of the span."""
     sequence_id: int
-    """Order within the rollout; assigned by the store."""
+    """Number of the span within its rollout; assigned by the store."""
     trace_id: str
     """32 lower-case hexadecimal characters."""
     span_id: str
@@ -205,7 +205,7 @@ class Span(Value):
     parent_id: str | None
     """Id of the parent span; None for a root."""
     name: str
-    """Name of the span; `agentlightning.semconv` has the names with a meaning."""
+    """Name of the span; `agentlightning.semconv` defines the reserved names."""
     status: TraceStatus
     """Status of the span."""
     attributes: Attributes
@@ -213,34 +213,34 @@ class Span(Value):
     events: list[Event]
     """Events within the span."""
     links: list[Link]
-    """Other spans that it refers to."""
+    """Links to other spans."""
     start_time: Seconds
     """Start time; None if unknown."""
     end_time: Seconds
     """Time of the end; None if unknown."""
     context: SpanContext | None
-    """Identity of the span in its trace, in OpenTelemetry's form."""
+    """OpenTelemetry context of the span: its ids and trace state."""
     parent: SpanContext | None
-    """Identity of the parent span; None for a root."""
+    """OpenTelemetry context of the parent span; None for a root."""
     resource: OtelResource
     """Source of the span."""
     kind: str | None = None
     """OpenTelemetry span kind: INTERNAL, SERVER, CLIENT, PRODUCER or CONSUMER."""
     scope: dict[str, Any] | None = None
-    """Instrumentation scope: name and version; attributes and schema_url if there are any."""
+    """Instrumentation scope: name, version and, if set, attributes and schema_url."""
     dropped: DroppedCounts | None = None
-    """Numbers of dropped parts; None if nothing was dropped."""
+    """Numbers of dropped attributes, events and links; None if nothing was dropped."""
     flags: int | None = Field(default=None, **COUNT)
-    """OTLP flags: the low byte is the W3C trace flags; 0x100 means that 0x200 shows whether the parent is remote."""
+    """OTLP flags. Low byte: W3C trace flags. 0x100: bit 0x200 is valid and set if the parent is remote."""
 
     @property
     def exception(self) -> Attributes | None:
-        """The attributes of its last exception (`exception.type`, `exception.message`); None if it recorded none."""
+        """Attributes of the last recorded exception (`exception.type`, `exception.message`); None without one."""
         return next((event.attributes for event in reversed(self.events) if event.name == "exception"), None)
 
     @classmethod
     def from_opentelemetry(cls, src: ReadableSpan, rollout_id: str, attempt_id: str, sequence_id: int) -> Span:
-        """Convert an ended OpenTelemetry span. Accepts any object with the same attributes."""
+        """Convert an ended OpenTelemetry span or any object with the same attributes."""
         context = src.get_span_context()
         status = src.status
         scope = getattr(src, "instrumentation_scope", None)
@@ -287,7 +287,7 @@ class Span(Value):
         resource: OtelResource | None = None,
         status: TraceStatus | None = None,
     ) -> Span:
-        """Make a span from its attributes; missing ids are random, a missing status is `OK`, other fields are empty."""
+        """Create a span from attributes. Missing ids are random, a missing status is `OK`, other fields are empty."""
         trace_id = trace_id or secrets.token_hex(16)
         span_id = span_id or secrets.token_hex(8)
         parent = (
@@ -321,7 +321,7 @@ class Span(Value):
         attempt_id: str | None = None,
         sequence_id: int | None = None,
     ) -> Span:
-        """Give `core`, a `SpanCoreFields`, an identity; a missing start time becomes the current time."""
+        """Create a span from `core`. Missing ids are random; a missing start time becomes the current time."""
         return cls.from_attributes(
             attributes=core.attributes,
             rollout_id=rollout_id,
@@ -362,7 +362,7 @@ def _flags(context: object, parent: object) -> int | None:
 
 
 SpanLike = ReadableSpan | Span
-"""A span of OpenTelemetry's SDK, or of this package."""
+"""A span of the OpenTelemetry SDK or of this package."""
 
 
 class SpanNames(StrEnum):

@@ -109,7 +109,7 @@ def test_help_of_a_model_fits_two_screens() -> None:
     shown = pydoc.plain(pydoc.render_doc(agl.RolloutConfig)).splitlines()
     assert len(shown) < 100
     start = shown.index(" |      timeout_seconds: float | None = None")
-    assert shown[start + 1] == " |          Largest age of one attempt in seconds; None is no limit."
+    assert shown[start + 1] == " |          Longest duration of one attempt in seconds; None for no limit."
 
 
 def test_a_model_keeps_what_pydantic_gives_it_on_its_values() -> None:

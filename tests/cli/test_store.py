@@ -95,14 +95,14 @@ def test_options_that_contradict_each_other_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--db", "redis://h"], "'redis://h' names no store; expected one of: memory, sqlite:///run.db"),
+        (["--db", "redis://h"], "'redis://h' is not a store; expected one of: memory, sqlite:///run.db"),
         (["--db", "sqlite:run.db"], "did you mean 'sqlite:///run.db'?"),
         (["--db", "no/such/folder/x.db"], "Cannot open the SQLite store 'no/such/folder/x.db'"),
         (["--keep-last", "-1"], "keep_last=-1"),
         (["--max-age", "7w"], "--max-age '7w': expected seconds, or a number with one of s, m, h, d"),
         (["--max-bytes", "lots"], "--max-bytes 'lots': expected bytes"),
         (["--lease-seconds", "0"], "lease_seconds must be positive"),
-        (["--db", "http://127.0.0.1:1", "--keep-last", "3"], "served by another process, which retention"),
+        (["--db", "http://127.0.0.1:1", "--keep-last", "3"], "served by another process; pass retention"),
         (["--db", "x.db", "check"], "--db before 'check' has no effect. Use: agl store check --db ..."),
     ],
 )
@@ -269,7 +269,7 @@ def test_a_file_that_is_not_whole_is_exit_code_1_and_a_list(tmp_path: Path, caps
         db.execute("UPDATE rollouts SET attempts = 3")
     assert main(["store", "check", "--db", str(path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
-        f"rollout {rollout_id}: column attempts is 3, its record says 0",
+        f"rollout {rollout_id}: column attempts is 3, but the record has 0",
         f"{path}: 1 problems, 1 of them listed",
     ]
 
@@ -309,4 +309,4 @@ def test_statistics_of_a_file_that_is_not_there_make_none(
 def test_statistics_of_a_server_that_is_not_there_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["store", "stats", "http://127.0.0.1:1?deadline=0.2"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("agl: The store at http://127.0.0.1:1 did not answer")
+    assert line.startswith("agl: The store at http://127.0.0.1:1 did not respond")

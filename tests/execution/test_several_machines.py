@@ -83,7 +83,7 @@ async def test_the_algorithm_bears_an_outage_for_as_long_as_its_runner_states(st
         algorithm = start("algorithm", 0, OUTAGE="1", **shared)
         for _ in range(3):  # then it waits for their ends, which do not come
             assert await server.dequeue_rollout(timeout=LIMIT_SECONDS) is not None
-    await asyncio.to_thread(algorithm.ends, 69, "did not answer wait_for_rollouts")
+    await asyncio.to_thread(algorithm.ends, 69, "did not respond to wait_for_rollouts")
 
 
 @pytest.mark.heavy

@@ -191,9 +191,9 @@ async def test_the_check_compares_the_tables_with_the_records(
     await store.add_many_spans([span_of(made, span_id=f"{1:016x}")])
     here = f"WHERE rollout_id = '{made.rollout_id}'"
     for change, problem in (
-        (f"UPDATE {{}}rollouts SET attempts = 7 {here}", "column attempts is 7, its record says 1"),
-        (f"UPDATE {{}}summaries SET status = 'failed' {here}", "column status of its summary is 'failed', its"),
-        (f"DELETE FROM {{}}spans {here}", "it has 0 spans of 0 bytes, its record says 1 of"),
+        (f"UPDATE {{}}rollouts SET attempts = 7 {here}", "column attempts is 7, but the record has 1"),
+        (f"UPDATE {{}}summaries SET status = 'failed' {here}", "column status of the summary is 'failed', but"),
+        (f"DELETE FROM {{}}spans {here}", "it has 0 spans of 0 bytes, but the record has 1 of"),
         (f"DELETE FROM {{}}summaries {here}", "it has no summary"),
     ):
         sql(data.spec, change)

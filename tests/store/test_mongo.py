@@ -496,7 +496,9 @@ async def test_what_does_not_fit_into_a_document_is_refused_with_its_size(
     store: MongoLightningStore,
 ) -> None:
     big = "x" * (17 * 1024 * 1024)
-    with pytest.raises(TooLargeError, match=r"Rollout ro-\w+ .*takes 178\d+ bytes; a MongoDB document holds at most"):
+    with pytest.raises(
+        TooLargeError, match=r"Rollout ro-\w+ .*takes 178\d+ bytes; the limit for a MongoDB document is"
+    ):
         await store.enqueue_many_rollouts([EnqueueRolloutRequest(input="small"), EnqueueRolloutRequest(input=big)])
     attempted = await store.start_rollout("y")
     with pytest.raises(TooLargeError, match=r"Span .* of rollout"):
@@ -643,11 +645,11 @@ async def test_each_name_of_an_argument_is_understood(mongo_uri: str, partition:
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
-        ({"collection": "agl_rollouts"}, "collection='agl_rollouts' cannot hold the spans"),
-        ({"collection": "$x"}, "for example 'spans'"),
+        ({"collection": "agl_rollouts"}, "collection='agl_rollouts' cannot contain the spans"),
+        ({"collection": "$x"}, "such as 'spans'"),
         ({"thread_safe": False}, "always thread-safe"),
-        ({"mongo_uri": "mongodb://a", "uri": "mongodb://b"}, "another name of mongo_uri"),
-        ({"partition_id": ""}, "not empty"),
+        ({"mongo_uri": "mongodb://a", "uri": "mongodb://b"}, "is an alias of mongo_uri"),
+        ({"partition_id": ""}, "non-empty"),
     ],
 )
 def test_an_argument_that_has_no_meaning_says_what_to_do(wrong: dict[str, Any], expected: str) -> None:

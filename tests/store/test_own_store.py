@@ -208,7 +208,7 @@ async def test_outlines_versions_and_spans_are_made_of_what_it_answers(store: Li
     assert stored_span.span_id == stored.span_id
     published = await store.add_resources({})
     assert [update.version for update in await store.query_resource_versions(published.resources_id)] == [1]
-    with pytest.raises(NotImplementedError, match="keeps no runs"):
+    with pytest.raises(NotImplementedError, match="does not store runs"):
         await store.get_token_texts("v", [1])
 
 
@@ -217,15 +217,15 @@ async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore
         await store.delete_rollouts(rollout_ids=["x"])
     with pytest.raises(NotImplementedError, match="RedisLikeStore does not implement update_worker"):
         await store.update_worker("w")
-    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*takes no 'priority'"):
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*has no argument 'priority'"):
         await store.enqueue_rollout("x", priority=1)
-    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans takes no 'name_contains'"):
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans has no argument 'name_contains'"):
         await store.query_spans("ro-1", name_contains="x")
 
 
 async def test_a_store_that_keeps_no_runs_says_so(store: LightningStore) -> None:
     for call in (store.start_run("r"), store.query_runs(), store.add_run_records("r", []), store.get_vocabulary("v")):
-        with pytest.raises(NotImplementedError, match="keeps no runs"):
+        with pytest.raises(NotImplementedError, match="does not store runs"):
             await call
     assert (await store.enqueue_rollout("x")).status == "queuing"  # and it works on
 
@@ -238,7 +238,7 @@ async def test_a_store_of_the_contract_before_runs_is_used_as_it_is_and_says_tha
         setattr(BeforeRuns, name, getattr(LightningStore, name))
     store = BeforeRuns()
     assert complete(store) is store
-    with pytest.raises(NotImplementedError, match="BeforeRuns keeps no runs"):
+    with pytest.raises(NotImplementedError, match="BeforeRuns does not store runs"):
         await complete(store).start_run("r")
 
 
@@ -280,7 +280,7 @@ async def test_runs_that_it_does_not_know_are_told_of_once(
         await view.enqueue_rollout("x")
         await view.dequeue_rollout()
     assert [record.getMessage() for record in caplog.records] == [
-        "RedisLikeStore does not keep runs apart: give each run a store of its own"
+        "RedisLikeStore does not separate runs; use a separate store for each run"
     ]
 
 

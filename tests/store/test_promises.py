@@ -71,7 +71,7 @@ async def test_a_watch_that_fails_fails_no_call(
     with caplog.at_level(logging.ERROR, "agentlightning.store"):
         made = await local.enqueue_rollout("x")
         assert await local.get_rollout_by_id(made.rollout_id) == made
-    assert "looking for lapsed attempts failed" in caplog.text
+    assert "scan for expired attempts failed" in caplog.text
 
 
 async def test_an_idle_worker_that_falls_silent_becomes_unknown(local: LightningStore) -> None:

@@ -56,7 +56,7 @@ async def test_a_string_names_a_store_in_memory_in_a_file_or_behind_a_server(
 def test_a_store_is_returned_as_it_is() -> None:
     store = InMemoryLightningStore()
     assert store_from_spec(store) is store
-    with pytest.raises(TypeError, match="made already; give it lease_seconds where it is made"):
+    with pytest.raises(TypeError, match="already exists; pass lease_seconds when you create it"):
         store_from_spec(store, lease_seconds=1.0)
 
 
@@ -126,7 +126,7 @@ async def test_settings_follow_a_question_mark(tmp_path: Path) -> None:
 async def test_settings_may_also_be_given_beside_the_string() -> None:
     store = store_from_spec("memory", max_span_bytes=4096)
     assert (await store.statistics())["eviction_threshold_bytes"] == 4096
-    with pytest.raises(BadRequestError, match="lease_seconds is given twice: in 'memory' and beside it"):
+    with pytest.raises(BadRequestError, match="lease_seconds is set twice: in 'memory' and as an argument"):
         store_from_spec("memory?lease_seconds=1", lease_seconds=2.0)
 
 
@@ -138,7 +138,7 @@ async def test_settings_may_also_be_given_beside_the_string() -> None:
         ("sqlite:///x.db?synchronous=OFF", "must be 'FULL' or 'NORMAL'; got 'OFF'"),
         ("memory?keep_last=many", "keep_last='many' in a store's settings: expected a whole number"),
         ("memory?keep_last=-1", "keep_last=-1"),
-        ("memory?keep_last=1&keep_last=2", "keep_last is given twice"),
+        ("memory?keep_last=1&keep_last=2", "keep_last is set twice"),
         ("memory?lease_seconds=nan", "expected a number"),
         ("memory?lease_seconds=inf", "expected a number"),
         ("memory?lease_seconds=", "expected a number"),
@@ -157,7 +157,7 @@ def test_a_wrong_setting_is_named(spec: str, text: str, tmp_path: Path, monkeypa
 
 
 def test_what_belongs_to_the_store_is_refused_for_a_client_of_it() -> None:
-    with pytest.raises(BadRequestError, match="served by another process, which lease_seconds must be given to"):
+    with pytest.raises(BadRequestError, match="served by another process; pass lease_seconds to that process"):
         store_from_spec("http://127.0.0.1:4747", lease_seconds=1.0)
 
 
@@ -190,7 +190,7 @@ def test_what_belongs_to_the_store_is_refused_for_a_client_of_it() -> None:
     ],
 )
 def test_a_wrong_string_is_told_the_closest_right_one(wrong: str, right: str) -> None:
-    with pytest.raises(BadRequestError, match="names no store") as caught:
+    with pytest.raises(BadRequestError, match="is not a store") as caught:
         store_from_spec(wrong)
     assert str(caught.value).endswith(f"did you mean {right!r}?")
     assert right in FORMS or store_from_spec_accepts(right)
@@ -210,7 +210,7 @@ def store_from_spec_accepts(spec: str) -> bool:
 def test_a_string_that_is_near_to_none_lists_them_all(wrong: str) -> None:
     with pytest.raises(BadRequestError) as caught:
         store_from_spec(wrong)
-    assert str(caught.value) == f"{wrong!r} names no store; expected one of: {', '.join(FORMS)}"
+    assert str(caught.value) == f"{wrong!r} is not a store; expected one of: {', '.join(FORMS)}"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,9 @@ async def test_a_newer_database_is_refused_by_both_versions(
     spec, _ = load("0.4.0", kind, request, tmp_path)
     await store_from_spec(spec).close()
     set_version(spec, 99)
-    with pytest.raises(ConflictError, match=rf"schema version 99.*knows up to {SCHEMA_VERSION}; nothing was changed"):
+    with pytest.raises(
+        ConflictError, match=rf"schema version 99.*supports versions up to {SCHEMA_VERSION}. Nothing was changed"
+    ):
         store_from_spec(spec)
 
 
@@ -125,7 +127,7 @@ async def test_a_program_that_runs_while_a_newer_one_upgrades_writes_nothing_mor
         lambda: store.update_worker("w", {}),
         lambda: store.add_resources({}),
     ):
-        with pytest.raises(ConflictError, match=rf"schema version {VERSION}.*knows up to {SCHEMA_VERSION}"):
+        with pytest.raises(ConflictError, match=rf"schema version {VERSION}.*supports versions up to {SCHEMA_VERSION}"):
             await write()
     assert (await store.statistics()).get("total_rollouts") == there
     assert not [worker for worker in await store.query_workers() if worker.worker_id == "w"]

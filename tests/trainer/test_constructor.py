@@ -67,7 +67,7 @@ def test_settings_are_given_by_name_only() -> None:
         ({"algorithm": {"type": "VERL"}}, TypeError, "VERL needs settings that are missing: config"),
         ({"algorithm": "gpro"}, ValueError, "did you mean 'grpo'"),
         ({"algorithm": Needy}, TypeError, "Needy needs settings that are missing: rate"),
-        ({"store": "redis"}, ValueError, "'redis' names no store; expected one of: memory, sqlite:///run.db"),
+        ({"store": "redis"}, ValueError, "'redis' is not a store; expected one of: memory, sqlite:///run.db"),
         ({"store": "sqlite:run.db"}, ValueError, "expected one of"),
         ({"tracer": int}, ValueError, "Invalid tracer type: class int"),
         ({"runner": {"type": "tests.trainer.parts.OwnRunner", "concurency": 2}}, TypeError, "mean 'concurrency'"),

@@ -88,8 +88,8 @@ def test_a_dictionary_is_read_by_key() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"endpoint": "http://h/v1", "model": "m"}, r"write agl\.LLM\(\.\.\.\), or 'resource_type': 'llm' beside"),
-        ({"template": "x", "engine": "jinja"}, r"fields of agl\.PromptTemplate and no resource_type"),
+        ({"endpoint": "http://h/v1", "model": "m"}, r"Use agl\.LLM\(\.\.\.\), or add 'resource_type': 'llm'"),
+        ({"template": "x", "engine": "jinja"}, r"fields of agl\.PromptTemplate but no resource_type"),
     ],
 )
 def test_a_dictionary_with_the_fields_of_ours_is_told_its_tag(fields: dict[str, str], message: str) -> None:

@@ -85,7 +85,7 @@ def test_gaps_are_names_entries_and_formats(template: str, prompt: str) -> None:
 def test_a_gap_that_walks_or_widens_is_refused_by_name(template: str) -> None:
     values: dict[str, Any] = {"deep": {"a": [Task()]}, "name": "n", "number": 1.5, "width": 3, "_hidden": TOKEN}
     values["day"] = datetime(2026, 1, 2)
-    with pytest.raises(ValueError, match=r"[Gg]ap|format string|brace|'\{'|'\}'|expected '\}'") as refused:
+    with pytest.raises(ValueError, match=r"[Pp]laceholder|format string|brace|'\{'|'\}'|expected '\}'") as refused:
         filled(template, x=Task(), **values)
     assert TOKEN not in str(refused.value)
     assert len(str(refused.value)) < 500
@@ -94,7 +94,7 @@ def test_a_gap_that_walks_or_widens_is_refused_by_name(template: str) -> None:
 def test_a_missing_gap_names_itself_and_what_was_given() -> None:
     with pytest.raises(KeyError, match="answer") as missing:
         filled("{answer}", question="q")
-    assert "was given: question" in missing.value.__notes__[0]
+    assert "got: question" in missing.value.__notes__[0]
 
 
 def test_a_template_of_poml_is_filled_by_poml_alone() -> None:
@@ -298,7 +298,7 @@ def test_a_jinja_template_that_compares_without_end_is_refused_before_it_does(
 ) -> None:
     monkeypatch.setattr("agentlightning.types.templates.counting.MOST_SECONDS", 1e9)  # the counts alone
     monkeypatch.setattr("agentlightning.types.templates.counting.MOST_WORK", 8_000_000)  # a test is quick
-    with pytest.raises(ValueError, match=r"asks for more work|takes numbers|adds numbers|range takes"):
+    with pytest.raises(ValueError, match=r"needs more work|accepts (only )?numbers"):
         rendered(template)
 
 

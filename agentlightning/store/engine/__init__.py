@@ -1,4 +1,4 @@
-"""The store over any backend: runs the rules, wakes waiting callers, ends attempts that are past a limit."""
+"""The store over any backend: runs the rules, wakes waiting callers, and ends attempts that exceed a limit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from agentlightning.utils.metrics import MetricsBackend
 
 MYPY = False
-"""True for mypy alone, by its own convention. It does not infer the types of parameters from the contract, as pyright
-does, and so reads the operations there."""
+"""True only for mypy, by its convention. Unlike pyright, mypy does not infer the types of parameters from the
+contract, so it reads the operations there."""
 if MYPY:
 
     class EngineStore(LightningStore):

@@ -1,5 +1,5 @@
-"""The call in progress: its token and its ids; copies of it that arrive while the first one runs, and calls of idle
-workers that share a commit."""
+"""The call in progress: its token and its ids, concurrent copies of the same call, and heartbeats that share a
+commit."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from agentlightning.store.rules.values import given
 from agentlightning.utils.id import count_id, derive_id, generate_id
 
 _MANY_BEATS, _BEATS_TOGETHER_SECONDS = 32, 0.25
-"""Heartbeats of idle workers per second above which their answers are grouped, and seconds that an answer may wait."""
+"""Heartbeats of idle workers per second above which they are grouped, and seconds that a heartbeat may wait."""
 
 
 def call_of(operation: str, **arguments: object) -> Call | None:
-    """Return the call that begins now, if it carries a token."""
+    """Return the call that starts now, or None if it has no token."""
     token = call_token(operation)
     return None if token is None else Call.of(operation, token, given(**arguments))
 
 
 def call_ids(length: int, token: str | None) -> Ids:
-    """Return the identifiers of a call: of its token, or counted on from a random one, so that a script that is run
-    again makes the same identifiers."""
+    """Return a function for the ids of a call. They are derived from its token or from one random id, so that a
+    repeated script creates the same ids."""
     if token is not None:
         return partial(derive_id, token, length=length)
     return partial(count_id, int(generate_id(length), 16), length=length)
 
 
 class Repeats:
-    """Lets the copies of a call run one after the other. Usable from any thread and any event loop."""
+    """Run the copies of a call one after the other. Usable from any thread and any event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Repeats:
 
     @contextlib.asynccontextmanager
     async def turn(self, token: str) -> AsyncGenerator[None, None]:
-        """Enter when no other copy runs."""
+        """Wait until no other copy is running."""
         mine: concurrent.futures.Future[None] = concurrent.futures.Future()
         while True:
             with self._lock:
@@ -62,21 +62,21 @@ class Repeats:
 
 
 async def until_tick(seconds: float, now: float) -> None:
-    """Wait for the next multiple of so many seconds, at which others are waiting, so that one commit serves them all.
-    `now` is a time of a clock that all of them use."""
+    """Wait for the next multiple of `seconds`, so that one commit serves all waiting callers.
+    `now` is the time of a clock that all of them use."""
     await asyncio.sleep(seconds - now % seconds)
 
 
 class IdleBeats:
-    """Groups the heartbeats of idle workers if there are many: in a durable store, a transaction takes five times as
-    long as a heartbeat in it. Usable from any event loop."""
+    """Group the heartbeats of idle workers if there are many, because in a durable store a transaction takes five
+    times as long as a heartbeat in it. Usable from any event loop."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last = deque[float](maxlen=_MANY_BEATS)
 
     async def gather(self) -> None:
-        """Return at once if few heartbeats came in the last second, else at the same time as the others that wait."""
+        """Return immediately if few heartbeats arrived in the last second, else together with other heartbeats."""
         now = self._clock()
         many = len(self._last) == _MANY_BEATS and now - self._last[0] < 1.0
         self._last.append(now)

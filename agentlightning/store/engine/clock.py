@@ -1,9 +1,9 @@
-"""Time in a store: the clock of a database, the age of a wall-clock time, and the timer that scans when nobody calls.
+"""Time in a store: the clock of a database, the age of a wall-clock time, and the timer that scans the store.
 
-Times in a store are wall-clock times, which all servers over the same data share. Servers over a database use the clock
-of the database server, as its clients know it, so that machines whose clocks differ agree on the order of the queue, on
-leases and on limits, up to half a round trip. Within the life of a server, its monotonic clock measures leases and
-limits: the wall clock is watched, and each jump of it begins a new stretch.
+Times in a store are wall-clock times, which are common to all servers over the same data. Servers over a database use
+the clock of the database server. So machines with different clocks agree on the order of the queue, on leases and on
+limits, with an error of at most half a round trip. While a server runs, it measures leases and limits with its
+monotonic clock. It watches the wall clock, and each jump starts a new stretch.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ logger = logging.getLogger(__name__)
 _JUMP_SECONDS = 1.0
 _MOST_STRETCHES = 64
 _NOTED_SECONDS = 0.05
-"""Seconds that the end of a stretch may lie behind the wall clock, so that most calls need not record it."""
+"""Largest lag of the recorded end of a stretch in seconds, so that most calls need not record it."""
 _WORTH_A_WARNING_SECONDS = 5.0
 
 
 class SharedClock:
-    """Wall-clock seconds of a server: this machine's monotonic clock, set by the server's last answer.
+    """Wall-clock seconds of a database server, measured with this machine's monotonic clock.
 
-    Usable from any thread. A jump of this machine's own clock does not change it.
+    It is set by the last response of the server. A jump of this machine's wall clock does not change it. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._at_zero: float | None = None
-        """The server's time when this machine's monotonic clock stood at zero."""
+        """The server's time when this machine's monotonic clock was zero."""
         self._warned = False
 
     def now(self) -> float:
-        """Return the server's time, or this machine's time before the server was asked."""
+        """Return the server's time; before the first request to the server, this machine's time."""
         return time.time() if self._at_zero is None else time.monotonic() + self._at_zero
 
     def set(self, ask: Callable[[], float]) -> None:
-        """Ask the server for its time and record it (the answer counts as given half-way through the request)."""
+        """Request the server's time and record it, as the time at the middle of the request."""
         began = time.monotonic()
         theirs = ask()
         self._at_zero = theirs - (began + time.monotonic()) / 2
@@ -49,13 +49,13 @@ class SharedClock:
         if abs(ahead) > _WORTH_A_WARNING_SECONDS and not self._warned:
             self._warned = True
             logger.warning(
-                "the clock of this machine and that of the database differ by %.1f s; the store goes by the database's",
+                "the clocks of this machine and of the database differ by %.1f s; the store uses the database's clock",
                 ahead,
             )
 
 
 def monotonic() -> float:
-    """Return the seconds of the monotonic clock. Tests replace this."""
+    """Return the seconds of the monotonic clock. Tests replace this function."""
     return time.monotonic()
 
 
@@ -66,12 +66,12 @@ class _Stretch:
     wall: float
     mono: float
     end: float
-    """Its last moment, by the wall clock."""
+    """End of the stretch, as wall-clock time."""
 
 
 class Timeline:
-    """The wall clock as one server has seen it, and the age of its times despite jumps. It measures leases and limits.
-    Usable from any thread."""
+    """The history of the wall clock in one server, which gives correct ages despite jumps. It measures leases and
+    limits. Usable from any thread."""
 
     def __init__(self, wall_clock: Callable[[], float]) -> None:
         self._wall_clock = wall_clock
@@ -79,7 +79,7 @@ class Timeline:
         wall, mono = wall_clock(), monotonic()
         self._stretches = [_Stretch(wall, mono, wall)]
         self.was_set_back = False
-        """The wall clock jumped back, so the data may have times in the future. The reader resets it."""
+        """True after the wall clock jumped back, so that stored times can be in the future. The reader resets it."""
 
     def now(self) -> float:
         """Return the wall-clock time, and record a jump."""
@@ -102,7 +102,7 @@ class Timeline:
             self._stretches = [*self._stretches[1 - _MOST_STRETCHES :], _Stretch(wall, mono, wall)]
             self.was_set_back = self.was_set_back or jump < 0
         way = "back" if jump < 0 else "ahead"
-        text = "the clock of the store jumped %s by %.1f s; leases and limits go on by the monotonic clock"
+        text = "the clock of the store jumped %s by %.1f s; leases and limits use the monotonic clock"
         logger.warning(text, way, abs(jump))
         return wall
 
@@ -113,14 +113,14 @@ class Timeline:
 
     @property
     def latest(self) -> float:
-        """The latest wall-clock time seen, however long ago."""
+        """The latest wall-clock time that this server has seen."""
         return max(stretch.end for stretch in self._stretches)
 
     def age(self, since: float) -> float:
         """Return the seconds since a wall-clock time.
 
-        A time that occurred twice, because the clock was set back, counts from the second one. A time in the future,
-        written with another clock, counts from the moment at which this server first saw the wall clock.
+        If the clock was set back and a time occurred twice, the age counts from the second occurrence. The age of a
+        time in the future, written with another clock, counts from the start of this server.
         """
         self.now()
         mono, stretches = monotonic(), self._stretches
@@ -139,9 +139,9 @@ class Timeline:
         return mono - later
 
     def age_at(self, moment: float) -> Callable[[float], float]:
-        """Return a function for the age of wall-clock times at a moment of `monotonic`, whenever it is called.
+        """Return a function for the age of wall-clock times at a given time of `monotonic`.
 
-        So a decision does not count time in which this process was paused after that moment.
+        So a decision does not include time in which this process was paused after that time.
         """
         return lambda since: max(0.0, self.age(since) - (monotonic() - moment))
 
@@ -155,13 +155,13 @@ class Watched(Protocol):
         ...
 
     def scan_now(self) -> None:
-        """Look for expired attempts."""
+        """Check for expired attempts."""
         ...
 
 
 class _Reaper:
-    """Detects lost workers and expired attempts: scans every watched store at its interval, in one daemon thread of the
-    process. It holds weak references to stores and ends when none is left."""
+    """Scan every watched store at its interval for lost workers and expired attempts, in one daemon thread of the
+    process. It holds weak references to the stores, and the thread ends when there are no more stores."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -195,7 +195,7 @@ class _Reaper:
                     with self._lock:
                         watched = store in self._stores
                     if watched:  # else it was closed during the look
-                        logger.exception("looking for lapsed attempts failed; trying again in %.1f s", interval)
+                        logger.exception("scan for expired attempts failed; retrying in %.1f s", interval)
             del stores
             pause.wait(interval)
 
@@ -204,7 +204,7 @@ _reaper = _Reaper()
 
 
 def watch(store: Watched) -> None:
-    """Scan the store from now on, for as long as it lives. Cheap if it is watched already."""
+    """Start to scan the store; does nothing if it is already scanned. Scanning ends with the store's lifetime."""
     _reaper.watch(store)
 
 

@@ -1,5 +1,5 @@
-"""ReadingEngine: the operations that change nothing, on every backend: queries for rollouts, attempts, spans, resources
-and workers, summaries and figures of many, and waits for changes of them. They return copies."""
+"""ReadingEngine, the read-only operations on every backend: queries for rollouts, attempts, spans, resources and
+workers, summaries and statistics, and waits for changes. They return copies."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -67,14 +67,14 @@ from agentlightning.types.query import AnyPage
 
 M = TypeVar("M", bound=BaseModel)
 _MANY = 100
-"""A wait for more rollouts than this stays parked after a timeout, for the next chunk of the same wait."""
+"""A wait for more rollouts than this is kept after a timeout, for the next request of the same wait."""
 _NO_FILTERS = (None,) * 7
 _OF_PAGE = set(AnyPage.model_fields)
 
 
 @refuse_broken_texts
 class ReadingEngine(LightningStore):
-    """The reading part of a store over a backend."""
+    """The read-only operations of a store over a backend."""
 
     _runtime: StoreRuntime
 
@@ -310,4 +310,4 @@ def _warn_old_name(old: str, value: object, new: str) -> None:
     if value is not None:
         import warnings
 
-        warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
+        warnings.warn(f"{old} is deprecated; use {new} instead", DeprecationWarning, stacklevel=3)

@@ -1,4 +1,4 @@
-"""RunEngine: the operations of runs on every backend, and the import of a history. Each checks and converts its
+"""RunEngine, the run operations on every backend, and the import of a history. Each operation checks and converts its
 arguments, runs one script and returns copies."""
 
 # pyright: reportMissingParameterType=false
@@ -64,7 +64,7 @@ _ATTEMPTS, _SPANS = TypeAdapter(list[Attempt]), TypeAdapter(list[Span])
 
 @refuse_broken_texts
 class RunEngine(LightningStore):
-    """The part of a store over a backend that stores runs and imports histories."""
+    """The run operations and the import of a store over a backend."""
 
     _runtime: StoreRuntime
 
@@ -137,14 +137,14 @@ class RunEngine(LightningStore):
     @override
     async def rewind_run(self, run_id, step) -> int:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise BadRequestError(f"step must be 0 or more, the last step that is to stay; got {step!r}")
+            raise BadRequestError(f"step must be 0 or more (the last step to keep); got {step!r}")
         now, call = self._runtime.now(), call_of("rewind_run", run_id=check_run_id(run_id), step=step)
         return await self._runtime.write(lambda tx: rewind_run(tx, now, run_id, step, call))
 
     @override
     async def delete_runs(self, run_ids, *, force=False) -> int:
         if isinstance(run_ids, str):
-            raise BadRequestError(f"run_ids must be a list of ids; got the text {run_ids!r}")
+            raise BadRequestError(f"run_ids must be a list of ids; got the string {run_ids!r}")
         ids, now, call = list(run_ids), self._runtime.now(), call_of("delete_runs", run_ids=run_ids, force=force)
         answer = await self._runtime.write(lambda tx: delete_runs(tx, now, ids, bool(force), call))
         if isinstance(answer, Exception):
@@ -154,7 +154,7 @@ class RunEngine(LightningStore):
     @override
     async def add_vocabulary(self, vocabulary_id, tokens) -> bool:
         if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
-            raise BadRequestError("tokens must be a list of texts, one for each token id")
+            raise BadRequestError("tokens must be a list of strings, one for each token id")
         row = VocabularyRow(to_json(list(tokens), "tokens"))
         check_size(f"The vocabulary {check_vocabulary_id(vocabulary_id)!r}", row_type("vocabulary").dump_json(row))
         return await self._runtime.write(lambda tx: add_vocabulary(tx, vocabulary_id, row.tokens))
@@ -222,8 +222,8 @@ def _valid(kind: TypeAdapter[list[Any]], name: str, values: Any) -> list[Any]:
 def _resources(update: ResourcesUpdate) -> ResourcesUpdate:
     if update.resources_id in ("", "latest") or update.version < 1:
         raise BadRequestError(
-            f"Resources {update.resources_id!r} of version {update.version} cannot be kept; expected another id than "
-            "'' and 'latest', and a version from 1 on"
+            f"Resources {update.resources_id!r} of version {update.version} cannot be stored; expected an id other "
+            "than '' and 'latest', and a version of at least 1"
         )
     return update.model_copy(deep=True)
 
@@ -250,4 +250,4 @@ def _span(span: Span) -> Span:
 
 def _named(field: str, value: str) -> None:
     if value in ("", "latest") or "\0" in value:
-        raise BadRequestError(f"{field}={value!r} cannot be an id; expected a text other than '' and 'latest'")
+        raise BadRequestError(f"{field}={value!r} cannot be an id; expected a string other than '' and 'latest'")

@@ -1,8 +1,8 @@
-"""Runs the scripts of a store on its backend, and wakes the callers that wait for their changes.
+"""StoreRuntime, which runs the scripts of a store on its backend and wakes the callers that wait for changes.
 
-It also ends the attempts of lost workers and those past a limit, and deletes rollouts beyond the retention policy: on a
-timer, and at most every `scan_debounce_seconds` within calls. The rules of the operations are in `store/rules/`, their
-methods in `store.py`.
+It also ends attempts of lost workers and attempts that exceed a limit, and deletes rollouts beyond the retention
+policy: on a timer, and at most every `scan_debounce_seconds` within calls. The rules of the operations are in
+`store/rules/`, and their methods in `store.py`.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from agentlightning.types import Attempt, AttemptStatus, RetentionPolicy, Rollou
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
 _SWEEP_SECONDS = 5.0
-"""Seconds between two deletions by the retention policy."""
+"""Seconds between two deletions for the retention policy."""
 _CLOCK_SECONDS = 15.0
-"""Seconds between two comparisons of this machine's clock with that of the data."""
+"""Seconds between two comparisons of this machine's clock with the clock of the data."""
 _RESOURCES_KEPT_SECONDS = 3600.0
-"""Seconds for which a retention policy keeps the resources of a run without rollouts, at least."""
+"""Minimum number of seconds for which a retention policy keeps the resources of a run without rollouts."""
 _TOKENS_AT_ONCE, _QUEUED_AT_ONCE, _DUE_AT_ONCE = 1000, 256, 256
 _DUE_AFTER_JUMP = 10_000
-"""Attempts with a limit that are checked at once while a jump of the clock makes their deadlines unreliable."""
+"""Attempts with a limit that are checked in one step while a jump of the clock makes deadlines unreliable."""
 _LONGEST_LIMIT_SECONDS = 86_400.0
 _LOOK_FOR_WORK_SECONDS = 30.0
-"""Seconds between two looks at the queue for an idle worker that keeps asking; each renews its `last_dequeue_time`."""
+"""Seconds between two checks of the queue for a waiting worker; each one updates its `last_dequeue_time`."""
 _LOOK_AGAIN_SECONDS = 300.0
-"""Longest time in seconds before a waiter on shared data checks again: another process may have deleted its rollout."""
+"""Seconds after which a waiter on shared data checks again, because another process may have deleted its rollout."""
 
 
 class StoreRuntime:
-    """Runs scripts for one store. Usable from any thread and any event loop at once."""
+    """Run scripts for one store. Usable concurrently from any thread and event loop."""
 
     def __init__(
         self, backend: Backend, *, scan_debounce_seconds: float, lease_seconds: float, policy: RetentionPolicy | None
@@ -81,9 +81,9 @@ class StoreRuntime:
         self._due_until = math.inf if backend.persistent else 0.0
         self._clock_set = self._looked = monotonic()
         self._leases_hold_until = monotonic() + lease_seconds if backend.persistent else 0.0
-        """Time from which lost workers are detected: one lease after a start on durable data, or after a sleep."""
+        """Time from which lost workers are detected: one lease after a start on durable data, or after a pause."""
         self._woke = -math.inf
-        """Time at which the timer last noticed that this process resumed after a pause; -inf if it never did."""
+        """Time at which the timer last detected that this process resumed after a pause; -inf if it never did."""
         self._watched_in = 0
         if policy is not None:
             self.watch()
@@ -96,7 +96,7 @@ class StoreRuntime:
         self.backend.close()
 
     def watch(self) -> None:
-        """Have the timer of this process scan this store from now on: something in it has a time limit."""
+        """Start the scans of this store by the timer of the process, because something in it has a time limit."""
         if self._watched_in != os.getpid():
             self._watched_in = os.getpid()
             watch(self)
@@ -154,14 +154,14 @@ class StoreRuntime:
         due_in: Callable[[R], float | None] | None = None,
         again: Again | None = None,
     ) -> R:
-        """Run scripts until nothing is `missing` in the result of one, or time is up; return the last result.
+        """Run scripts until nothing is `missing` in a result or the timeout is over; return the last result.
 
-        `script_of` makes each script from the result before it (None at first). `due_in` returns the seconds after
-        which another look is useful even if nothing has happened. `again` names a wait that is likely to be repeated
-        after a timeout: the repeated wait then continues this one.
+        `script_of` creates each script from the previous result (None at first). `due_in` returns the seconds after
+        which to check again even if nothing has changed. `again` is the key of a wait that is likely to be repeated
+        after a timeout; the repeated wait then continues this one.
 
         Raises:
-            BusyError: too many callers wait already.
+            BusyError: too many callers are waiting.
         """
         await self.settle()
         run = self.write if write else self.read
@@ -169,7 +169,7 @@ class StoreRuntime:
         if timeout is not None and timeout <= 0:
             return await run(script_of(before))
         if self._waiters.parked >= MAX_WAITERS:
-            raise BusyError(f"{MAX_WAITERS} callers wait at this store already; try again later")
+            raise BusyError(f"{MAX_WAITERS} callers are waiting for this store, which is its limit; retry later")
         end = math.inf if timeout is None else time.monotonic() + timeout
         look_again = _LOOK_FOR_WORK_SECONDS if again is not None and again[0] == "work" else self._look_again
         kept = None if again is None else self._waiters.take(again, look_again)
@@ -208,7 +208,7 @@ class StoreRuntime:
         return min(1.0, self.lease_seconds / 4)
 
     async def settle(self) -> float:
-        """Return the start time of a call, after a `scan` if one is due."""
+        """Return the start time of a call, after a `scan` if it is due."""
         now = self.now()
         if self._timeline.was_set_back or time.monotonic() - self._last_scan >= self._scan_debounce_seconds:
             await self.scan()
@@ -216,8 +216,8 @@ class StoreRuntime:
         return now
 
     async def scan(self) -> None:
-        """Look for expired attempts within a call, unless that was done recently, and make rollouts claimable whose
-        queue time is in the future because the clock was set back. Never fails the call."""
+        """Check for expired attempts within a call, unless this was done recently. Also make rollouts claimable that
+        have a queue time in the future because the clock was set back. Never fails the call."""
         looked = time.monotonic()
         due = looked - self._last_scan >= self._scan_debounce_seconds
         if not (due or self._timeline.was_set_back) or not self._scanning.acquire(blocking=False):
@@ -229,12 +229,12 @@ class StoreRuntime:
             else:
                 await asyncio.to_thread(self._look)
         except Exception:  # the call that happens to carry the scan must not suffer from it
-            logger.exception("looking for lapsed attempts failed; the next scan tries again")
+            logger.exception("scan for expired attempts failed; retrying at the next scan")
         finally:
             self._scanning.release()
 
     def scan_now(self) -> None:
-        """Look for expired attempts, silent workers and data beyond the retention policy; blocks. Called by a timer."""
+        """Check for expired attempts, lost workers and data beyond the retention policy. Blocks; called by a timer."""
         if monotonic() - self._clock_set >= _CLOCK_SECONDS:
             self._set_clock()
         self._last_scan = time.monotonic()
@@ -272,7 +272,7 @@ class StoreRuntime:
         self.backend.set_clock()
 
     def sweep_now(self) -> None:
-        """Delete long silent workers, old tokens, and data beyond the retention policy; blocks."""
+        """Delete lost workers, old tokens, and data beyond the retention policy. Blocks."""
         now, age = self.now(), self._timeline.age
         self.write_now(lambda tx: forget_silent_workers(tx, now, self.lease_seconds, age))
         most = _TOKENS_AT_ONCE
@@ -291,9 +291,9 @@ class StoreRuntime:
                     self.write_now(partial(delete, now=now, rollout_ids=page, active="skip"))
 
     async def delete_surplus(self, policy: RetentionPolicy, run_id: tuple[str | None] | None, call: Call | None) -> int:
-        """Remove rollouts beyond the policy in one run or in each, a page at a time; return the number removed.
+        """Remove rollouts beyond the policy in one run or all runs, a page at a time; return the number removed.
 
-        A copy of the call continues where the first one was cut off: rollouts that ended after the first call stay.
+        A copy of the call continues where the first one was interrupted: rollouts that ended after the first call stay.
         """
         now, began = self.now(), None
         if call is not None:
@@ -361,4 +361,4 @@ def _surplus(
 
 
 _Lapse = tuple[str, str, AttemptStatus, str]
-"""Rollout, attempt, its new status, and the reason."""
+"""Rollout, attempt, new status of the attempt, and reason."""

@@ -1,6 +1,6 @@
-"""EngineStore: the store class of every backend. It checks and converts the arguments of an operation, takes time and
-ids once per call, runs the script of `store/rules/` and returns copies. Reading operations are in `reading.py`, runs
-and the import of histories in `runs.py`, waiting and the timer in `runtime.py`."""
+"""EngineStore, the store class of every backend. It checks and converts the arguments of an operation, gets the time
+and the ids once per call, runs the script of `store/rules/` and returns copies. Read-only operations are in
+`reading.py`, runs and the import of histories in `runs.py`, and waiting and the timer in `runtime.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -88,12 +88,12 @@ M = TypeVar("M", bound=BaseModel)
 R = TypeVar("R")
 _NAMED_RESOURCES: TypeAdapter[NamedResources] = TypeAdapter(NamedResources)
 _EMPTY_TOGETHER_SECONDS = 0.05
-"""Seconds that the answer to an idle worker may wait for those to others."""
+"""Seconds that the response to an idle worker may wait, so that responses to several workers share a commit."""
 
 
 @refuse_broken_texts
 class EngineStore(RunEngine, ReadingEngine):
-    """A store over a backend. Usable from any thread and any event loop at once."""
+    """A store over a backend. Usable concurrently from any thread and event loop."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ class EngineStore(RunEngine, ReadingEngine):
 
     @property
     def add_unread_spans(self) -> Callable[[Sequence[AnySpan]], Awaitable[object]] | None:
-        """The operation that stores unread spans; None if this store must read them: a subclass, a store that counts
+        """The operation that stores unread spans. None if this store must read them: a subclass, a store that counts
         its operations, or a backend that does not keep unread spans."""
         replaced = "add_many_spans" in vars(self) or type(self).add_many_spans is not EngineStore.add_many_spans
         return None if replaced or not getattr(self._backend, "keeps_unread", False) else self._add
@@ -336,7 +336,7 @@ class EngineStore(RunEngine, ReadingEngine):
         return public_rollout(await self._change(now, rollout_id, call, change))
 
     async def _change(self, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R:
-        """Run a change of a rollout; its refusal is recorded with its token."""
+        """Run a change of a rollout. A refusal is recorded with its token."""
         return _accepted(await self._runtime.write(lambda tx: refusable(tx, now, rollout_id, call, change)))
 
     @override
@@ -379,14 +379,12 @@ class EngineStore(RunEngine, ReadingEngine):
             if bounds == RetentionPolicy():
                 if isinstance(run_id, Unset):
                     raise BadRequestError(
-                        "Say what to delete: rollout_ids=[...], run_id=..., or a bound (keep_last, ...)"
+                        "Pass what to delete: rollout_ids=[...], run_id=..., or a limit (keep_last, ...)"
                     )
                 bounds = RetentionPolicy(keep_last=0)
             return await self._runtime.delete_surplus(bounds, run, call)
         if bounds != RetentionPolicy() or not isinstance(run_id, Unset):
-            raise BadRequestError(
-                "rollout_ids cannot be given together with run_id or a bound; call delete_rollouts twice"
-            )
+            raise BadRequestError("rollout_ids cannot be combined with run_id or a limit; call delete_rollouts twice")
         ids, now = list(rollout_ids), self._runtime.now()
         return _accepted(
             await self._runtime.write(lambda tx: delete(tx, now, ids, "force" if force else "refuse", call))
@@ -430,7 +428,7 @@ class EngineStore(RunEngine, ReadingEngine):
     @override
     async def update_resources(self, resources_id, resources, *, run_id=None) -> ResourcesUpdate:
         if resources_id in ("", "latest"):
-            raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another name")
+            raise BadRequestError(f"{resources_id!r} cannot be the id of resources; choose another id")
         with valid("resources"):
             named = _NAMED_RESOURCES.validate_python(stored_forms(dict(resources)))
         own = {name: _json_resource(name, resource) for name, resource in named.items()}
@@ -440,7 +438,7 @@ class EngineStore(RunEngine, ReadingEngine):
 
 
 class _AnsweredBefore(Exception):
-    """Raised for a copy of an empty claim; if work woke it, another claim must be woken instead."""
+    """Raised for a copy of an empty claim. If a new rollout woke it, another claim must be woken instead."""
 
 
 def _request(
@@ -464,7 +462,7 @@ def _json_resource(name: str, resource: ResourceUnion) -> ResourceUnion:
 
 
 def _accepted(answer: R | Exception) -> R:
-    """Return an answer, or raise it if it is a refusal."""
+    """Return a result, or raise it if it is a refusal."""
     if isinstance(answer, Exception):
         raise answer
     return answer

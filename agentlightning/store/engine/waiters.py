@@ -1,8 +1,8 @@
-"""Callers that wait: parked until work arrives, rollouts end or anything changes, and woken from any thread.
+"""Waiting callers, parked until a rollout is queued, rollouts end or anything changes, and woken from any thread.
 
-A wait that timed out stays parked for some seconds, since a client that waits in chunks soon comes back. The next chunk
-of a wait for ten thousand rollouts then need not check each again, and the next claim of an idle runner need not check
-the queue.
+A wait that timed out is kept for some seconds, because a client splits a long wait into several requests. Then the next
+request of a wait for ten thousand rollouts need not check each one again, and the next claim of an idle runner need not
+check the queue.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ Key = tuple[str, str | None]
 """("work", run id), ("end", rollout id) or `ANY_CHANGE`."""
 ANY_CHANGE: Key = ("change", None)
 Again = tuple[Literal["work", "end"], Hashable]
-"""The name of a wait that is likely to be repeated: what it waits for, and who waits."""
+"""The key of a wait that is likely to be repeated: what it waits for, and for which caller."""
 MAX_WAITERS = 20_000
 _MOST_KEPT = {"work": MAX_WAITERS, "end": 64}
 _MANY = 64
-"""A waiter for more keys than this is checked at every event instead of being listed under each of its keys."""
+"""A waiter for more keys than this is checked at every event instead of being indexed by its keys."""
 _KEEP_SECONDS = 5.0
-"""Seconds that a wait stays parked after it has timed out."""
+"""Seconds for which a wait is kept after a timeout."""
 
 
 class Waiter:
-    """One parked caller, used as a context manager in the event loop that made it.
+    """One parked caller, used as a context manager in the event loop that created it.
 
-    To miss no event: enter, look at the store, `arm` with the missing keys, `wait`. Events between entering and arming
-    are recorded. A waiter that is `kept` stays parked on leaving the block, and may be entered again.
+    To miss no event: enter, check the store, `arm` with the missing keys, `wait`. Events between entering and arming
+    are recorded. A waiter that is `kept` stays parked after the block and can be entered again.
     """
 
     __slots__ = (
@@ -59,9 +59,9 @@ class Waiter:
         self.kept = False
         self.woken = False
         self.touched = False
-        """An event that it waits for has happened, or may have."""
+        """True if an event that it waits for has happened or may have happened."""
         self.result: Any = None
-        """What its caller saw last, at the time `looked` (monotonic)."""
+        """The last result of its caller, at the time `looked` (monotonic)."""
         self.looked = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -73,14 +73,14 @@ class Waiter:
             self._owner.remove(self, gave_up=kind is not None)
 
     def arm(self, missing: Iterable[Key]) -> None:
-        """Wait for all of `missing` from here on, except events since entering."""
+        """Set the events to wait for to `missing`, except events that happened since entering."""
         with self._owner.lock:
             self.pending = set(missing) - self.seen
             if not self.pending:
                 self.wake()
 
     async def wait(self, timeout: float) -> None:
-        """Return when all events have happened or `timeout` seconds (possibly infinite) are over."""
+        """Wait until all events have happened or `timeout` seconds (possibly infinite) are over."""
         if self._happened:
             return
         self._bell = self._loop.create_future()
@@ -107,9 +107,9 @@ class Waiter:
 
 
 class Waiters:
-    """The parked callers of one store, by the keys that they wait for; callers with many keys in a separate list.
+    """The parked callers of one store, by the keys that they wait for. Callers with many keys are in a separate list.
 
-    Usable from any thread; a kept wait continues on its own event loop only.
+    Usable from any thread. A kept wait continues only on its own event loop.
     """
 
     def __init__(self) -> None:
@@ -121,11 +121,11 @@ class Waiters:
         """Number of callers that have entered."""
 
     def for_keys(self, keys: Collection[Key]) -> Waiter:
-        """Return a waiter for these events; nothing is parked until it is entered."""
+        """Return a waiter for these events. It is parked when it is entered."""
         return Waiter(self, keys if len(keys) <= _MANY else frozenset(keys))
 
     def enter(self, waiter: Waiter) -> None:
-        """Park a caller. Earlier events have set `touched` of a kept one."""
+        """Park a caller. For a kept caller, earlier events have set `touched`."""
         with self.lock:
             if waiter.kept:
                 waiter.kept = False
@@ -138,7 +138,7 @@ class Waiters:
                 self._by_key.setdefault(key, {})[waiter] = None
 
     def remove(self, waiter: Waiter, *, gave_up: bool) -> None:
-        """Remove a caller. If it was woken for work and gave up, the next one is woken."""
+        """Remove a caller. If it was woken for a rollout and gave up, wake the next one."""
         with self.lock:
             waiter.kept = False
             self.parked -= 1
@@ -154,8 +154,8 @@ class Waiters:
                         self._notify_one(key)
 
     def keep(self, again: Again, waiter: Waiter) -> bool:
-        """Have a wait stay parked after its block for some seconds, unless there are too many, or another of its name;
-        return False if an event has happened that must be handled first."""
+        """Keep a wait parked after its block for some seconds, unless there are too many or another with the same key.
+        Return False if an event has happened that must be handled first."""
         loop = asyncio.get_running_loop()
         kept = self._kept[again[0]]
         with self.lock:
@@ -169,7 +169,7 @@ class Waiters:
         return True
 
     def take(self, again: Again, look_again: float | None) -> Waiter | None:
-        """Return the kept wait of this name if no event has touched it; the caller then owns it."""
+        """Return the kept wait with this key if no event has touched it. The caller then owns it."""
         with self.lock:
             waiter = self._kept[again[0]].pop((again, asyncio.get_running_loop()), None)
         if waiter is None:
@@ -188,8 +188,8 @@ class Waiters:
         self.remove(waiter, gave_up=False)
 
     def wake(self, notes: Notes) -> None:
-        """Wake callers after changes. Of those that wait for work, wake as many as there are rollouts to claim now; for
-        a rollout to claim later, wake all, since any of them may have given up by then."""
+        """Wake callers after changes. For rollouts that can be claimed now, wake the same number of callers; for a
+        rollout that can be claimed later, wake all, because any of them may have given up by then."""
         with self.lock:
             for rollout_id in notes.finished:
                 self._notify_all(("end", rollout_id))
@@ -200,14 +200,14 @@ class Waiters:
             self._notify_all(ANY_CHANGE)
 
     def wake_all(self) -> None:
-        """Have every caller check again: an event may have been missed."""
+        """Make every caller check again, because an event may have been missed."""
         with self.lock:
             for parked in (*self._by_key.values(), self._wide):
                 for waiter in parked:
                     waiter.wake()
 
     def _notify_one(self, key: Key) -> None:
-        """Wake one caller for work. A kept one may never come back, so it is marked and another one is woken."""
+        """Wake one caller for a rollout. A kept caller may not return, so it is marked and another one is woken."""
         for waiter in self._by_key.get(key, ()):
             if waiter.kept:
                 waiter.touched = True
@@ -237,17 +237,17 @@ class Waiters:
 
 _SHORTEST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.1
-"""Longest pause between two checks in seconds; it is short after a change and grows while nothing changes."""
+"""Longest pause between two checks in seconds. It is short after a change and grows while nothing changes."""
 _IDLE_CHECKS = 100
 """The thread ends after this many checks without a waiting caller."""
 _PAGE = 1000
 
 
 class Follower:
-    """Wakes the waiters of one store for changes that other processes make in shared data.
+    """Wake the waiters of one store after other processes changed shared data.
 
-    One thread, only while a caller waits: it asks the backend whether another process may have changed something, and
-    reads which rollouts changed since its cursor.
+    While a caller waits, one thread checks whether another process may have changed the data, and reads the rollouts
+    that changed since its cursor.
     """
 
     def __init__(self, backend: Backend, waiters: Waiters) -> None:
@@ -259,7 +259,7 @@ class Follower:
         self._stop = threading.Event()
 
     async def follow(self) -> None:
-        """Follow every change from now on, while a caller is parked. Returns when following has begun."""
+        """Start to follow all changes while a caller is parked. Returns when following has started."""
         with self._lock:
             if self._running():
                 return
@@ -293,7 +293,7 @@ class Follower:
                 if changed:
                     cursor = self._tell(cursor)
             except Exception:  # the cause (a server that restarts) passes; the waiters check by themselves
-                logger.exception("following the changes of the store failed; trying again")
+                logger.exception("following the changes of the store failed; retrying")
                 self._waiters.wake_all()
                 stop.wait(1.0)
             idle = 0 if self._waiters.parked else idle + 1

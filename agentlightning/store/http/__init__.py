@@ -1,1 +1,1 @@
-"""The store over HTTP: server, client, and the one table of operations that both read."""
+"""The store over HTTP: server, client, and the table of operations that both use."""

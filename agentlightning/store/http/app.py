@@ -1,11 +1,11 @@
-"""The ASGI app of a store server with its middleware, from the outside in:
+"""The ASGI app of a store server with its middleware, from the outermost layer to the innermost:
 
-HostDoor       check of the name under which the server is addressed
-NamedOrigins   the origins whose pages may read the answer
-BearerAuth     the token
-JsonDispatch   the operations of `operations.py`, the hot path
-Starlette      everything else: events, OTLP, metrics, health, the description of the interface, and the parts of
-               layers above (`mounts.py`): the page with its data
+HostDoor       checks the Host header
+NamedOrigins   lets pages of the allowed origins read responses
+BearerAuth     checks the token
+JsonDispatch   the operations of `operations.py`, which are most of the requests
+Starlette      all other paths: events, OTLP, metrics, health, the OpenAPI document, and the mounted parts
+               (`mounts.py`), such as the dashboard
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class StoreApp:
-    """Serves the store that `store` returns; `store` is called once per request.
+    """Serve the store that `store` returns. `store` is called once per request.
 
-    Without a token, every request under an allowed name is accepted, except writes by pages whose origin is not in
-    `origins`.
+    Without a token, every request with an allowed Host header is accepted, except writes from pages of an origin that
+    is not in `origins`.
     """
 
     def __init__(
@@ -86,27 +86,27 @@ class StoreApp:
 
 
 async def _on_error(request: HttpRequest, error: Exception) -> Response:
-    """Answer with an error of this package."""
+    """Return the response for an error of this package."""
     return _response(describe_error(error, f"{request.method} {request.url.path[:200]!a}"))
 
 
 async def _on_failure(request: HttpRequest, error: Exception) -> Response:
-    """Answer a failure; the server raises it again and logs it once."""
+    """Return the response for an unexpected error. The server raises it again and logs it once."""
     return _response(failure(error))
 
 
 async def _on_refusal(request: HttpRequest, error: Exception) -> Response:
-    """Answer an unknown path or method."""
+    """Return the response for an unknown path or method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         text = (
-            f"Not Found: no path of this server is {request.url.path[:200]!r}; the operations are under {PREFIX}, "
-            f"{OPENAPI_PATH} lists all"
+            f"Not Found: this server has no path {request.url.path[:200]!r}. The operations are under {PREFIX}; "
+            f"{OPENAPI_PATH} lists all paths."
         )
         reply = refusal(404, text, "NotFound")
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        reply = refusal(405, f"Method Not Allowed: {request.method}; this path takes {allowed}", "MethodNotAllowed")
+        reply = refusal(405, f"Method Not Allowed: {request.method}; this path allows {allowed}", "MethodNotAllowed")
     else:
         reply = refusal(error.status_code, str(error.detail), "HTTPException")
     logger.info("%s %.200a: %d", request.method, request.url.path, error.status_code)

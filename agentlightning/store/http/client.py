@@ -1,4 +1,4 @@
-"""LightningStoreClient: a store over HTTP. Every operation comes from the table in `operations.py`."""
+"""LightningStoreClient, the client of a store server. Its operations come from the table in `operations.py`."""
 
 # pyright: reportMissingParameterType=false
 # The types of an operation's parameters stand in the contract, store/base.py, from where a checker takes them over.
@@ -42,40 +42,40 @@ from agentlightning.utils.version import VERSION, same_major
 
 logger = logging.getLogger(__name__)
 CHUNK = 2000
-"""Items per request for a list of `_IN_CHUNKS` without a limit."""
+"""Items per request for a list in `_IN_CHUNKS` without a limit."""
 _IN_CHUNKS = frozenset(("query_rollouts", "query_spans", "query_run_records"))
-"""Lists that may be too long for one answer; the others are read in one request, at one moment."""
+"""Lists that can be too long for one response. Other lists are read in one request, as a snapshot."""
 _BY_ID = 16
-"""Rollouts that are requested by id at the same time."""
+"""Number of rollouts that are requested by id concurrently."""
 _RETRIED_STATUS = frozenset((408, 429, 502, 503, 504))
 _SHORTEST_TRY = 2.0
 _TRIES = 6
-"""The first try gets the deadline divided by this, each further one twice as long as the one before."""
+"""The first try takes at most the deadline divided by this number; each further try has twice the time."""
 _SLOWEST_UPLOAD = 1e6
-"""Bytes per second, from which a large body gets additional time."""
+"""Bytes per second: a large body gets additional time for its upload at this speed."""
 _FORMS = {name: each for name, each in DECLARED.items() if each.many is not None and not each.ways}
-"""Operations for one object that are sent as their form for many, whose `limit` is 1 by default."""
+"""Operations for one object that are sent as their bulk form, which has a default `limit` of 1."""
 _ERRORS: dict[str, type[Exception]] = {
     **WIRE_ERRORS,
     "ValueError": ValueError,
     "TypeError": TypeError,
     "NotImplementedError": NotImplementedError,
 }
-"""Error classes that a server names in its reply and that are raised again here."""
+"""Error classes that a server sends by name and that are raised again here."""
 
 
 class _Retry(Exception):
-    """Raised when a try failed and another one may succeed."""
+    """Raised when a try failed and the next one may succeed."""
 
     def __init__(self, reason: str, pause: float | None = None, *, hung: bool = False) -> None:
         super().__init__(reason)
         self.pause = pause
         self.hung = hung
-        """Nothing came over the connection, which may be dead without either side having noticed."""
+        """No data arrived on the connection, which may be dead without an error on either side."""
 
 
 class _NoSuchPath(Exception):
-    """Raised when a server of another version has no such path."""
+    """Raised when a server of another version does not have the path."""
 
     def __init__(self, path: str, version: str) -> None:
         super().__init__(path)
@@ -88,16 +88,15 @@ _MOST_ASKERS = 10_000
 @refuse_broken_texts
 @forward_operations
 class LightningStoreClient(LightningStore):
-    """A store server at an address such as `http://127.0.0.1:4747`. Usable from any thread and event loop.
+    """The client of a store server, for example at `http://127.0.0.1:4747`. Usable from any thread and event loop.
 
-    A request without an answer is retried, with growing, jittered pauses, until `deadline` seconds are over (60 without
-    one; in a run, the `store_unreachable_timeout` of its runner), not counting time in which this process was paused.
-    This is safe for every operation, because each is repeatable or carries a token. One try gets a part of the
-    deadline, at most `request_timeout`, and the next one uses a new connection, so that a connection that died
-    unnoticed costs little time. `retry_delays` instead lists the pauses, and each try gets the whole
-    `request_timeout`. A claim whose answer never came is repeated, with its token, by the worker's next request. The
-    token of the server is `token`, else `AGL_TOKEN`. `connection_timeout` is the seconds for a connection. The address
-    is `server_address`; `endpoint` and `base_url` are other names of it. Pickling keeps the settings only.
+    A failed request is retried, with growing, jittered pauses, until `deadline` seconds are over, without the time in
+    which this process was paused. The default is 60, or the `store_unreachable_timeout` of the runner. Retrying is safe
+    because every operation is repeatable or carries a token. Each try gets a part of the deadline, at most
+    `request_timeout`, and uses a new connection if the last one may be dead. If you set `retry_delays`, they are the
+    pauses, and each try gets `request_timeout`. If a claim gets no response, the worker's next request repeats it with
+    the same token. `token` is the token of the server (default `AGL_TOKEN`), `connection_timeout` the seconds to open a
+    connection. `endpoint` and `base_url` are aliases of `server_address`. Pickling keeps only the settings.
     """
 
     def __init__(
@@ -114,10 +113,10 @@ class LightningStoreClient(LightningStore):
     ) -> None:
         addresses = [address for address in (server_address, endpoint, base_url) if address is not None]
         if len(addresses) != 1:
-            raise TypeError("Give the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
+            raise TypeError("Pass the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
         if not addresses[0].startswith(("http://", "https://")):
             raise BadRequestError(
-                f"The address of a store server begins with http:// or https://; got {addresses[0]!r}"
+                f"The address of a store server must begin with http:// or https://; got {addresses[0]!r}"
             )
         self.server_address_root = addresses[0].rstrip("/")
         self.server_address = self.server_address_root + PREFIX
@@ -137,23 +136,23 @@ class LightningStoreClient(LightningStore):
         if self._token and "@" in urlsplit(self.server_address_root).netloc:
             where = "token=" if token else "AGL_TOKEN"
             raise BadRequestError(
-                f"The address {self._shown_address} names a user, and {where} gives a token: a request has one "
-                "Authorization header, so give one of them. A server of ours takes the token; a proxy in front of one "
-                "that asks for a password must be told the token's header in its own settings"
+                f"The address {self._shown_address} has a user, and {where} sets a token, but a request has only one "
+                "Authorization header. Use the token for a store server. If a proxy in front of it needs a password, "
+                "configure the proxy to send the token."
             )
         self._connections: dict[asyncio.AbstractEventLoop, HttpConnections] = {}
         self._guards: dict[asyncio.AbstractEventLoop, AsyncGenerator[None]] = {}
         self._met = False
         self._lock = threading.Lock()
         self._unanswered: dict[tuple[object, ...], list[str]] = {}
-        """Tokens of requests for claims without an answer, by process and arguments."""
+        """Tokens of claim requests without a response, by process and arguments."""
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
         return partial(LightningStoreClient, self.server_address_root, **self._settings), ()
 
     def set_default_deadline(self, seconds: float) -> None:
-        """Use this deadline if the client has none."""
+        """Use this deadline if the client was created without one."""
         if self._settings["deadline"] is None:
             self._deadline = seconds
 
@@ -164,7 +163,7 @@ class LightningStoreClient(LightningStore):
 
     @override
     async def close(self) -> None:
-        """Close the connections of every loop, each on its own loop."""
+        """Close the connections of all event loops."""
         here = asyncio.get_running_loop()
         while self._connections:
             loop, connections = self._connections.popitem()
@@ -189,7 +188,7 @@ class LightningStoreClient(LightningStore):
         if operation == "query_rollouts":
             for old, new in (("status", "status_in"), ("rollout_ids", "rollout_id_in")):
                 if old in arguments:
-                    warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
+                    warnings.warn(f"{old} is deprecated; use {new} instead", DeprecationWarning, stacklevel=3)
                     arguments.setdefault(new, arguments.pop(old))
         if row.declared.waits:
             return await self._poll(row, arguments)
@@ -212,7 +211,7 @@ class LightningStoreClient(LightningStore):
         return await self._chunks(row, arguments, offset)
 
     async def _chunks(self, row: WireOperation, arguments: Arguments, offset: int) -> Any:
-        """Return a list without a limit. Rollouts may change meanwhile, so they are read in the order of their
+        """Return a list without a limit, in chunks. Rollouts may change meanwhile, so they are read in the order of
         insertion, which skips and repeats none, and sorted here."""
         rest = {name: value for name, value in arguments.items() if name not in ("limit", "offset")}
         sort_by, order = rest.get("sort_by"), rest.get("sort_order", "asc")
@@ -231,7 +230,7 @@ class LightningStoreClient(LightningStore):
         return pages[-1].model_copy(update={"items": items, "limit": -1, "offset": offset, "cursor": None})
 
     async def _with_inputs(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Return rollouts with complete inputs and metadata, parts of which an answer hides: a program needs them."""
+        """Return rollouts with complete inputs and metadata, because lists omit secrets that the program needs."""
         items = list(rollouts)
         places = [at for at, each in enumerate(items) if HIDDEN in str((each.input, each.metadata))]
         for first in range(0, len(places), _BY_ID):
@@ -243,7 +242,7 @@ class LightningStoreClient(LightningStore):
         return items
 
     async def _poll(self, row: WireOperation, arguments: Arguments) -> object:
-        """Send requests that the server holds open, until there is a result or time is up."""
+        """Send requests that the server holds open, until there is a result or the timeout is over."""
         waits = row.name == "wait_for_rollouts"
         timeout: float | None = arguments.get("timeout", None if waits else 0.0)
         end = None if timeout is None else time.monotonic() + timeout
@@ -266,8 +265,8 @@ class LightningStoreClient(LightningStore):
                 return result
 
     async def _claim(self, row: WireOperation, arguments: Arguments, wait: float) -> list[AttemptedRollout]:
-        """Request claims once. The store may have made one whose reply was lost, or for which the caller stopped
-        waiting: the worker's next request has its token then, so that the store returns that claim."""
+        """Request claims once. If the response is lost or the caller stops waiting, the store may have made a claim.
+        The worker's next request then has the same token, so that the store returns this claim."""
         request = {name: value for name, value in arguments.items() if name != "timeout"}
         # with the process, so that a copy of the client in a forked one does not repeat its parent's requests
         asker = (os.getpid(), *sorted(request.items()))
@@ -287,7 +286,7 @@ class LightningStoreClient(LightningStore):
     async def _request(
         self, row: WireOperation, arguments: Arguments, wait: float = 0.0, token: str | None = None
     ) -> Any:
-        """Make a call that the server may hold open for `wait` seconds."""
+        """Send a request that the server can hold open for `wait` seconds."""
         url, body = self._encode(row, dict(arguments))
         headers = {"content-type": "application/json", "x-agl-version": VERSION, **auth_headers(self._token)}
         if row.declared.retry == "token":
@@ -311,8 +310,8 @@ class LightningStoreClient(LightningStore):
                 return stored if row.name == "add_many_spans" else next(iter(stored), None)
             except _NoSuchPath as failure:
                 raise NotImplementedError(
-                    f"The store at {self._shown_address} does not know the operation {row.name}: it is "
-                    f"agentlightning {failure.version}, and this client is {VERSION}. Upgrade the server ({failure})"
+                    f"The store at {self._shown_address} does not have the operation {row.name}: it runs "
+                    f"agentlightning {failure.version}, and this client runs {VERSION}. Upgrade the server ({failure})."
                 ) from None
             except _Retry as failure:
                 hung = failure.hung
@@ -322,13 +321,13 @@ class LightningStoreClient(LightningStore):
                 if pause is None or (outage.failed(started + wait, pause) and self._delays is None):
                     spent = time.monotonic() - began
                     raise StoreUnreachableError(
-                        f"The store at {self._shown_address} did not answer {row.name} "
+                        f"The store at {self._shown_address} did not respond to {row.name} "
                         f"(tried {tries} times in {spent:.1f} s; last: {failure}). Is the server running there?"
                     ) from failure.__cause__
             await asyncio.sleep(pause)
 
     def _limit(self, row: WireOperation, tries: int, spent: float, body: bytes | None) -> float:
-        """Return the seconds for one try, without those for which the server may hold it open."""
+        """Return the seconds for one try, without the time for which the server can hold the request open."""
         if self._delays is not None or row.declared.slow:
             return self._request_timeout
         first = max(_SHORTEST_TRY, self._deadline / _TRIES)
@@ -350,23 +349,23 @@ class LightningStoreClient(LightningStore):
         try:
             answer = await self._here().request(method, path, headers, body, timeout, fresh=fresh)
         except TimeoutError as error:
-            raise _Retry(f"no answer within {timeout:.0f} s", hung=True) from error
+            raise _Retry(f"no response within {timeout:.0f} s", hung=True) from error
         except OSError as error:
             raise _Retry(f"{type(error).__name__}: {error}") from error
         content, version = answer.content, answer.header("x-agl-version")
         if version is not None and not self._met:  # compared once, at the first answer that carries one
             if not same_major(VERSION, version):
                 raise ConflictError(
-                    f"This client is agentlightning {VERSION} and the store at {self._shown_address} is "
-                    f"{version}; install the same version on both sides"
+                    f"This client runs agentlightning {VERSION} and the store at {self._shown_address} runs "
+                    f"{version}. Install the same version on both sides."
                 )
             self._met = True
         if answer.status < 300:
             return content
         if answer.status < 400:
             raise BadRequestError(
-                f"The server at {self._shown_address} answers {answer.status} and sends to "
-                f"{answer.header('location')!r}; give the address of the store itself"
+                f"The server at {self._shown_address} redirects to {answer.header('location')!r} ({answer.status}). "
+                "Use the address of the store itself."
             )
         if answer.status in _RETRIED_STATUS:
             raise _Retry(
@@ -404,7 +403,7 @@ class LightningStoreClient(LightningStore):
 
 
 async def _closed_with_its_loop(connections: HttpConnections) -> AsyncGenerator[None]:
-    """Close connections when their loop ends: `asyncio.run` and `loops.run` then end every started generator."""
+    """Close connections when their loop ends, because `asyncio.run` and `loops.run` then end all started generators."""
     try:
         yield
     finally:
@@ -419,7 +418,7 @@ def _to_json_bytes(value: object) -> bytes:
 
 
 def _encoded(value: Any, name: str) -> bytes:
-    """Return the JSON of an argument; spans and tasks, which are frequent, are written by their own serializers."""
+    """Return the JSON of an argument. Spans and tasks, which are frequent, have their own serializers."""
     try:
         if value.__class__ in _WRITTEN:
             return _WRITTEN[value.__class__](value)

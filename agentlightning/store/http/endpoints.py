@@ -1,4 +1,4 @@
-"""The operations of the table as endpoints of the hot path: reads arguments from a request and writes an answer."""
+"""HTTP endpoints of the operations: read the arguments from a request, call the store, write the response."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from agentlightning.utils.version import VERSION
 
 _LONGEST_ID = 512
 _LARGEST_INTEGER = 2**53
-"""The largest integer that every JSON reader reads exactly."""
+"""Largest integer that every JSON parser reads exactly."""
 _READ_TWICE_BYTES = 1 << 20
-"""Largest body that is searched for unknown arguments; a larger one holds spans or tasks."""
+"""Largest body that is checked for unknown arguments. A larger body contains spans or tasks."""
 _MOST_RECORDS = 100_000
-"""Records of a run in one answer."""
+"""Largest number of records of a run in one response."""
 _FREE = frozenset(("input", "metadata", "heartbeat_stats", "resources", "tokens"))
-"""Arguments that are values of users."""
+"""Arguments with free-form values of users."""
 _CHANGES = CHANGES.encode()
 _PLAIN_MODELS = frozenset((AttemptedRollout, Rollout, Attempt, Worker))
-"""Models that hold no values of several classes: their own serializer is the fastest."""
+"""Models without fields of several classes. Their own serializer is the fastest."""
 
 
 def operation_endpoints(store: Callable[[], LightningStore]) -> list[Endpoint]:
-    """Return every way to call every operation. `store` is called once per request."""
+    """Return all endpoints of all operations. `store` is called once per request."""
     return [
         _endpoint(store, operation, method, path)
         for operation in OPERATIONS.values()
@@ -101,10 +101,10 @@ async def _store_spans(operation: Callable[..., Awaitable[Any]], arguments: Argu
 
 
 def _check_known(operation: WireOperation, method: str, request: Request) -> None:
-    """Refuse an argument that this version does not know: the client of this package sends only the supplied ones.
+    """Check that this version knows all arguments. The client of this package sends only the arguments of the caller.
 
     Raises:
-        BadRequestError: names the argument, the operation, and both versions.
+        BadRequestError: an argument is unknown; the message has the operation and both versions.
     """
     names = {name for name, _ in request.query}
     if method != "GET" and operation.declared.body is None and 0 < len(request.body) <= _READ_TWICE_BYTES:
@@ -112,19 +112,19 @@ def _check_known(operation: WireOperation, method: str, request: Request) -> Non
     unknown = sorted(names.difference(operation.parameters, operation.in_filter))
     if unknown:
         raise BadRequestError(
-            f"This server is agentlightning {VERSION}, the client is {(request.version or '')[:50]}: here "
-            f"{operation.name} takes no {', '.join(map(repr, unknown))}. Upgrade the server, or leave it out"
+            f"{operation.name} of this server (agentlightning {VERSION}; the client is {(request.version or '')[:50]}) "
+            f"has no argument {', '.join(map(repr, unknown))}. Upgrade the server, or omit the argument."
         )
 
 
 def _check(arguments: Arguments, token: str | None) -> None:
-    """Refuse values that no store should get: overlong ids, numbers that are too large or not finite.
+    """Check for values that no store accepts: overlong ids, and numbers that are too large or not finite.
 
     Raises:
-        BadRequestError: names the argument.
+        BadRequestError: an argument is wrong; the message has its name.
     """
     if token is not None and len(token) > _LONGEST_ID:
-        raise BadRequestError(f"Idempotency-Key has {len(token)} characters; at most {_LONGEST_ID} are taken")
+        raise BadRequestError(f"Idempotency-Key has {len(token)} characters; at most {_LONGEST_ID} are allowed")
     for name, value in arguments.items():
         kind: type[object] = value.__class__
         if kind is str:
@@ -155,7 +155,7 @@ def _check_item(item: object) -> None:
 
 def _check_id(name: str, value: str) -> None:
     if len(value) > _LONGEST_ID and name.endswith("_id"):
-        raise BadRequestError(f"{name} has {len(value)} characters; at most {_LONGEST_ID} are taken")
+        raise BadRequestError(f"{name} has {len(value)} characters; at most {_LONGEST_ID} are allowed")
 
 
 def _check_integer(name: str, value: int) -> None:

@@ -1,4 +1,4 @@
-"""Server-sent events: a client that follows a store receives every change within a tenth of a second.
+"""Server-sent events. A client of the event stream receives every change within a tenth of a second.
 
     id: 41
     event: cursor
@@ -13,12 +13,12 @@
 | `resources` | `{"resources_id":"rs-...","version":2,"run_id":"..."}` |
 | `lag` | `{"behind":1000}` |
 
-The first message has the cursor at which the stream begins, so that a page that requests its lists after it misses
-nothing between the two. A client that reconnects with the last id it saw (`Last-Event-ID`, or `?after=`) continues
-there, also after a restart of the server on a durable store. An event has the present state of its rollout or run, so
-several changes in quick succession are one event, and an event may be sent again after a reconnect. Workers and
-resources are compared once a second; their present state is sent when a stream begins. `lag` means that at least so
-many changes are still to be sent: a client that shows lists requests them again instead of applying each change.
+The first message has the cursor at which the stream begins. A client that requests its lists after this message misses
+no change. A client that reconnects with the last id (`Last-Event-ID`, or `?after=`) continues there, even after a
+restart of the server on a durable store. An event has the current state of its rollout or run, so several changes in
+quick succession are one event, and an event can be sent again after a reconnect. Workers and resources are compared
+once a second; their current state is sent when a stream begins. `lag` means that at least this number of changes is
+pending: a client that shows lists should request them again instead of applying each change.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ logger = logging.getLogger(__name__)
 EVENTS_PATH = f"{PREFIX}/events"
 KEEP_ALIVE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.1
-"""Seconds between two groups of messages; changes in between are sent together."""
+"""Seconds between two groups of messages. Changes in between are sent together."""
 _PAGE, _LONGEST_CURSOR = 1000, 200
 _FULL_RETRY_SECONDS = 5.0
 LOOK_SECONDS: Final = 1.0
 _MOST_TOLD: Final = 1000
-"""Messages that wait for one client at most; a later look sends further ones."""
+"""Largest number of pending messages for one client. Further messages are sent later."""
 _OF_WORKER: Final = ("worker_id", "status", "run_id", "current_rollout_id", "current_attempt_id", "last_busy_time")
 
 Told = tuple[str, dict[str, Any]]
-"""The name of an event, and its data."""
+"""Name and data of an event."""
 
 
 class EventStreams:
-    """ASGI app that serves the streams of one store. Owned by the serving loop.
+    """ASGI app that serves the event streams of one store. It belongs to the event loop of the server.
 
-    Serves at most `limit` at once; further requests get 429. A stream ends when its client leaves, when the server
-    stops, or with an `error` event when the store fails.
+    Serves at most `limit` streams at the same time; further requests get 429. A stream ends when its client
+    disconnects, when the server stops, or with an `error` event when the store fails.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class EventStreams:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._open >= self._limit:
-            text = f"{self._limit} clients follow the events of this server already; try again later"
+            text = f"This server already has {self._limit} event streams, which is its limit; retry later"
             await describe_error(BusyError(text, _FULL_RETRY_SECONDS), scope["path"]).send(send)
             return
         self._open += 1
@@ -101,7 +101,7 @@ class EventStreams:
 
 
 class _Stream:
-    """The messages to one client."""
+    """The stream of one client."""
 
     def __init__(
         self, store: Callable[[], LightningStore], filters: dict[str, Any], cursor: str, send: Send, watch: ListWatch
@@ -116,7 +116,7 @@ class _Stream:
         self._written = 0.0
 
     async def run(self, page: EventPage, keep_alive: float) -> None:
-        """Send `page` and everything after it, until the store fails."""
+        """Send `page` and all later changes, until the store fails."""
         await self._write(_message(self._cursor, "cursor", _json({"cursor": self._cursor})))
         async with self._watch.follow() as lists:
             telling = asyncio.ensure_future(self._tell_lists(lists))
@@ -127,7 +127,7 @@ class _Stream:
                 await asyncio.gather(telling, return_exceptions=True)
 
     async def _tell_lists(self, lists: asyncio.Queue[Told]) -> None:
-        """Send the changes of workers and resources, those that are ready in one piece."""
+        """Send the changes of workers and resources; pending changes are sent together."""
         while True:
             events = [await lists.get()]
             while not lists.empty():
@@ -156,7 +156,7 @@ class _Stream:
             await self._write(_message(self._cursor, "error", failure.body.decode()))
 
     async def _tell(self, page: EventPage) -> None:
-        """Send a page in one piece. Only its last message has its cursor, so a client that got a part asks for all."""
+        """Send a page in one piece. Only the last message has a cursor, so a client that got a part gets all again."""
         page = hidden(page)
         events = [("run", run) for run in page.runs] + [("rollout", event) for event in page.events]
         messages = [_message(self._cursor, kind, event.model_dump_json()) for kind, event in events[:-1]]
@@ -197,13 +197,13 @@ def _read_request(scope: Scope) -> tuple[str | None, dict[str, Any]]:
     """Return the cursor at which to continue, and the filters. A client that reconnects sends its cursor in a header.
 
     Raises:
-        BadRequestError: the cursor has characters that a message cannot hold.
+        BadRequestError: the cursor has invalid characters.
     """
     query = parse_qs(scope["query_string"].decode("utf-8", "replace"), max_num_fields=20)
     last = dict[bytes, bytes](scope["headers"]).get(b"last-event-id", b"").decode("latin-1")
     after = last or query.get("after", [""])[-1]
     if len(after) > _LONGEST_CURSOR or not after.isprintable():
-        raise BadRequestError(f"{after[:50]!a} is no cursor; use the id of an event of this server")
+        raise BadRequestError(f"{after[:50]!a} is not a cursor; use the id of an event of this server")
     return after or None, {"run_id": query["run_id"][-1]} if "run_id" in query else {}
 
 
@@ -211,9 +211,9 @@ def _read_request(scope: Scope) -> tuple[str | None, dict[str, Any]]:
 
 
 class ListWatch:
-    """Events of workers and resources: their lists are short and have no numbered changes, so they are compared.
+    """Events of workers and resources. Their changes have no numbers, so their lists, which are short, are compared.
 
-    One look a second serves all streams, and there is none while nobody follows.
+    The lists are read once a second for all streams, and only while there are streams.
     """
 
     def __init__(self, store: Callable[[], LightningStore], *, look_seconds: float = LOOK_SECONDS) -> None:
@@ -225,7 +225,7 @@ class ListWatch:
 
     @contextlib.asynccontextmanager
     async def follow(self) -> AsyncGenerator[asyncio.Queue[Told]]:
-        """Yield a queue of the changes from now on. It begins with the present state of each worker and resource."""
+        """Yield a queue of changes. It begins with the current state of each worker and resource."""
         queue = asyncio.Queue[Told](_MOST_TOLD)
         self._followers.add(queue)
         for item in self._known.items():
@@ -250,7 +250,7 @@ class ListWatch:
             except NotImplementedError:
                 return  # a store that has no such lists
             except (AgentLightningError, OSError) as error:
-                logger.debug("workers and resources could not be listed for those who follow: %s", error)
+                logger.debug("cannot list workers and resources for event streams: %s", error)
             await asyncio.sleep(self._look_seconds)
 
     async def _lists(self) -> dict[tuple[str, str], dict[str, Any]]:

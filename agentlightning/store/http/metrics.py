@@ -1,6 +1,6 @@
-"""Metrics of a store server: its requests by path, method and status, and the page that Prometheus reads.
+"""Metrics of a store server: requests by path, method and status, and the Prometheus page.
 
-`docs/reference/settings.md` is made from `exported_metrics`, and a test compares them with the page of a used server.
+`docs/reference/settings.md` is generated from `exported_metrics`. A test compares them with the page of a server.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _REQUEST = ("path", "method", "status")
-REQUESTS = Metric("agl.http.total", "counter", _REQUEST, "requests to the server; `path` is the route, or `other`")
+REQUESTS = Metric("agl.http.total", "counter", _REQUEST, "requests to the server; `path` is the route or `other`")
 REQUEST_SECONDS = Metric("agl.http.latency", "histogram", _REQUEST, "seconds of a request to the server")
-OPEN_ROLLOUTS = Metric("agl_rollouts_open", "gauge", ("status",), "rollouts that wait in the queue or are in hand")
-WORKERS = Metric("agl_workers", "gauge", ("status",), "workers that were heard of")
-STORE_UP = Metric("agl_store_up", "gauge", (), "1 if the store answers, else 0")
+OPEN_ROLLOUTS = Metric("agl_rollouts_open", "gauge", ("status",), "rollouts that are queued or running")
+WORKERS = Metric("agl_workers", "gauge", ("status",), "workers known to the store")
+STORE_UP = Metric("agl_store_up", "gauge", (), "1 if the store responds, else 0")
 _RUN = {
     Metric(name, "gauge", ("run",), meaning): figures
     for name, figures, meaning in (
-        ("agl_run_step", (), "the last recorded step of a run"),
+        ("agl_run_step", (), "last recorded step of a run"),
         ("agl_run_reward", ("mean_reward", "reward"), "mean reward of the last step of a run"),
         ("agl_run_loss", ("update.loss", "loss"), "loss of the last step of a run"),
-        ("agl_run_calls_trained", ("calls_trained",), "model calls that the last step of a run trained"),
-        ("agl_run_calls_excluded", ("calls_excluded",), "model calls that the last step of a run excluded"),
+        ("agl_run_calls_trained", ("calls_trained",), "model calls trained in the last step of a run"),
+        ("agl_run_calls_excluded", ("calls_excluded",), "model calls excluded from training in the last step of a run"),
     )
 }
-"""Gauges of a run, each with names of figures of its last step; the first figure that exists counts."""
+"""Gauges of a run, each with the names of metrics of a step. The first metric that exists is used."""
 MOST_RUNS = 20
-"""Number of newest runs on the page: each is a separate label."""
+"""Largest number of runs on the page, newest first. Each run is a separate label value."""
 PROMETHEUS_PATH = "/v1/prometheus"
 OPEN_STATUSES: tuple[RolloutStatus, ...] = ("queuing", "requeuing", "preparing", "running")
 WORKER_STATUSES: tuple[WorkerStatus, ...] = ("idle", "busy", "unknown")
 OTHER = "other"
-"""The label of every path without a known template, and of every unusual method."""
+"""Label of every path without a known template, and of every unusual method."""
 _METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"))
 _CLIENT_LEFT, _UNDETERMINED = "499", "520"
 _Figures = list[tuple[Metric, str, float]]
-"""Gauge, value of its label, value."""
+"""Gauge, label value, value."""
 
 
 class HttpMetrics:
-    """ASGI middleware that counts and times requests; mount it outermost, so that refused ones are counted too.
+    """ASGI middleware that counts and times requests. Mount it as the outermost one, to count rejected requests too.
 
-    `templates` are the served paths, with parameters in braces; the label of a request is the matching template.
+    `templates` are the served paths, with parameters in braces. The label of a request is the matching template.
     """
 
     def __init__(self, app: ASGIApp, tracker: MetricsBackend, templates: Iterable[str]) -> None:
@@ -105,7 +105,7 @@ class HttpMetrics:
 
 
 def path_templates(templates: Iterable[str]) -> Callable[[Scope], str]:
-    """Return a function that finds the template of a request's path; literal segments precede parameters."""
+    """Return a function that finds the template of a path. Literal segments take precedence over parameters."""
     table = PathTable((template, "GET", template) for template in templates)
 
     def template_of(scope: Scope) -> str:
@@ -119,7 +119,7 @@ def path_templates(templates: Iterable[str]) -> Callable[[Scope], str]:
 
 
 def prometheus_routes(store: Callable[[], LightningStore]) -> list[Route]:
-    """Return the page that Prometheus reads, with and without a slash at the end."""
+    """Return the routes of the Prometheus page, with and without a slash at the end."""
 
     async def page(request: Request) -> Response:
         return await prometheus_response(store(), request.headers.get("accept", ""))
@@ -128,9 +128,9 @@ def prometheus_routes(store: Callable[[], LightningStore]) -> list[Route]:
 
 
 async def prometheus_response(store: LightningStore, accept: str = "") -> Response:
-    """Return the metrics of this process (of all workers if they share them) and the sizes of the store.
+    """Return the metrics of this process (of all workers if they share them) and the counts of the store.
 
-    It also answers without a tracker. If the store cannot report its sizes, `agl_store_up` is 0.
+    Works without a tracker, too. If the store does not respond, `agl_store_up` is 0.
     """
     from prometheus_client.exposition import choose_encoder
 
@@ -144,20 +144,20 @@ async def prometheus_response(store: LightningStore, accept: str = "") -> Respon
             figures.append((WORKERS, status, (await store.query_workers(status_in=[status], limit=1)).total))
         figures += await _figures_of_runs(store)
     except Exception:  # the boundary: a scraper must see that the store is down, and the other metrics
-        logger.exception("the store could not tell its sizes")
+        logger.exception("cannot read the statistics of the store for the metrics page")
     encode, content_type = choose_encoder(accept)
     return Response(encode(_Page(sizes, figures)), headers={"content-type": content_type})
 
 
 async def _figures_of_runs(store: LightningStore) -> _Figures:
-    """Return the figures of the last step of each of the newest runs; none for a store without runs."""
+    """Return the metrics of the last step of the newest runs; empty for a store that does not support runs."""
     figures: _Figures = []
     try:
         for run in await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS):
             try:
                 page = await store.query_run_records(run.run_id, kind_in=["step"], sort_order="desc", limit=1)
             except DamagedRecordError as error:
-                logger.info("the figures of run %a are left out: %s", run.run_id, error)
+                logger.info("run %a: metrics page has no values: %s", run.run_id, error)
                 continue
             for record in page:
                 for gauge, names in _RUN.items():
@@ -169,7 +169,7 @@ async def _figures_of_runs(store: LightningStore) -> _Figures:
 
 
 def _number(data: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure by its dotted name, or the sum of counts by reason; None if it is no number."""
+    """Return a value by its dotted name, or the sum of counts by reason; None if it is not a number."""
     value: object = data
     for part in name.split("."):
         value = cast("Mapping[str, object]", value).get(part) if isinstance(value, Mapping) else None
@@ -180,7 +180,7 @@ def _number(data: Mapping[str, Any], name: str) -> float | None:
 
 
 class _Page:
-    """The scraped page: the registry, then the sizes of the store at the time of the request."""
+    """The metrics page: the registry, then the counts of the store at the time of the request."""
 
     def __init__(self, sizes: Mapping[str, object], figures: _Figures) -> None:
         self._registry = get_prometheus_registry()
@@ -191,7 +191,7 @@ class _Page:
         from prometheus_client.metrics_core import GaugeMetricFamily
 
         yield from self._registry.collect()
-        yield GaugeMetricFamily(STORE_UP.key, "1 if the store answers", value=float(bool(self._sizes)))
+        yield GaugeMetricFamily(STORE_UP.key, "1 if the store responds", value=float(bool(self._sizes)))
         for key, value in self._sizes.items():
             if isinstance(value, (int, float)):
                 yield GaugeMetricFamily(_size_name(key), f"{key} of the store's statistics", value=float(value))
@@ -208,7 +208,7 @@ def _size_name(key: str) -> str:
 
 
 def exported_metrics() -> Iterator[Metric]:
-    """Yield every metric. Counters and histograms appear after their first count, gauges always."""
+    """Yield every metric. Counters and histograms appear on the page after their first value, gauges always."""
     yield from (metrics.ENDS, metrics.ATTEMPT_ENDS, metrics.CALLS, metrics.TOKENS, metrics.OPERATIONS, REQUESTS)
     yield from (metrics.END_SECONDS, metrics.CLAIM_SECONDS, metrics.CALL_SECONDS, metrics.OPERATION_SECONDS)
     yield from (REQUEST_SECONDS, OPEN_ROLLOUTS, WORKERS, *_RUN, STORE_UP)

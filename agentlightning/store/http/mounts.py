@@ -1,7 +1,7 @@
-"""Parts of layers above the store that a store server serves beside its own interface, named by text.
+"""Additional parts of a store server, such as the dashboard, given by name.
 
-A part is `module:function`. It is imported when a server is made, so the store imports nothing above it. A part that
-cannot be imported is skipped with one line in the log, and the store is still served.
+A part is `module:function`. It is imported when a server is created, so that the store does not depend on it. If the
+import fails, the part is skipped with a warning, and the store is served without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentlightning.store.base import LightningStore
 logger = logging.getLogger(__name__)
 
 MOUNTS: Final[tuple[str, ...]] = ("agentlightning.dashboard.data:dashboard",)
-"""The parts of every server."""
+"""Parts of every server."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +27,20 @@ class Mount:
     """The additions of one part to a server."""
 
     routes: Sequence[Route]
-    """Its paths, none of which belongs to the store's interface."""
+    """Additional paths; none of them is a path of the store."""
     is_open: Callable[[str], bool] = lambda path: False
-    """True for a path that needs no token: files of the page, never data."""
+    """Return True for a path that needs no token: static files, never data."""
     describe: Callable[[], tuple[dict[str, Any], dict[str, Any]]] = lambda: ({}, {})
-    """Return the OpenAPI `paths` and `components.schemas` of the part. Called once, when the description of the
-    interface is requested."""
+    """Return the OpenAPI `paths` and `components.schemas` of the part. Called once, when the OpenAPI document is
+    requested."""
 
 
 Part = Callable[[Callable[[], LightningStore]], Mount]
-"""Makes the mount of a server; its argument is a function that returns the store, called once per request."""
+"""Creates the mount of a server. The argument is a function that returns the store, called once per request."""
 
 
 def mounts_of(store: Callable[[], LightningStore], names: Sequence[str] = MOUNTS) -> list[Mount]:
-    """Return the parts of a server, those that can be imported."""
+    """Return the parts of a server that can be imported."""
     mounts: list[Mount] = []
     for name in names:
         module, _, function = name.partition(":")
@@ -48,5 +48,5 @@ def mounts_of(store: Callable[[], LightningStore], names: Sequence[str] = MOUNTS
             part: Part = getattr(importlib.import_module(module), function)
             mounts.append(part(store))
         except Exception:  # the boundary: the store must be served also where a part of it is broken
-            logger.exception("the store is served without %s, which cannot be imported", name)
+            logger.exception("serving the store without %s, which cannot be imported", name)
     return mounts

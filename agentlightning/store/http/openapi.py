@@ -25,22 +25,22 @@ Schema = dict[str, Any]
 """An object of the document, as JSON data."""
 
 _ERRORS = {
-    "400": "A value is wrong, or the request is no valid HTTP",
+    "400": "A value is wrong, or the request is not valid HTTP",
     "401": "The token is missing or wrong",
-    "403": "The Host header names another server, or a page of another origin asks",
-    "404": "The id that is acted on is unknown",
+    "403": "The Host header is not allowed, or the request comes from a page of another origin",
+    "404": "The id does not exist",
     "408": "The request took too long to arrive",
-    "409": "The present state forbids the change",
-    "410": "What is asked for existed and was dropped",
-    "413": "The body is larger than 32 MiB, or a part of it is beyond its bound",
+    "409": "The current state forbids the change",
+    "410": "The object existed and was removed",
+    "413": "The body is larger than 32 MiB, or a part of it is too large",
     "414": "The URL is too long",
-    "415": "The body is compressed, or of a type that is not taken here",
-    "422": "The request has the wrong shape, and `detail` lists where; or its token came with another request before",
-    "429": "Too much is under way; ask again after `Retry-After` seconds",
-    "431": "The request's head is too large",
-    "500": "The server failed; its log says why",
-    "501": "This store has no such operation",
-    "503": "The server is full or stopping; ask again after `Retry-After` seconds",
+    "415": "The body is compressed or has an unsupported media type",
+    "422": "The request has the wrong shape (`detail` lists the errors), or its token was used for another request",
+    "429": "Too many requests are in progress; retry after `Retry-After` seconds",
+    "431": "The headers of the request are too large",
+    "500": "The server failed; its log has the cause",
+    "501": "This store does not support the operation",
+    "503": "The server is full or stopping; retry after `Retry-After` seconds",
     "507": "The store could not write; nothing of the request was stored",
 }
 _LATER = frozenset(("429", "503"))
@@ -51,7 +51,7 @@ _REFERENCE = "#/components/schemas/{model}"
 _Part = Literal["body", "query", "answer"]
 _Schemas = dict[tuple[str, _Part], Schema]
 _PAGING: dict[str, Schema] = {
-    "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}, "default": -1, "description": "-1 is all"},
+    "limit": {"type": "integer", "minimum": -1, "not": {"const": 0}, "default": -1, "description": "-1 for all"},
     "offset": {"type": "integer", "minimum": 0, "default": 0},
 }
 
@@ -64,7 +64,7 @@ def openapi_document() -> Schema:
         parts.append(((name, "body"), "validation", operation.body_type))
         parts.append(((name, "query"), "validation", operation.query_type))
         parts.append(((name, "answer"), "serialization", operation.answer))
-    # the schema of each part, and the models they refer to; one that is read and written otherwise has two
+    # the schema of each part, and the models they refer to; a model with a different output form has two schemas
     made, shared = _without_output(TypeAdapter.json_schemas(parts, ref_template=_REFERENCE))
     models: Schema = shared.get("$defs", {})
     for name, text in field_docstrings(LightningStoreStatistics).items():
@@ -90,7 +90,7 @@ def openapi_document() -> Schema:
 
 
 def _without_output(made: Any) -> Any:
-    """Return schemas in which the output form of a model has the plain name, whether or not there is an input form."""
+    """Return schemas in which the output form of a model has the plain name, even if it has a separate input form."""
     if isinstance(made, dict):
         named = cast("dict[Any, Any]", made)
         return {_plain_name(key): _without_output(value) for key, value in named.items()}
@@ -110,8 +110,8 @@ def _no_store() -> LightningStore:
 
 
 def _schema(operation: str, schema: Schema, models: Schema) -> Schema:
-    """Return the schema of one part of an operation, with the checks beyond types: pages, and fields that are never
-    null. Arguments replace the reference to them, since they have one user and no public name."""
+    """Return the schema of one part of an operation, including the limits of pages and the fields that are never null.
+    The schema of the arguments is inlined, because it is used once and has no public name."""
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     source = models[name] if name.endswith("_arguments") else schema
     schema = {key: value for key, value in source.items() if key != "title"}
@@ -162,7 +162,7 @@ def _entry(operation: WireOperation, method: str, path: str, schemas: _Schemas, 
 
 
 def responses(status: int, description: str, content: Schema) -> Schema:
-    """Return the answers of one operation: success and every error."""
+    """Return the responses of one operation: success and all errors."""
     good = {"description": description, "headers": VERSION_HEADER, "content": content}
     return {str(status): good, **{code: {"$ref": f"#/components/responses/{code}"} for code in _ERRORS}}
 
@@ -184,9 +184,9 @@ def components(schemas: Schema) -> Schema:
         "properties": {
             "detail": {
                 "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}],
-                "description": "What was wrong and what was expected; for a request of the wrong shape a list",
+                "description": "What was wrong and what was expected; a list for a request with the wrong shape",
             },
-            "error_type": {"type": "string", "description": "Class that a client raises, or the kind of refusal"},
+            "error_type": {"type": "string", "description": "Error class that a client raises, or the kind of error"},
         },
         "required": ["detail", "error_type"],
     }
@@ -200,7 +200,7 @@ def components(schemas: Schema) -> Schema:
         "parameters": {
             "idempotency-key": {
                 **parameter("Idempotency-Key", "header", {"type": "string", "maxLength": 512}, False),
-                "description": "A request that is repeated with the same key is answered again, not done again",
+                "description": "A request that is repeated with the same key returns the first response",
             }
         },
         "responses": {
@@ -218,7 +218,7 @@ def components(schemas: Schema) -> Schema:
 
 
 def other_paths() -> Schema:
-    """Return the paths that are no operations."""
+    """Return the paths that are not operations."""
     paths: Schema = {EVENTS_PATH: {"get": _EVENTS}}
     protobuf = {"application/x-protobuf": {"schema": {"type": "string", "format": "binary"}}}
     content = {**protobuf, **json_content({"type": "object"})}
@@ -229,19 +229,19 @@ def other_paths() -> Schema:
         for code in ("400", "413", "415", "429", "503")
     }
     for path, signal in ((TRACES_PATH, "traces"), (METRICS_PATH, "metrics"), (LOGS_PATH, "logs")):
-        stored = "spans become spans of their attempts" if signal == "traces" else "accepted and not stored"
+        stored = "store spans of attempts" if signal == "traces" else "accept without storing"
         paths[path] = {
             "post": {
                 "operationId": f"otlp_{signal}",
                 "summary": f"OTLP/HTTP {signal}: {stored}",
                 "requestBody": {"content": content},
-                "responses": {**responses(200, "Done, perhaps in part: see partial_success", content), **errors},
+                "responses": {**responses(200, "Done; `partial_success` reports rejected parts", content), **errors},
             }
         }
     for number, path in enumerate((PROMETHEUS_PATH, PROMETHEUS_PATH + "/")):
-        paths[path] = {"get": _page("prometheus", number, "Metrics as Prometheus reads them", "text/plain")}
+        paths[path] = {"get": _page("prometheus", number, "Return metrics in the Prometheus format", "text/plain")}
     for number, path in enumerate(HEALTH_PATHS):
-        entry = _page("health", number, "The server answers; needs no token", "application/json", _HEALTH)
+        entry = _page("health", number, "Check that the server responds; needs no token", "application/json", _HEALTH)
         paths[path] = {"get": {**entry, "security": []}}
     described = {"type": "object"}
     paths[OPENAPI_PATH] = {"get": _page("openapi", 0, "This document", "application/json", described)}
@@ -253,16 +253,16 @@ _EVENTS: Schema = {
     "operationId": "events",
     "summary": "Follow changes of rollouts and runs as server-sent events",
     "description": (
-        "Messages: `cursor` (where the stream begins), `rollout` and `run` (how a changed one stands), `error` (the "
-        "last). "
-        "Their ids are cursors: come back with the last one as `Last-Event-ID` or `after` and nothing is missed."
+        "Messages: `cursor` (the start of the stream), `rollout` and `run` (current state after a change), `worker`, "
+        "`resources`, `lag` and `error` (the last message). Message ids are cursors: to continue without gaps, "
+        "reconnect with the last id as `Last-Event-ID` or `after`."
     ),
     "parameters": [
         parameter("after", "query", _TEXT, False),
         parameter("run_id", "query", _TEXT, False),
         parameter("Last-Event-ID", "header", _TEXT, False),
     ],
-    "responses": responses(200, "A stream that ends when either side leaves", {"text/event-stream": {"schema": _TEXT}}),
+    "responses": responses(200, "Stream until either side disconnects", {"text/event-stream": {"schema": _TEXT}}),
 }
 """The stream of events."""
 _HEALTH = {

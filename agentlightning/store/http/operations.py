@@ -1,7 +1,7 @@
-"""Operations on the wire: the server reads arguments and writes an answer, a client does the reverse.
+"""HTTP encoding of the operations: the server reads arguments and writes a result, and a client does the reverse.
 
-All of it is derived at import from the declaration and the signature in `store/base.py`. To add an operation: a method
-there, a script in `rules/` with its method in `engine/`; `tests/store/http/test_operations.py` fails if one is missing.
+It is derived at import from the declarations and signatures in `store/base.py`. To add an operation, add a method
+there, and a script in `rules/` with a method in `engine/`. `tests/store/http/test_operations.py` finds missing ones.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from agentlightning.types.resources import stored_forms
 
 PREFIX = "/v1/agl"
 NO_NAME = "-"
-"""The name, in a path, of the run without a name."""
+"""Path segment for the run without a name."""
 API_AGL_PREFIX = "/agl"
-"""Public name of the prefix below /v1."""
+"""Path prefix of the operations below /v1."""
 
 Arguments = dict[str, Any]
-"""Arguments of an operation, by name."""
+"""Arguments of an operation by name."""
 POLL_SECONDS = 20.0
-"""Longest wait of an operation at the server, in seconds; the client waits in chunks of it."""
+"""Longest wait of one request at the server, in seconds. The client splits a longer wait into several requests."""
 
 _Adapter = TypeAdapter[Any]
 
 
 class WireOperation:
-    """A declared operation with decoders and encoders for both ends."""
+    """An operation with the decoders and encoders of server and client."""
 
     def __init__(self, declared: Operation) -> None:
         self.declared = declared
@@ -72,7 +72,7 @@ class WireOperation:
         self.is_page = not declared.bounded and (
             get_origin(kind) is PaginatedResult or (isinstance(kind, type) and issubclass(kind, PaginatedResult))
         )
-        """Its limit may be -1, for all items."""
+        """The limit can be -1, for all items."""
 
     def _object_type(self, hints: Mapping[str, object]) -> Any:
         fields: dict[str, object] = {}
@@ -92,7 +92,7 @@ class WireOperation:
         """Return the keyword arguments in a JSON body.
 
         Raises:
-            pydantic.ValidationError: wrong shape.
+            pydantic.ValidationError: the body has the wrong shape.
         """
         if self.declared.body is not None:
             return {self.declared.body: self.body_type.validate_json(body)}
@@ -100,7 +100,7 @@ class WireOperation:
         return self._checked(arguments)
 
     def read_query(self, pairs: Iterable[tuple[str, str]]) -> Arguments:
-        """Return the keyword arguments in a query string; repeated keys make a list."""
+        """Return the keyword arguments in a query string. Repeated keys become a list."""
         raw: dict[str, list[str]] = {}
         filters: dict[str, Any] = {}
         for key, value in pairs:
@@ -131,7 +131,7 @@ class WireOperation:
         return arguments
 
     def write_answer(self, value: object) -> bytes:
-        """Return the JSON of an answer."""
+        """Return the JSON of a result."""
         if self.is_page and isinstance(value, PaginatedResult):
             page = cast("PaginatedResult[BaseModel]", value)
             items = b",".join(item.__pydantic_serializer__.to_json(item) for item in page.items)
@@ -147,8 +147,8 @@ class WireOperation:
         """Return the supplied arguments of a call that differ from their defaults, by name.
 
         Raises:
-            TypeError: the call does not fit the signature.
-            BadRequestError: mode and config say different modes.
+            TypeError: the arguments do not match the signature.
+            BadRequestError: `mode` and `config.mode` differ.
         """
         bound = self.signature.bind(None, *args, **kwargs).arguments
         bound.pop("self")
@@ -180,7 +180,7 @@ class WireOperation:
         return arguments
 
     def path_of(self, arguments: Arguments) -> str:
-        """Remove the arguments that belong to the path, and return the path with them, escaped."""
+        """Remove the path arguments from `arguments`, and return the path with their escaped values."""
         path = self.path
         for name in self.in_path:
             value = arguments.pop(name)
@@ -191,7 +191,7 @@ class WireOperation:
         return path
 
     def read_answer(self, body: bytes) -> Any:
-        """Return the value in an answer's JSON."""
+        """Return the result in the JSON of a response."""
         if self.declared.wrap:
             wrapped: dict[str, object] = _ANY.validate_json(body)
             return self.answer.validate_python(wrapped[self.declared.wrap])
@@ -199,7 +199,7 @@ class WireOperation:
 
 
 OPERATIONS: dict[str, WireOperation] = {each.name: WireOperation(each) for each in DECLARED.values() if each.ways}
-"""The operations with a path of their own, by name."""
+"""Operations with a path, by name."""
 _ANY: _Adapter = TypeAdapter(Any)
 _WORDS = {
     segment

@@ -1,4 +1,4 @@
-"""OTLP end points over any store: traces become spans of attempts, metrics and logs are accepted and not stored."""
+"""OTLP endpoints over any store: traces become spans of attempts; metrics and logs are accepted but not stored."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from agentlightning.utils.otlp.http import answer_export, handle_otlp_export
 TRACES_PATH, METRICS_PATH, LOGS_PATH = "/v1/traces", "/v1/metrics", "/v1/logs"
 _Add = Callable[[Sequence[Any]], Awaitable[object]]
 _INLINE_BYTES = 1024 * 1024
-"""Body size above which the spans are made in a thread, so that the loop answers others meanwhile."""
+"""Body size in bytes above which the spans are converted in a thread, so that the event loop is not blocked."""
 
 
 def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
-    """Return the end points of the three signals. `store` is called once per request.
+    """Return the endpoints of the three signals. `store` is called once per request.
 
-    `POST /v1/traces` stores spans; one that cannot be stored is rejected alone and reported in the partial success.
-    Repeating a request stores nothing twice. `POST /v1/metrics` and `/v1/logs` return an empty success for a valid body
-    and store nothing, so that senders that export all three signals need no special setting for this server.
+    `POST /v1/traces` stores spans. Spans that cannot be stored are reported in the partial success, and the others are
+    stored. A repeated request stores nothing twice. `POST /v1/metrics` and `/v1/logs` return an empty success for a
+    valid body and store nothing, so that programs can export all three signals to this server.
     """
 
     async def traces(request: Request) -> Response:
@@ -60,12 +60,12 @@ def otlp_routes(store: Callable[[], LightningStore]) -> list[Route]:
 async def store_spans(
     store: LightningStore, message: ExportTraceServiceRequest, rejections: Rejections
 ) -> ExportTraceServiceResponse:
-    """Store the spans of a request in steps, and return the answer, which reports the rejected ones.
+    """Store the spans of a request in steps, and return the response, which reports the rejected spans.
 
-    Spans that the store refuses go to `rejections`, the others are stored.
+    Spans that the store rejects are added to `rejections`; the others are stored.
 
     Raises:
-        BusyError, StoreUnreachableError: the request may be sent again.
+        BusyError, StoreUnreachableError: the request can be retried.
     """
     # a store of ours in memory keeps spans as they came, until somebody asks for them
     keep: _Add | None = getattr(store, "add_unread_spans", None)
@@ -88,7 +88,7 @@ async def store_spans(
 async def _store(
     add: Callable[[Sequence[Any]], Awaitable[object]], spans: Sequence[Span | UnreadSpan], rejections: Rejections
 ) -> None:
-    """Store all spans at once; if that fails, store them by attempt, then one by one, and reject those that fail."""
+    """Store all spans in one call. If that fails, store them by attempt, then one by one, and reject failing ones."""
     try:
         await add(spans)
     except ValueError as error:

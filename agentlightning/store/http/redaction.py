@@ -1,9 +1,9 @@
-"""The secrets that answers hide: API keys of resources, and values and texts that look secret by their names.
+"""Removes secrets from responses: API keys of resources, and values with names that indicate secrets.
 
-Every answer, event and line of a command passes through here, except operations declared `whole`: an agent gets its
-task and its resources as published, an algorithm gets its tasks by their ids, a publisher gets what it published. Ids
-and the names of records stay unchanged, since they are used in later requests. An algorithm continues from a `state`
-record and uses the text of a `prompt` record, so these are complete, and so is the text between agents and models.
+All responses, events and command outputs are redacted, except operations declared `whole`: an agent gets its task and
+resources as published, an algorithm gets its tasks by id, and a publisher gets the published data. Ids and names of
+records are unchanged, because later requests use them. `state` and `prompt` records are complete, because an algorithm
+continues from them. The text between agents and models is complete, too.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from agentlightning.utils.masking import without_secrets
 _NO_TEXTS = frozenset((type(None), bool, int, float))
 _WHOLE_RECORDS = frozenset(("state", "prompt"))
 _KEPT: dict[str, tuple[str, ...]] = {"RunRecord": ("name",), "Part": ("text",), "ToolCall": ("arguments",)}
-"""Fields that stay unchanged: parts of an identity, and the text of agent and model."""
+"""Fields that are not redacted: ids, and the text of agents and models."""
 
 
 def hidden(value: object) -> Any:
-    """Return a value, or a collection of values, without its secrets; the same object if there is nothing to hide."""
+    """Return a value or a collection of values without secrets; the same object if it contains none."""
     if isinstance(value, str) and ":" not in value and "=" not in value:
         return value
     if isinstance(value, BaseModel):
@@ -58,7 +58,7 @@ def _hidden_model(value: BaseModel) -> BaseModel:
 
 @cache
 def _texts_of(kind: type[BaseModel]) -> tuple[str, ...]:
-    """Return the fields of a model that may hold a secret."""
+    """Return the fields of a model that can contain a secret."""
     exceptions = _KEPT.get(kind.__name__, ())
     return tuple(
         name

@@ -1,4 +1,4 @@
-"""LightningStoreServer: any store, served over HTTP. Its app is in `app.py`."""
+"""LightningStoreServer, which serves any store over HTTP. The app is in `app.py`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ DEFAULT_PORT = 4747
 
 @forward_operations
 class LightningStoreServer(LightningStore):
-    """Serves `store` over HTTP, and is a store itself.
+    """Serve `store` over HTTP. The server is a store itself.
 
-    In the process that made it, calls go directly to the store, from any thread. In a process that inherited it (fork)
-    or received it (pickle), they go over HTTP to the address. `bind` takes the port before anything else starts;
-    `start` and `stop` belong to the process that made it. Beyond loopback it refuses to start without `AGL_TOKEN`.
+    In the process that created it, it calls the store directly, from any thread. In a process that inherited it (fork)
+    or received it (pickle), it sends requests to its address. Only the process that created it can `start` and `stop`
+    it. `bind` opens the port before `start`. On an address other than loopback, it does not start without a token.
 
-    `allowed_hosts` (else `AGL_ALLOWED_HOSTS`) adds names under which it answers, `*` all of them; bound to loopback it
-    answers only to `localhost`, `127.0.0.1`, `[::1]` and its own address. `tracker` counts and times the requests.
-
-    `host` is 127.0.0.1 by default, `port` 4747, `token` that of `AGL_TOKEN`; pages of the origins `cors_allow_origins`
-    may send requests. `launch_mode` is `thread` or `asyncio`; `launcher_args` sets host, port and mode together.
+    `host` is 127.0.0.1 by default, `port` is 4747, and `token` is `AGL_TOKEN`. `allowed_hosts` (default
+    `AGL_ALLOWED_HOSTS`) are additional accepted Host headers, `*` for all; on loopback only `localhost`, `127.0.0.1`,
+    `[::1]` and the server's address are accepted by default. Pages of the origins in `cors_allow_origins` may send
+    requests. `tracker` counts and times the requests. `launch_mode` is `thread` or `asyncio`; `launcher_args` sets
+    host, port and mode together.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class LightningStoreServer(LightningStore):
             raise BadRequestError("host, port, and launch_mode cannot be set when launcher_args is provided.")
         if not store.capabilities.get("async_safe"):
             raise BadRequestError(
-                f"The store is not async-safe: {type(store).__name__}.capabilities says so, "
-                "and a server calls it concurrently. Make it async-safe and declare it."
+                f"{type(store).__name__} is not async-safe according to its capabilities, but a server calls it "
+                "concurrently. Make it async-safe and set capabilities['async_safe'] to True."
             )
         self.store: LightningStore = store
         thread_safe = store.capabilities.get("thread_safe")
@@ -85,7 +85,7 @@ class LightningStoreServer(LightningStore):
 
     @property
     def endpoint(self) -> str:
-        """URL for other processes."""
+        """URL of the server for other processes."""
         return self.server_launcher.access_endpoint
 
     @override
@@ -93,21 +93,21 @@ class LightningStoreServer(LightningStore):
         return f"{self.endpoint}/v1/traces"
 
     def bind(self) -> None:
-        """Bind the port; connections queue until `start`.
+        """Open the port. Connections wait until `start` is called.
 
         Raises:
-            RuntimeError: the port is taken.
+            RuntimeError: the port is in use.
         """
         self.server_launcher.bind()
 
     async def start(self) -> None:
-        """Start serving; returns when requests are answered."""
+        """Start the server; return when it accepts requests."""
         self._check_owner("start")
         await self.server_launcher.start()
-        logger.info("store server listens on %s", self.server_launcher.endpoint)
+        logger.info("store server listening on %s", self.server_launcher.endpoint)
 
     async def stop(self) -> None:
-        """Stop serving and free the port; the store stays open. Long polls and streams of events end at once."""
+        """Stop the server and close its port. Long polls and event streams end immediately. The store stays open."""
         self._check_owner("stop")
         await self.server_launcher.stop()
         if self._inner is not self.store:
@@ -120,7 +120,7 @@ class LightningStoreServer(LightningStore):
 
     def _check_owner(self, what: str) -> None:
         if os.getpid() != self._owner_pid:
-            raise RuntimeError(f"{what}() belongs to the process that made the server (pid {self._owner_pid})")
+            raise RuntimeError(f"only the process that created the server (pid {self._owner_pid}) can call {what}()")
 
     @override
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,8 +1,8 @@
-"""The answer to sent spans, without the spans themselves: the stored ones, and the store's changes of them.
+"""A compact response to sent spans: the indexes of the stored spans and the store's changes, without the spans.
 
-The client of this package has the spans that it stores. It requests this answer by `X-AGL-Answer: changes`; a server
-that does not know the header returns the spans. If the store changed more of a span than its number and its mark (as a
-user's store may), or made copies, the answer holds the span itself.
+The client of this package already has the spans. It requests this response with `X-AGL-Answer: changes`; a server that
+does not know the header returns the spans. If the store copied a span, or changed more than its number and its mark (as
+your own store can do), the response contains the complete span.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentlightning.store.rules.values import evolve
 from agentlightning.types import Span
 
 CHANGES = "changes"
-"""The value of the header."""
+"""Value of the header."""
 _CHANGED_BY_US = frozenset(("sequence_id", "attributes"))
 _write = Span.__pydantic_serializer__.to_json
 _read = Span.__pydantic_validator__.validate_python
@@ -31,8 +31,8 @@ class StoredSpans:
     stored: Sequence[Span]
 
     def to_json(self) -> bytes:
-        """Return a list with an entry for each stored span: the index of the given span, with its changes; or the whole
-        span."""
+        """Return a list with one entry for each stored span: the index of the sent span and its changes, or the
+        complete span."""
         entries: list[bytes] = []
         place = 0
         for span in self.stored:
@@ -50,8 +50,8 @@ class StoredSpans:
 
 
 def spans_of_answer(given: Sequence[Span], content: bytes) -> list[Span] | None:
-    """Return the stored spans, using the given objects for unchanged ones; None if the answer has another form, because
-    a server that does not know this one sent the spans."""
+    """Return the stored spans, with the sent objects for unchanged spans; None if the server does not know this form of
+    response and sent the spans."""
     if not content.startswith(b'{"stored":'):
         return None
     spans: list[Span] = []
@@ -76,7 +76,7 @@ def _is_same(original: Span, stored: Span) -> bool:
 
 
 def _changes(original: Span, stored: Span) -> dict[str, Any]:
-    """Return the fields that are not the same objects; all fields of a copy."""
+    """Return the fields that are different objects; for a copy, all fields."""
     before = original.__dict__
     changed = {name: value for name, value in stored.__dict__.items() if value is not before.get(name)}
     if stored.__pydantic_extra__ is not original.__pydantic_extra__:

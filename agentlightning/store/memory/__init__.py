@@ -1,4 +1,4 @@
-"""The store in memory; see `store.py` for the class and `data.py` for its data."""
+"""The store in memory. The class is in `store.py`, its data in `data.py`."""
 
 from agentlightning.store.memory.store import InMemoryLightningStore, MemoryBackend
 

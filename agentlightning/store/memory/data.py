@@ -1,5 +1,5 @@
-"""The data of the memory store between two scripts: rollouts in slots, spans, rows, and values derived from records:
-places in the queue, the sorted views and the changes, claims of workers, deadlines, sizes, data that may be evicted.
+"""The data of the memory store: rollouts in slots, spans, rows, and values derived from records, which are places in
+the queue, sorted views, changes, claims of workers, deadlines, sizes, and data that can be evicted.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from agentlightning.store.rules.tx import Counts, Kind, Record, Row, RunRow
 from agentlightning.store.summaries.plan import Entry as SummaryEntry
 
 StoredSpan = bytes | KeptSpan
-"""A stored span; one with more content than most is stored as JSON."""
+"""A stored span. A span with more content than most is stored as JSON."""
 Entry = tuple[int, float, int, str]
 """(minus priority, available at, number, rollout id): the order in which rollouts are claimed."""
 
 
 class RunQueue:
-    """The queue of one run: entries that may be claimed now, and entries that may be claimed later.
+    """The queue of one run: entries that can be claimed now, and entries that can be claimed later.
 
-    Entries mostly arrive in the order in which they are claimed: those form a line, whose cost does not depend on its
-    length. Two heaps hold entries that arrive out of order, and entries that may only be claimed later. The owner adds
-    an entry once, knows which entries are valid, and reports when one becomes invalid; an invalid entry is dropped when
-    it comes to the front.
+    Most entries arrive in the order in which they are claimed. They are in a line with a cost that is independent of
+    its length. Two heaps contain entries that arrive out of order, and entries that can only be claimed later. The
+    owner adds an entry once, knows which entries are valid, and reports when one becomes invalid. An invalid entry is
+    dropped when it is at the front.
     """
 
     __slots__ = ("_delayed", "_is_valid", "_left", "_line", "_ready")
@@ -44,7 +44,7 @@ class RunQueue:
         self._left = 0
 
     def put(self, entry: Entry, *, ready: bool) -> None:
-        """Add an entry; one that is not `ready` may be claimed from the time in it."""
+        """Add an entry. If it is not `ready`, it can be claimed from the time in it."""
         if not ready:
             heapq.heappush(self._delayed, (entry[1], entry))
         elif not self._line or self._line[-1] < entry:
@@ -53,7 +53,7 @@ class RunQueue:
             heapq.heappush(self._ready, entry)
 
     def left(self) -> None:
-        """Record that an entry is no longer valid. Invalid entries are dropped before they are more than half."""
+        """Record that an entry became invalid. Invalid entries are dropped before they are more than half of all."""
         self._left += 1
         if 2 * self._left > len(self._line) + len(self._ready) + len(self._delayed) + 64:
             self._left = 0
@@ -64,7 +64,7 @@ class RunQueue:
             heapq.heapify(self._delayed)
 
     def take(self, now: float) -> Entry | None:
-        """Remove and return the next entry to claim; `put` adds it again."""
+        """Remove and return the next entry to claim. `put` adds it again."""
         while self._delayed and self._delayed[0][0] <= now:
             heapq.heappush(self._ready, heapq.heappop(self._delayed)[1])
         while self._line or self._ready:
@@ -75,7 +75,8 @@ class RunQueue:
         return None
 
     def earliest(self) -> float | None:
-        """Return a time at which an entry is available: a past one if any is now, else the first; None if empty."""
+        """Return a time at which an entry is available: a past time if one is available now, else the earliest; None if
+        the queue is empty."""
         while self._line and not self._is_valid(self._line[0]):
             self._line.popleft()
         while self._ready and not self._is_valid(self._ready[0]):
@@ -89,7 +90,7 @@ class RunQueue:
 
 
 class Deadlines:
-    """The rollouts past their deadline, as a heap whose entries may be too early, never too late."""
+    """The deadlines of rollouts, as a heap. Its entries can be too early, but never too late."""
 
     __slots__ = ("_at", "_heap")
 
@@ -108,7 +109,7 @@ class Deadlines:
             heapq.heappush(self._heap, (deadline, rollout_id))
 
     def due(self, now: float, limit: int) -> list[str]:
-        """Return rollouts whose deadline is past, the earliest deadline first; they stay listed."""
+        """Return the rollouts with a deadline in the past, earliest deadline first. They stay in the heap."""
         late: dict[str, float] = {}
         while self._heap and self._heap[0][0] < now and len(late) < limit:
             _, rollout_id = heapq.heappop(self._heap)
@@ -136,20 +137,20 @@ class Slot:
         self.change = 0
         """Number of its last change."""
         self.entry: Entry | None = None
-        """Its place in the queue; None while it is in none, and while a script that claimed it runs."""
+        """Place in the queue; None while it is not in a queue, and while a script that claimed it is running."""
         self.holder: str | None = None
-        """The worker whose entry in `Data.held` has it."""
+        """The worker that has it in `Data.held`."""
         self.short: object = None
-        """The short form of the record that `summaries.py` has made; None before its first use."""
+        """Short form of the record, created by `summaries.py`; None before its first use."""
 
 
 class Data:
-    """The contents of one store. The caller holds the lock of its backend."""
+    """The contents of one store. The caller must hold the lock of its backend."""
 
     def __init__(self, budget: SpanBudget, run_records: RunRecords, rows: Rows) -> None:
         self.slots: dict[str, Slot] = {}
         self.spans: dict[str, dict[str, StoredSpan]] = {}
-        """Spans of each rollout that has any, by `span_key`."""
+        """Spans of each rollout with spans, by `span_key`."""
         self.rows: dict[Kind, dict[str, Row]] = {}
         self.sizes: dict[str | None, Counts] = {}
         self.held: dict[str, dict[str, None]] = {}
@@ -159,7 +160,7 @@ class Data:
         self.rows_of_spans = rows
         self.last_change = 0
         self.entries: tuple[tuple[int, int], list[SummaryEntry]] | None = None
-        """The entries that `summaries.py` has made of all rollouts, and when; None before their first use."""
+        """The entries that `summaries.py` created for all rollouts, and the time; None before their first use."""
         self._runs_changed: dict[str, int] = {}
         """Number of the last change of each run, in this order."""
         self._last_number = 0
@@ -183,7 +184,7 @@ class Data:
             self._enter(slot, entry, ready=True)
 
     def next_available(self, run_id: str | None) -> float | None:
-        """Return a time at which an entry in the queue of a run may be claimed; None if it is empty."""
+        """Return a time at which an entry in the queue of a run can be claimed; None if the queue is empty."""
         queue = self._queues.get(run_id)
         return None if queue is None else queue.earliest()
 
@@ -207,7 +208,7 @@ class Data:
     # --- records ---------------------------------------------------------------------------------------------------
 
     def view(self, order: str | None) -> View:
-        """Return the view in this order, which is made at its first use."""
+        """Return the view in this order. It is created at its first use."""
         view = self._views.get(order)
         if view is None:
             view = self._views[order] = View(order, ((slot.record, slot.number) for slot in self.slots.values()))
@@ -256,7 +257,7 @@ class Data:
             self.budget.active(rollout_id)
 
     def remove(self, rollout_id: str) -> None:
-        """Forget a record and its spans."""
+        """Remove a record and its spans."""
         slot = self.slots.pop(rollout_id)
         self.entries = None
         record = slot.record
@@ -327,7 +328,7 @@ class Data:
     # --- spans -----------------------------------------------------------------------------------------------------
 
     def add_spans(self, added: dict[str, dict[str, StoredSpan]], size: int) -> None:
-        """Store spans, by rollout; `size` is their approximate size as JSON in bytes."""
+        """Store spans by rollout. `size` is their approximate size as JSON in bytes."""
         for rollout_id, bodies in added.items():
             if rollout_id in self.spans:
                 self.spans[rollout_id].update(bodies)
@@ -336,12 +337,12 @@ class Data:
         self.budget.bytes += size
 
     def drop_spans(self, rollout_id: str, size: int) -> None:
-        """Free the spans of a rollout, which take `size` bytes."""
+        """Remove the spans of a rollout. `size` is their size in bytes."""
         self.spans.pop(rollout_id, None)
         self.budget.bytes -= size
 
     def evict(self) -> None:
-        """Evict spans until they are within their bound."""
+        """Evict spans until they are within their limit."""
         for rollout_id in self.budget.surplus():
             record = self.slots[rollout_id].record.copy()
             self.drop_spans(rollout_id, record.span_bytes)
@@ -350,5 +351,5 @@ class Data:
 
 
 def span_key(attempt_id: str, span_id: str) -> str:
-    """Return the key of a span within its rollout: one string, to save memory. No attempt id has a newline."""
+    """Return the key of a span within its rollout: one string, to save memory. Attempt ids have no newline."""
     return f"{attempt_id}\n{span_id}"

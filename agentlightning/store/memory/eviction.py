@@ -1,4 +1,4 @@
-"""Eviction of spans when memory is full: those of ended rollouts, read ones first, then by age. Never active ones."""
+"""Eviction of spans when memory is full: spans of ended rollouts, read ones first, then by age; never active ones."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ _SAFE_PART = 0.8
 
 
 class SpanBudget:
-    """Keeps the bytes of spans within a bound. Knows rollouts by id only; the store drops the ones that it names."""
+    """Keep the size of spans within a limit. It knows only the ids of rollouts; the store drops their spans."""
 
     def __init__(self, limit: int, safe: int) -> None:
         self.limit = limit
-        """Largest number of bytes of spans."""
+        """Largest size of spans in bytes."""
         self.safe = safe
-        """Number of bytes at which eviction stops."""
+        """Size in bytes at which eviction stops."""
         self.bytes = 0
         self._ended: dict[str, int] = {}
         self._read: dict[str, int] = {}
         self._evictable = 0
 
     def room_for(self, size: int) -> bool:
-        """Return True if `size` bytes fit after evicting everything that may be evicted."""
+        """Return True if `size` bytes fit after evicting everything that can be evicted."""
         return self.bytes - self._evictable + size <= self.limit
 
     def ended(self, rollout_id: str, size: int) -> None:
-        """Record the bytes of spans of a rollout that has ended."""
+        """Record the size of the spans of a rollout that has ended."""
         if not size:
             self.active(rollout_id)
             return
@@ -36,7 +36,7 @@ class SpanBudget:
         sizes[rollout_id] = size
 
     def active(self, rollout_id: str) -> None:
-        """Record that a rollout runs (again) or was removed: its spans are not evicted."""
+        """Record that a rollout is running (again) or was removed, so that its spans are not evicted."""
         self._evictable -= self._ended.pop(rollout_id, 0) + self._read.pop(rollout_id, 0)
 
     def read(self, rollout_id: str) -> None:
@@ -46,7 +46,7 @@ class SpanBudget:
             self._read[rollout_id] = size
 
     def surplus(self) -> list[str]:
-        """Return the rollouts whose spans must be dropped; none while the bound is kept."""
+        """Return the rollouts with spans that must be dropped; none within the limit."""
         if self.bytes <= self.limit:
             return []
         chosen: list[str] = []
@@ -63,13 +63,13 @@ class SpanBudget:
 def span_budget(
     max_span_bytes: int | None = None, threshold: float | None = None, safe: float | None = None
 ) -> SpanBudget:
-    """Return the bound that the arguments describe.
+    """Return the budget for the arguments.
 
     Raises:
-        BadRequestError: a size is negative, a part is outside 0 to 1, or the safe bound is not below the other.
+        BadRequestError: a size is negative, a share is outside 0 to 1, or the safe limit is not below the other limit.
     """
     if max_span_bytes is not None and threshold is not None:
-        raise BadRequestError("Give max_span_bytes or eviction_memory_threshold, not both; they are the same bound")
+        raise BadRequestError("Pass max_span_bytes or eviction_memory_threshold, not both; they are the same limit")
     bound: object = threshold if max_span_bytes is None else max_span_bytes
     limit = _bytes("eviction_memory_threshold", _DEFAULT_PART if bound is None else bound)
     if limit < 1:
@@ -88,5 +88,5 @@ def _bytes(name: str, value: float) -> int:
             raise BadRequestError(f"{name} must be non-negative; got {value} bytes")
         return value
     if not 0.0 <= value <= 1.0:
-        raise BadRequestError(f"{name} ratio must be between 0 and 1; got {value} (an int would be bytes)")
+        raise BadRequestError(f"{name} ratio must be between 0 and 1; got {value} (pass an int for bytes)")
     return int(value * memory_capacity_bytes())

@@ -1,6 +1,6 @@
-"""Sorted views over the records in memory, so that the cost of a page by run and status depends on its size only.
+"""Sorted views of the records in memory, so that the cost of a page by run and status depends only on its size.
 
-A view is made when a query first needs its order, and is kept from then on.
+A view is created when a query first needs its order, and is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ORDERS: dict[str | None, Callable[[Record], float]] = {
     "start_time": lambda record: record.rollout.start_time,
     "end_time": lambda record: math.inf if record.rollout.end_time is None else record.rollout.end_time,
 }
-"""Sort keys of a view; ties are in the order of insertion."""
+"""Sort keys of a view. Records with the same key are in the order of insertion."""
 
 
 class View:
@@ -75,12 +75,12 @@ class View:
             del self._groups[group]
 
     def count(self, plan: Plan) -> int:
-        """Return the number of matches. The plan filters by runs, statuses and ends only."""
+        """Return the number of matches. The plan filters only by runs, statuses and ends."""
         bound = None if plan.ended_before is None else (plan.ended_before, -1, "")
         return sum(len(keys) if bound is None else keys.bisect_left(bound) for keys in self._chosen(plan))
 
     def behind(self, plan: Plan) -> Iterator[Key]:
-        """Yield the keys after the place where the page begins, in the order of the plan; the ids are not filtered."""
+        """Yield the keys after the position where the page begins, in the order of the plan. Ids are not filtered."""
         chosen, descending = self._chosen(plan), plan.descending and plan.sort_by is not None
         begin, end = (-math.inf,), (math.inf, math.inf) if plan.ended_before is None else (plan.ended_before, -1)
         ties: list[Iterator[Key]] = []

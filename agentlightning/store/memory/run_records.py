@@ -1,6 +1,6 @@
-"""The records of runs in memory, in the order of their steps, and their bound.
+"""The records of runs in memory, in the order of their steps, and their size limit.
 
-Beyond the bound, the oldest ledger records lose their per-token part, then the rest of their data, and are marked.
+Above the limit, the oldest ledger records lose their per-token part, then their other data, and are marked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Stored:
 
 
 class _Run:
-    """The records of one run: all of them, those of each kind and those of each name, each list in order."""
+    """The records of one run: all records, the records of each kind and of each name, each list in order."""
 
     def __init__(self) -> None:
         self.by_key: dict[tuple[str, int, str], _Stored] = {}
@@ -52,7 +52,7 @@ class _Run:
 
 
 class RunRecords:
-    """The records of every run of one store. The caller holds the lock of the store."""
+    """The records of all runs of one store. The caller must hold the lock of the store."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -60,16 +60,16 @@ class RunRecords:
         self._number = 0
         self._runs: dict[str, _Run] = {}
         self._whole: deque[_Stored] = deque()
-        """Ledger records that have all their data, the oldest first."""
+        """Ledger records with all their data, oldest first."""
         self._partial: deque[_Stored] = deque()
         """Ledger records without their per-token part."""
         self._evictable = 0
 
     def add(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        """Store the records that do not exist yet; return for each whether it was new.
+        """Store the records that do not exist yet; return for each one whether it was new.
 
         Raises:
-            BusyError: they do not fit even after eviction; nothing was stored.
+            BusyError: they do not fit even after eviction. Nothing was stored.
         """
         present = self._runs[run_id].by_key.keys() if run_id in self._runs else ()
         new: dict[tuple[str, int, str], NewRunRecord] = {}
@@ -80,8 +80,8 @@ class RunRecords:
         )
         if self.bytes + size - evictable > self.limit:
             raise BusyError(
-                f"The store holds {self.bytes} bytes of records of runs, of at most {self.limit}; {size} more do not "
-                "fit. Delete runs, give it more room (max_record_bytes), or use sqlite:///FILE.",
+                f"The store is full: it has {self.bytes} bytes of run records, the limit is {self.limit}, and {size} "
+                "more do not fit. Delete runs, increase max_record_bytes, or use sqlite:///FILE.",
                 retry_after=2.0,
             )
         run = self._runs.setdefault(run_id, _Run()) if new else _Run()
@@ -130,7 +130,7 @@ class RunRecords:
         return FoundRecords([entries[index].body for index in islice(page, count)], total, last)
 
     def drop(self, run_id: str, after_step: int) -> int:
-        """Remove the records of a run with a greater step; return the number removed."""
+        """Remove the records of a run after a step; return the number removed."""
         run = self._runs.get(run_id)
         if run is None:
             return 0
@@ -157,7 +157,7 @@ class RunRecords:
         return {} if run is None else {kind: (len(e), e[-1].step) for kind, e in run.kinds.items() if e}
 
     def _evict(self) -> None:
-        """Evict data until the records are somewhat below the bound."""
+        """Evict data until the records are slightly below the limit."""
         safe = int(self.limit * _SAFE_PART)
         while self.bytes > safe and self._whole:
             stored = self._whole.popleft()
@@ -180,7 +180,7 @@ class RunRecords:
 
 
 def _evictable(kind: str, name: str, size: int) -> int:
-    """Return the number of bytes of a record that eviction certainly frees."""
+    """Return the number of bytes that eviction of a record frees at least."""
     if kind != "ledger" or size <= _LEFT:
         return 0
     return max(0, size - _LEFT - len(json.dumps(name, ensure_ascii=False).encode()))

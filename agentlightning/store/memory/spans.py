@@ -1,8 +1,8 @@
-"""The forms of spans in the memory store: rows of plain values for the latest, rows packed into bytes for earlier ones.
+"""The forms of spans in the memory store: rows of plain values for the latest spans, packed rows for earlier ones.
 
-A row shares nothing mutable with any `Span`, so that reading it is a copy, which takes a quarter of the time of reading
-JSON. A row takes twice the memory of its bytes, so there is a bound on rows. Spans of a bulk load are kept as JSON, and
-so are spans with more content than most, such as events or values of other classes.
+A row shares nothing mutable with a `Span`, so reading it is a copy, which takes a quarter of the time of reading JSON.
+A row takes twice the memory of its bytes, so the size of rows is limited. Spans of a bulk load are kept as JSON, and so
+are spans with more content than most, such as events or values of other classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agentlightning.utils.otlp.unread import UnreadSpan
 
 DEFAULT_DECODED_BYTES = 32 << 20
 BULK = 32
-"""Largest number of spans of a normal call; a bulk load is encoded at once, which is cheaper and keeps other rows."""
+"""Largest number of spans in a normal call. A larger call is encoded in one step, which is faster and keeps rows."""
 _Row = tuple[Any, ...]
 _fields_of = itemgetter(*Span.model_fields)
 _NUMBERS = frozenset((int, float, bool))
@@ -26,17 +26,17 @@ _TEXT = frozenset((str,))
 _TEXT_OR_NONE = frozenset((str, type(None)))
 _TIME_OR_NONE = frozenset((float, type(None)))
 _SPAN_SIZE, _ROW_SIZE, _ITEM_SIZE = 430, 1000, 100
-"""Bytes, without texts, of the JSON of a span, of its row, and of each value in it."""
+"""Size in bytes, without texts, of the JSON of a span, of its row, and of each value in it."""
 
 
 class KeptSpan:
-    """A span in memory. Its form may change, its value never does. Usable from any thread."""
+    """A span in memory. Its form can change, but its value does not. Usable from any thread."""
 
     __slots__ = ("form", "sequence_id")
 
     def __init__(self, form: _Row | bytes | UnreadSpan, sequence_id: int) -> None:
         self.form = form
-        """Its row, its packed row, or the bytes of an exporter until it is first read."""
+        """The row, the packed row, or (until it is first read) the bytes from an exporter."""
         self.sequence_id = sequence_id
 
     def read(self) -> Span:
@@ -58,14 +58,14 @@ class KeptSpan:
 
 
 class Rows:
-    """The spans that are kept as rows, within a bound in bytes. The caller holds the lock of the store."""
+    """The spans that are kept as rows, within a limit in bytes. The caller must hold the lock of the store."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
         self._batches: deque[tuple[list[KeptSpan], int]] = deque()
 
     def add(self, spans: list[KeptSpan], size: int) -> None:
-        """Keep these spans as rows of `size` bytes; pack the oldest rows until all are within the bound."""
+        """Keep these spans as rows of `size` bytes; pack the oldest rows until all rows are within the limit."""
         self._batches.append((spans, size))
         self._left -= size
         while self._left < 0:
@@ -80,7 +80,7 @@ class _OtherValue(Exception):
 
 
 def row_of(span: Span) -> tuple[_Row, int, int] | None:
-    """Return a span as a row, the approximate bytes of its JSON and of the row; None if a row cannot hold it.
+    """Return a span as a row, and the approximate sizes of its JSON and of the row; None if a row cannot hold it.
 
     Raises:
         UnicodeEncodeError: a text in it cannot be stored.
@@ -134,8 +134,8 @@ def _row_of(span: Span) -> tuple[_Row, int, int]:
 
 
 def _plain(attributes: Any, texts: list[str]) -> tuple[dict[str, Any], tuple[str, ...], int]:
-    """Return a copy of attributes, the names of list attributes, and the number of values, where a large integer counts
-    as several. Adds the texts in them to `texts`."""
+    """Return a copy of attributes, the names of list attributes, and the number of values. A large integer counts as
+    several values. Adds the texts in them to `texts`."""
     if type(attributes) is not dict:
         raise _OtherValue
     own = cast("dict[str, Any]", attributes).copy()
@@ -172,8 +172,8 @@ def _length(text: str) -> int:
 
 
 def _context(context: Any, trace_id: str, span_id: str, texts: list[str]) -> tuple[str, str, bool] | bool | None:
-    """Return the context of a span as three values, or True if it is the usual one, with the ids of the span. Adds the
-    texts in it to `texts`."""
+    """Return the context of a span as three values, or True if it is the default context with the ids of the span.
+    Adds the texts in it to `texts`."""
     if context is None:
         return None
     fields = context.__dict__

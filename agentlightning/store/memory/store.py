@@ -52,10 +52,10 @@ _NO_SPANS: dict[str, StoredSpan] = {}
 
 
 class MemoryTx:
-    """The primitives of one script: reads the data, and buffers the writes until its end.
+    """The primitives of one script. Reads the data, and buffers writes until the script ends.
 
-    A saved record belongs to the store from then on. A script that only reads gets the store's own records, one that
-    writes gets copies.
+    A saved record belongs to the store. A read-only script gets the store's own records, and a writing script gets
+    copies.
     """
 
     __slots__ = ("_added", "_data", "_new", "_new_size", "_records", "_rows", "_spans", "_taken", "_write", "notes")
@@ -69,12 +69,12 @@ class MemoryTx:
         self._spans: dict[str, dict[str, StoredSpan]] = {}
         self._added = 0
         self._new: list[KeptSpan] = []
-        """Spans that are kept as rows, which take `_new_size` bytes."""
+        """New spans to keep as rows, with a size of `_new_size` bytes."""
         self._new_size = 0
         self._rows: dict[tuple[Kind, str], Row | None] = {}
 
     def commit(self) -> None:
-        """Apply the writes; nothing here can fail half-way."""
+        """Apply the writes. Nothing here can fail half-way."""
         data = self._data
         if self._spans:
             data.add_spans(self._spans, self._added)
@@ -92,7 +92,7 @@ class MemoryTx:
             data.evict()
 
     def give_back(self) -> None:
-        """Put rollouts that were claimed and are still queued back into their queues."""
+        """Return rollouts that were claimed but are still queued to their queues."""
         for entry in self._taken:
             self._data.give_back(entry)
 
@@ -222,8 +222,8 @@ class MemoryTx:
         self._added += sum(sizes)
         if not self._data.budget.room_for(self._added):
             raise BusyError(
-                f"The store holds {self._data.budget.bytes} bytes of spans of rollouts that have not ended, of at most "
-                f"{self._data.budget.limit}. End rollouts, give it more room (max_span_bytes), or use sqlite:///FILE.",
+                f"The store is full: it has {self._data.budget.bytes} bytes of spans of rollouts that have not ended "
+                f"(limit: {self._data.budget.limit}). End rollouts, increase max_span_bytes, or use sqlite:///FILE.",
                 retry_after=2.0,
             )
         return sizes
@@ -285,12 +285,12 @@ class MemoryTx:
 
 
 class MemoryBackend:
-    """Runs scripts inline under one lock, from any thread. Scripts never suspend and take microseconds."""
+    """Run scripts inline under one lock, from any thread. Scripts never suspend and take microseconds."""
 
     shared = False
     persistent = False
     inline = True
-    """`execute` may be called on an event loop."""
+    """`execute` can be called on an event loop."""
     keeps_unread = True
     """Spans from an exporter are kept unread."""
 
@@ -326,10 +326,10 @@ class MemoryBackend:
         return time.time()
 
     def set_clock(self) -> None:
-        """Do nothing: there is one clock."""
+        """Do nothing, because there is only one clock."""
 
     def await_change(self, timeout: float) -> bool:
-        """Return False: no other process sees this data."""
+        """Return False, because no other process has this data."""
         return False
 
     def close(self) -> None:
@@ -337,16 +337,16 @@ class MemoryBackend:
 
 
 class InMemoryLightningStore(EngineStore):
-    """A store in the memory of this process; usable from any thread and event loop.
+    """A store in the memory of this process. Usable from any thread and event loop.
 
-    `max_span_bytes` bounds the encoded spans (a quarter of the machine's memory by default). Beyond it, the spans of
-    ended rollouts are evicted, read ones first; reading evicted spans raises `GoneError`. Spans of rollouts that have
-    not ended are never evicted: when they alone fill the bound, `add_span` raises `BusyError`.
-    `eviction_memory_threshold` and `safe_memory_threshold` are the same bound and the size at which eviction stops, in
-    bytes (int) or as a part of the machine's memory (float). The latest spans are kept decoded for fast reading, in at
-    most `max_decoded_span_bytes` more. `max_record_bytes` bounds the records of runs: beyond it, the oldest ledger
-    records lose their per-token part, then the rest of their data, and are marked (`evicted`). `thread_safe` is
-    accepted for programs that pass it; the store is always thread-safe.
+    `max_span_bytes` is the largest size of the encoded spans (default: a quarter of the machine's memory). Above it,
+    spans of ended rollouts are evicted, read ones first; reading evicted spans raises `GoneError`. Spans of rollouts
+    that have not ended are never evicted: if they reach the limit, `add_span` raises `BusyError`.
+    `eviction_memory_threshold` is the same limit, and `safe_memory_threshold` the size at which eviction stops, in
+    bytes (int) or as a share of the machine's memory (float). The latest spans are also kept decoded for fast reading,
+    in at most `max_decoded_span_bytes`. `max_record_bytes` is the largest size of run records: above it, the oldest
+    ledger records lose their per-token part, then their other data, and are marked (`evicted`). `thread_safe` is
+    ignored: the store is always thread-safe.
     """
 
     def __init__(
@@ -382,6 +382,6 @@ class InMemoryLightningStore(EngineStore):
     @override
     def __reduce__(self) -> str:
         raise TypeError(
-            "InMemoryLightningStore lives in one process and cannot be sent to another: "
-            "serve it with LightningStoreServer, or use sqlite:///FILE"
+            "InMemoryLightningStore cannot be sent to another process. "
+            "Serve it with LightningStoreServer, or use sqlite:///FILE."
         )

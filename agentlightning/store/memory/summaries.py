@@ -1,5 +1,5 @@
-"""The entries for summaries and figures over the records in memory. They are read from a record at the first use after
-a change, so that writers pay nothing for them."""
+"""Entries for summaries and statistics of the records in memory. An entry is created at its first use after a change,
+so that writes need no additional time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agentlightning.store.summaries.plan import Entry, Input
 
 
 class _Short(Input):
-    """A short form of a rollout, and the record that it was read from."""
+    """The short form of a rollout, and the record from which it was created."""
 
     __slots__ = ("_input", "_text", "entry", "record")
 
@@ -38,7 +38,7 @@ class _Short(Input):
 
 
 def entries_of(data: Data) -> list[Entry]:
-    """Return the entries of all rollouts; changed ones are read again. The caller holds the lock of the store."""
+    """Return the entries of all rollouts; changed ones are created again. The caller holds the lock of the store."""
     moment = (data.last_change, len(data.slots))
     if data.entries is None or data.entries[0] != moment:
         data.entries = moment, [_entry(slot) for slot in data.slots.values()]

@@ -1,10 +1,10 @@
 """The store in MongoDB: for a fleet of processes and machines, several stores (partitions) in one database.
 
-No replica set is needed: a script's changes are exact because each rollout is one document that is replaced on the
-number of its last change, and a repeated call completes an interrupted one (`flush.py`). An acknowledged change is
-written with the concern `majority`: in the journal of a single server, or on most members of a replica set. A single
-server of MongoDB 8.0 may lose such a change when it is killed, a replica set does not; see
-https://jira.mongodb.org/browse/SERVER-139311. Needs MongoDB 4.4 or later, collections unsharded.
+No replica set is needed. Each rollout is one document, which is replaced only if it still has the number of its last
+change, and a repeated call completes an interrupted one (`flush.py`). An acknowledged change is written with the
+concern `majority`: in the journal of a single server, or on most members of a replica set. A single server of MongoDB
+8.0 may lose such a change if it is killed; a replica set does not, see https://jira.mongodb.org/browse/SERVER-139311.
+Needs MongoDB 4.4 or later and unsharded collections.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class MongoLightningStore(EngineStore):
     """A durable store in a MongoDB database. The first operation connects, and creates collections and indexes.
 
     `mongo_uri` is mongodb://user:password@host:27017/database; `database_name` overrides the database in it.
-    `partition_id` separates stores in one database: two stores with the same id share their data. `uri` and `database`
-    are other names of the first two. `collection` names the collection of the spans, `agl_spans` by default; a
-    partition keeps the one with which it was created. `mongo_client_kwargs` goes to `pymongo.MongoClient`. The store is
+    `partition_id` separates stores in one database: two stores with the same id have the same data. `uri` and
+    `database` are aliases of the first two. `collection` is the collection of the spans, `agl_spans` by default; it
+    cannot be changed for an existing partition. `mongo_client_kwargs` are passed to `pymongo.MongoClient`. The store is
     always thread-safe.
 
     Raises:
-        BadRequestError: an argument has a wrong value, or two names of one argument are given.
-        StoreUnreachableError (operations): the server does not answer.
+        BadRequestError: an argument has a wrong value, or an argument and its alias have different values.
+        StoreUnreachableError (operations): the server does not respond.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class MongoLightningStore(EngineStore):
         tracker: MetricsBackend | None = None,
     ) -> None:
         if not thread_safe:
-            raise BadRequestError("MongoLightningStore is always thread-safe; leave thread_safe out")
+            raise BadRequestError("MongoLightningStore is always thread-safe; omit thread_safe")
         address = _one("mongo_uri", mongo_uri, "uri", uri)
         place = Place(address or DEFAULT_URI, mongo_client_kwargs)
         self.database_name = _one("database_name", database_name, "database", database) or place.database or DATABASE
@@ -85,10 +85,10 @@ class MongoLightningStore(EngineStore):
         super().__init__(backend, tracker=tracker, **engine)
 
     def connect(self) -> None:
-        """Connect now instead of with the first operation; blocks. A store that cannot connect is closed.
+        """Connect now instead of with the first operation; blocks. If the connection fails, the store is closed.
 
         Raises:
-            StoreUnreachableError: the server does not answer.
+            StoreUnreachableError: the server does not respond.
         """
         try:
             self._runtime.backend.execute(lambda _: None, write=False)
@@ -98,18 +98,18 @@ class MongoLightningStore(EngineStore):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the arguments, so that a copy opens the same partition. The pickle holds the password."""
+        """Pickle the arguments, so that a copy opens the same partition. The pickle contains the password."""
         return partial(MongoLightningStore, **self._settings), ()
 
 
 def _one(name: str, value: str | None, other_name: str, other: str | None) -> str | None:
-    """Return the value of an argument with two names.
+    """Return the value of an argument with an alias.
 
     Raises:
-        BadRequestError: both names are given, with different values.
+        BadRequestError: both names have different values.
     """
     if value is not None and other is not None and value != other:
-        raise BadRequestError(f"{other_name} is another name of {name}; give one of them")
+        raise BadRequestError(f"{other_name} is an alias of {name}; pass one of them")
     return other if value is None else value
 
 

@@ -1,4 +1,4 @@
-"""Runs scripts against MongoDB: on a few threads with the blocking driver, and again if another writer was faster."""
+"""Runs scripts against MongoDB, on a few threads with the blocking driver, and again after a lost race."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ R = TypeVar("R")
 _THREADS = 8
 _MAX_WAITING = 10_000
 _TRY_SECONDS = LEASE_SECONDS + 5.0
-"""Seconds for which a script is retried: longer than any lock of a dead process."""
+"""Seconds for which a script is retried: longer than a lock of a dead process."""
 _PAUSES = (0.001, 0.1)
 _LOOKS = (0.02, 0.25)
-"""Seconds between two looks at the counter of changes, right after a change of others and when nothing changes."""
+"""Seconds between two checks of the counter of changes: directly after a change of others, and if nothing changes."""
 
 
 class MongoBackend:
-    """A client and a few threads per process, made with the first use, which connects. Usable from any thread.
+    """A client and a few threads per process. They are created at the first use, which connects. Thread-safe.
 
-    A process that inherits the backend over a fork makes its own, and leaves those of its parent alone.
+    A forked process creates its own client and threads and does not use those of its parent.
     """
 
     shared = True
@@ -51,9 +51,7 @@ class MongoBackend:
 
     def __init__(self, place: Place, database: str, partition: str, spans: str = SPANS) -> None:
         if not partition or "\0" in partition:
-            raise BadRequestError(
-                f"partition_id must be a text that is not empty, without null bytes; got {partition!r}"
-            )
+            raise BadRequestError(f"partition_id must be a non-empty string without null bytes; got {partition!r}")
         self._place = place
         self._clock = SharedClock()
         self._make = partial(
@@ -61,7 +59,7 @@ class MongoBackend:
         )
         self._closed = False
         self._opened = False
-        """True once an operation has reached the server: until then a wrong address fails at once."""
+        """True after an operation has reached the server. Before that, a wrong address fails immediately."""
         self._processes: dict[int, _Process] = {}
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
@@ -86,13 +84,13 @@ class MongoBackend:
                     if reconnected or isinstance(error, ServerSelectionTimeoutError):
                         if not outage.seconds or outage.failed(began):
                             raise
-                        logger.debug("the MongoDB store %r cannot be reached, trying again", self._place)
+                        logger.debug("cannot connect to the MongoDB store %r; retrying", self._place)
                         end = time.monotonic() + _TRY_SECONDS
                     reconnected = True  # a connection that the server had closed meanwhile
                 if time.monotonic() > end:
                     raise BusyError(
-                        f"For {_TRY_SECONDS:.0f} s other writers of the MongoDB store {self._place!r} were faster; "
-                        "try again later"
+                        f"The call lost races against other writers of the MongoDB store {self._place!r} for "
+                        f"{_TRY_SECONDS:.0f} s; retry later"
                     )
                 time.sleep(next(delays))
         except PyMongoError as error:
@@ -109,7 +107,7 @@ class MongoBackend:
         try:
             self._clock.set(self._process().server_time)
         except (PyMongoError, AgentLightningError) as error:
-            logger.debug("the clock of the MongoDB server was not read: %r", error)
+            logger.debug("cannot read the clock of the MongoDB server: %r", error)
 
     def await_change(self, timeout: float) -> bool:
         try:
@@ -131,7 +129,7 @@ class MongoBackend:
 
 
 class _Process:
-    """The client, threads and numbers of one process. Connects with the first use."""
+    """The client, threads and change numbers of one process. Connects at the first use."""
 
     def __init__(self, place: Place, database: str, partition: str, spans: str, clock: SharedClock) -> None:
         self._clock = clock
@@ -146,14 +144,14 @@ class _Process:
         self._room = threading.Semaphore(_MAX_WAITING)
         self._stopped = threading.Event()
         self._streams = False
-        """The server reports changes. Only replica sets and clusters do."""
+        """True if the server reports changes. Only replica sets and clusters do."""
         self._stream: CollectionChangeStream[Document] | None = None
         self._pause = _LOOKS[0]
         self._next_look = 0.0
 
     @property
     def partition(self) -> Partition:
-        """The collections, with their indexes, after the clean-up of a dead process's data."""
+        """The collections with their indexes, after the cleanup of data of dead processes."""
         if not self._prepared:
             with self._preparing:
                 if not self._prepared:
@@ -165,7 +163,8 @@ class _Process:
         return self._partition
 
     def server_time(self) -> float:
-        """Return the server's wall-clock seconds, in steps of a millisecond; this machine's if it reports none."""
+        """Return the server's wall-clock time in seconds, rounded to milliseconds; this machine's time if it reports
+        none."""
         server_time = self._client.admin.command("hello").get("localTime")
         return server_time.replace(tzinfo=UTC).timestamp() if isinstance(server_time, datetime) else time.time()
 
@@ -173,10 +172,10 @@ class _Process:
         """Run a job on one of the threads.
 
         Raises:
-            BusyError: too many wait already.
+            BusyError: too many jobs are waiting.
         """
         if not self._room.acquire(blocking=False):
-            raise BusyError(f"{_MAX_WAITING} calls wait for the MongoDB server already; try again later")
+            raise BusyError(f"{_MAX_WAITING} calls are waiting for the MongoDB server, which is the limit; retry later")
         future = self._pool.submit(job)
         future.add_done_callback(lambda _: self._room.release())
         return future
@@ -204,7 +203,7 @@ class _Process:
                 if time.monotonic() > end:
                     break
         except OperationFailure as error:
-            logger.warning("no change stream, the counter is looked at instead: error code %s", error.code)
+            logger.warning("no change stream (error code %s); polling the counter of changes instead", error.code)
             self._streams = changed = False
             self._end_stream()
         if not changed:

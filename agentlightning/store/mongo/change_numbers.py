@@ -1,10 +1,10 @@
-"""The numbers that order a partition: changes, rows and queue places, allocated from one counter document.
+"""The numbers of changes, rows and queue places in a partition, allocated from one counter document.
 
-A number is allocated before its document is written, so for a moment a reader does not find it. `Horizon` knows up to
-which number every change is visible. For the changes of this process that is exact. Changes of others are known only
-from the moved counter: a reader waits for such a number until a document has it, or for `FOREIGN_SECONDS` after this
-process first saw the counter beyond it. In return, a flush writes a change within `FRESH_SECONDS` of allocating its
-number, or allocates a new one.
+A number is allocated before its document is written, so a reader may not find the document yet. `Horizon` computes up
+to which number all changes are visible. For changes of this process, this is exact. Changes of other processes are
+known only from the counter: a reader waits for such a number until a document has it, or for `FOREIGN_SECONDS` after
+this process first saw the counter above it. A flush therefore writes a change within `FRESH_SECONDS` of allocating its
+number, or allocates a new number.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ FRESH_SECONDS = 0.5
 
 
 class Horizon:
-    """The visible changes. Pure: times (monotonic seconds) are arguments. Not thread-safe."""
+    """The visible changes. Pure: times (monotonic seconds) are passed as arguments. Not thread-safe."""
 
     def __init__(self) -> None:
         self.top = 0
         """The largest number known to be allocated."""
         self._missing: dict[int, tuple[int, float]] = {}
-        """Numbers that documents may not have yet: the last one behind each first one, and the time until which they
-        are waited for. Those of a flush of this process have no end."""
+        """Ranges of numbers that documents may not have yet: first number, last number, and the time until which
+        readers wait for them. Ranges of a flush of this process have no such time."""
 
     def observe(self, top: int, now: float) -> None:
-        """Record that the counter is at `top`: numbers above the last look were allocated by others."""
+        """Record that the counter is at `top`. Numbers above the last value were allocated by other processes."""
         if top > self.top:
             self._missing[self.top + 1] = top, now + FOREIGN_SECONDS
             self.top = top
@@ -49,19 +49,19 @@ class Horizon:
             self.top = max(self.top, last)
 
     def finished(self, first: int, now: float, *, sure: bool) -> None:
-        """Record that a flush is over; `sure` means that nothing of it can still reach the server."""
+        """Record that a flush has ended. `sure` means that nothing of it can still reach the server."""
         if first in self._missing:
             last, _ = self._missing.pop(first)
             if not sure:
                 self._missing[first] = last, now + FOREIGN_SECONDS
 
     def unsure(self, now: float) -> bool:
-        """Return True while others may still be writing changes that the counter has counted."""
+        """Return True while other processes may still be writing changes with allocated numbers."""
         self._missing = {first: (last, end) for first, (last, end) in self._missing.items() if now < end}
         return any(end < math.inf for _, end in self._missing.values())
 
     def visible(self, now: float, after: int, seen: Collection[int]) -> int:
-        """Return the largest number up to which no change after `after` is still missing.
+        """Return the largest number up to which no change after `after` is missing.
 
         `seen` are numbers after `after` that documents have.
         """
@@ -78,19 +78,19 @@ class Block:
     """Numbers that belong to one flush."""
 
     changes: int
-    """The first of the change numbers."""
+    """First change number."""
     numbers: int
-    """The first of the others."""
+    """First of the other numbers."""
     time: float = field(default_factory=time.monotonic)
 
     @property
     def fresh(self) -> bool:
-        """True while a change may be written under these numbers."""
+        """True while a change can be written with these numbers."""
         return time.monotonic() - self.time < FRESH_SECONDS
 
 
 Allocate = Callable[[int, int], Block]
-"""Allocates so many change numbers, and so many others, for one flush."""
+"""Allocates a number of change numbers, and a number of other numbers, for one flush."""
 
 
 class ChangeNumbers:
@@ -101,11 +101,11 @@ class ChangeNumbers:
         self._lock = threading.Lock()
         self._horizon = Horizon()
         self._unsure = False
-        """The last call of `others_wrote` has seen changes that were not visible yet."""
+        """True if the last call of `others_wrote` saw changes that were not visible yet."""
 
     @contextmanager
     def for_flush(self) -> Generator[Allocate]:
-        """Yield the allocator of the numbers of one flush; they are in use until the context ends."""
+        """Yield the allocator for the numbers of one flush. They are in use until the context ends."""
         blocks: list[Block] = []
         sure = True
 
@@ -136,8 +136,8 @@ class ChangeNumbers:
             return block
 
     def look(self) -> tuple[int, bool]:
-        """Read the counter. Return the largest change number that anybody has allocated, and whether others may still
-        be writing changes up to it."""
+        """Read the counter. Return the largest allocated change number, and whether other processes may still be
+        writing changes up to it."""
         with self._lock:
             counter = self._partition.counters.find_one({"_id": self._partition.id("counters")}, {"change": 1})
             now = time.monotonic()
@@ -145,11 +145,11 @@ class ChangeNumbers:
             return self._horizon.top, self._horizon.unsure(now)
 
     def visible(self, after: int, seen: Collection[int]) -> int:
-        """Return the largest number up to which no change after `after` is still missing (see `Horizon`)."""
+        """Return the largest number up to which no change after `after` is missing (see `Horizon`)."""
         with self._lock:
             return self._horizon.visible(time.monotonic(), after, seen)
 
     def others_wrote(self) -> bool:
-        """Return True if others may have changed data since the last call, visible now or soon."""
+        """Return True if other processes may have changed data since the last call, visible now or soon."""
         before, (_, self._unsure) = self._unsure, self.look()
         return before or self._unsure

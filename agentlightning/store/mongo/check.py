@@ -1,4 +1,4 @@
-"""The check of a partition in MongoDB: every record can be read, and its summary agrees with it."""
+"""The check of a partition in MongoDB: all records can be read, and their summaries agree with them."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _WITH_SUMMARIES = 5
 
 
 def check_partition(uri: str, name: str) -> FileReport:
-    """Decode every record of the partition.
+    """Check all records of the partition.
 
     Raises:
-        ConflictError: there is no store, or one of a newer program.
-        StoreUnreachableError: the server does not answer.
+        ConflictError: the store does not exist, or a newer version wrote it.
+        StoreUnreachableError: the server does not respond.
     """
     place = Place(uri)
     with place.client() as client:
@@ -31,7 +31,7 @@ def check_partition(uri: str, name: str) -> FileReport:
         partition = Partition(database, name)
         try:
             if partition.counters.find_one({"_id": "schema"}) is None:
-                raise ConflictError(f"There is no store in the database {database.name!r} of {place!r}")
+                raise ConflictError(f"The database {database.name!r} of {place!r} contains no store")
             document = check_version(partition.counters)
             partition.spans = database[partition.recorded_spans()]
             version = document.get("from", document["version"])
@@ -49,10 +49,10 @@ def _problems(partition: Partition, *, with_summaries: bool) -> Iterator[str]:
             record = record_type().validate_json(each.get("body", ""))
         except ValidationError as error:
             removal = f"store.delete_rollouts(rollout_ids=[{rollout_id!r}], force=True)"
-            yield f"rollout {rollout_id}: its record cannot be read: {_reason(error)}. Remove it: {removal}"
+            yield f"rollout {rollout_id}: the record cannot be read: {_reason(error)}. Remove it: {removal}"
         else:
             if with_summaries and any(each.get(name) != value for name, value in summary_fields(record).items()):
-                yield f"rollout {rollout_id}: what is kept of it in short is not what its record says"
+                yield f"rollout {rollout_id}: the summary differs from the record"
     for collection, name, read in (
         (partition.spans, "span {span_id} of rollout {rollout_id}", _read_span),
         (partition.rows, "the row {key!r} of kind {kind!r}", _read_row),

@@ -1,9 +1,9 @@
 """The documents of a partition in MongoDB.
 
-A rollout is one document: its JSON in `body`, the fields for searching, sorting and summaries, and two fields that make
-a change exact: `change` (the number of its last change, which a writer must name to replace it) and `recent` (the
-numbers of its last changes; spans carry the number of the change that counts them). `claimed_until` is the lease of a
-claim, `lock` is the lease of a flush that changes several documents. A span is one document, a row is one document.
+A rollout is one document: its JSON in `body`, the fields for searching, sorting and summaries, and two fields for exact
+changes: `change` (the number of its last change, which a writer must name to replace it) and `recent` (the numbers of
+its last changes; spans have the number of the change that counts them). `claimed_until` is the lease of a claim, `lock`
+is the lease of a flush that changes several documents. A span is one document, and so is a row.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from agentlightning.types import Rollout
 
 Document = dict[str, Any]
 RECENT = 32
-"""Number of its last changes that a document names."""
+"""Number of last changes in `recent`."""
 MAX_BODY = 16 * 1024 * 1024 - 64 * 1024
-"""Largest body, in bytes; a document holds 16 MiB, including its other fields."""
+"""Largest body in bytes. A document can have 16 MiB, including its other fields."""
 LEASE_SECONDS = 10.0
-"""Seconds for which a rollout that a script has claimed, or locked for its flush, is withheld from others."""
+"""Seconds for which others cannot claim or change a rollout that a script has claimed or locked for its flush."""
 CLOCKS_DIFFER_SECONDS = 60.0
-"""A lease with more seconds left was written by a wrong clock and is ignored."""
+"""Largest number of seconds left of a lease. A longer lease was written with a wrong clock and is ignored."""
 _DUPLICATE = 11000
 
 
 class LostRace(Exception):
-    """Raised when another writer changed data that the script read; the script is run again."""
+    """Raised if another writer changed data that the script read. The script is run again."""
 
 
 def record_fields(record: Record) -> Document:
-    """Return the fields of a rollout's document, without its place and its numbers.
+    """Return the fields of a rollout's document, without its id and its numbers.
 
     Raises:
         TooLargeError: the record is larger than a document may be.
@@ -71,14 +71,14 @@ def fitting(body: bytes, what: str) -> str:
     """
     if len(body) > MAX_BODY:
         raise TooLargeError(
-            f"{what} takes {len(body)} bytes; a MongoDB document holds at most {MAX_BODY}. "
+            f"{what} takes {len(body)} bytes; the limit for a MongoDB document is {MAX_BODY}. "
             "Make it smaller, or keep the large part elsewhere and store where it is."
         )
     return body.decode()
 
 
 def counts(rollout: Document | None, tag: int) -> bool:
-    """Return True if a rollout counts its spans with this number, so they are stored for good."""
+    """Return True if a rollout counts its spans with this number, so that they are committed."""
     if rollout is None:
         return True
     recent = rollout["recent"]

@@ -1,35 +1,35 @@
-"""Writes of a script to the server without a transaction, in an order that is safe against a crash at any point.
+"""Write the changes of a script to the server without a transaction, in an order that is safe against crashes.
 
-One document changes as a whole, several do not. So every flush has a commit: the replacement of rollouts on the number
-of their last change. The steps before it have no effect without it, and any process may do the steps after it.
+Only a single document changes atomically. So every flush has a commit: the replacement of rollouts that still have the
+number of their last change. The steps before it have no effect without it, and any process can do the steps after it.
 
-1.  *Rows of tokens* (claims with their results; answers of other calls) are inserted first: of two requests with the
+1.  *Rows of tokens* (claims with their results; results of other calls) are inserted first. If two requests have the
     same token, the second finds the row and is run again. After a crash here, a claim's row names attempts that do not
-    exist; a request that repeats the token waits for them for a while, then claims again. The claimed rollouts are free
+    exist: a request with the same token waits for them for a while, then claims again. The claimed rollouts are free
     again when their leases expire. A row of resources names a version without its token, so the resources are published
-    again; a row of a deletion names rollouts that still exist, which are removed then. Rows that record the results of
-    earlier calls (of a deleted rollout, or the oldest of a record) are valid whatever happens to the flush.
-2.  *Spans* are inserted under the number of the change that will count them. After a crash here, they exist but are not
-    counted; a repeated call finds a number that the rollout does not name, removes them and stores them again. Before,
-    it locks the rollout (step 4), so that the flush that left them can no longer commit.
-3.  *New rollouts* are inserted in order, each complete and in the queue at once. After a crash here, some of a batch
-    exist; a request that repeats the token finds them and adds the others.
-4.  *Changed rollouts*: the commit. One rollout is replaced if its number is still the one that the script read. Several
-    are locked in the same way, all or none, then replaced; a lock blocks writers for at most ten seconds. After a crash
-    in between, some are changed. Claims: the row of the token has the claimed ones, the others are free again. Spans:
-    uncounted ones are stored again by a repeated call. Deletions: the next one removes the rest.
-    A deleted rollout becomes a mark without its partition, which nobody finds, and which step 6 removes.
-5.  *Other rows*. Resources: the row of the id is replaced on its version and carries the rows that follow it (the
-    version, the pointer to the latest). After a crash, a reader of the row writes them, so a repeated token and every
-    reader of the version find it complete. The row of a run is replaced on its version, too, after the run's records
-    were inserted, and records the calls that changed it. After a crash in between, the records exist, and a repeated
-    call reports them as existing.
-6.  *Spans of deleted rollouts*, then their marks. After a crash, the next process that opens the partition does it.
+    again. A row of a deletion names rollouts that still exist, which are removed then. Rows with the results of earlier
+    calls (of a deleted rollout, or the oldest of a record) are valid whatever happens to the flush.
+2.  *Spans* are inserted with the number of the change that will count them. After a crash here, they exist but are not
+    counted: a repeated call finds a number that the rollout does not name, removes the spans and stores them again. It
+    locks the rollout before (step 4), so that the flush that left the spans cannot commit.
+3.  *New rollouts* are inserted in order. Each one is complete and immediately in the queue. After a crash here, some of
+    a batch exist: a request with the same token finds them and adds the others.
+4.  *Changed rollouts*: the commit. One rollout is replaced if it still has the number that the script read. Several
+    are locked in the same way, all or none, then replaced. A lock blocks writers for at most ten seconds. After a crash
+    in between, some are changed. Claims: the row of the token has the claimed ones, and the others are free again.
+    Spans: uncounted spans are stored again by a repeated call. Deletions: the next one removes the rest. A deleted
+    rollout becomes a mark without a partition, which no query finds and which step 6 removes.
+5.  *Other rows*. Resources: the row of the id is replaced if it has the version that was read, and contains the rows
+    that follow it (the version, the pointer to the latest). After a crash, a reader of the row writes them, so a
+    repeated token and every reader of the version find it complete. The row of a run is replaced in the same way, after
+    the run's records were inserted, and records the calls that changed it. After a crash in between, the records exist,
+    and a repeated call reports them as existing.
+6.  *Spans of deleted rollouts*, then their marks. After a crash, the next process that opens the partition does this.
 7.  *Worker rows*, which only repeat the attempts. A lost race must not repeat the steps above, so the script's changes
-    are merged into the present row. After a crash, the worker's next call writes them again.
+    are merged into the current row. After a crash, the worker's next call writes them again.
 
-A race lost up to step 5 removes the added rows of tokens, spans and records, and the script is run again. When the
-connection breaks, nothing is removed, since nobody knows which steps were carried out.
+If a race is lost up to step 5, the added rows of tokens, spans and records are removed, and the script is run again. If
+the connection breaks, nothing is removed, because it is unknown which steps were carried out.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ from agentlightning.store.rules.tx import Row, WorkerRow, row_type
 from agentlightning.types import Worker
 
 _CHUNK = 500
-"""New rollouts sent at a time, so that they are stored soon after their numbers were allocated."""
+"""Number of new rollouts sent in one step, so that they are stored soon after their numbers were allocated."""
 _MERGES = 5
-"""Tries to merge a worker's row; if others keep replacing it, their version stays."""
+"""Number of tries to merge a worker's row. If others keep replacing it, their version is kept."""
 
 
 def flush(tx: MongoTx) -> None:
     """Write the changes of a script.
 
     Raises:
-        LostRace: another writer changed data that the script read; none of its changes counts.
-        TooLargeError: a value does not fit into a document; nothing was written.
+        LostRace: another writer changed data that the script read. None of its changes is stored.
+        TooLargeError: a value is too large for a document. Nothing was written.
     """
     if tx.records or tx.puts:
         with tx.numbers.for_flush() as allocate:
@@ -80,28 +80,28 @@ def flush(tx: MongoTx) -> None:
 
 @dataclass(eq=False)
 class _Write:
-    """A document to be written in the place of the one that the script read."""
+    """A document that replaces the one that the script read."""
 
     document: Document
     before: Document | None
     read: bool = True
-    """The script looked for it."""
+    """True if the script has read it."""
     numbers: list[int] = field(default_factory=list[int])
-    """Numbers of the change: the last one counts, and all are written, so that no reader waits for one."""
+    """Numbers of the change. The last one counts; all are written, so that no reader waits for one."""
 
     def give(self, number: int) -> None:
-        """Give the change a number."""
+        """Add a number to the change."""
         self.numbers.append(number)
         recent: list[int] = [] if self.before is None else self.before.get("recent", [])
         self.document.update(change=number, recent=[*recent, *self.numbers][-RECENT:])
 
     def standing(self, name: str) -> Document:
-        """Return the query for the document that it replaces, by its number with this name."""
+        """Return the query for the document that it replaces, by its number in the field `name`."""
         return {"_id": self.document["_id"], name: None if self.before is None else self.before[name]}
 
 
 class _Flush:
-    """One flush. Everything is encoded before anything is written."""
+    """One flush. All changes are encoded before the first one is written."""
 
     def __init__(self, tx: MongoTx, allocate: Allocate) -> None:
         self._tx = tx
@@ -119,7 +119,7 @@ class _Flush:
         self._locks = tx.fenced or len(self._old) > 1
         self._added: list[tuple[Collection[Document], list[Document]]] = []
         self._inserted: set[str] = set()
-        """New rollouts that are stored, and their spans with them."""
+        """New rollouts that are stored with their spans."""
         changes, others = len(self._changes) + len(self._runs), len(self._new) + len(puts)
         self._block = allocate(changes + (len(self._old) if self._locks else 0), others)
         numbers = itertools.count(self._block.changes)
@@ -208,7 +208,7 @@ class _Flush:
             self._add(self._partition.run_records, documents)
 
     def _add(self, collection: Collection[Document], documents: list[Document]) -> None:
-        """Insert documents without an `_id`, none of which should exist."""
+        """Insert documents without an `_id`. None of them should exist."""
         if documents:
             self._added.append((collection, documents))
             try:
@@ -235,7 +235,7 @@ class _Flush:
             self._inserted.update(each["rollout_id"] for each in documents)
 
     def _lock(self) -> None:
-        """Give each rollout the number of its lock; if one fails, the race is lost."""
+        """Set the number of the lock in each rollout. If one fails, the race is lost."""
         begun, until = time.monotonic(), time.time() + LEASE_SECONDS
         lock: list[UpdateOne] = []
         for write in self._old:
@@ -257,18 +257,18 @@ class _Flush:
             replaced = self._partition.rollouts.bulk_write(replace, ordered=False).matched_count
             if replaced < len(self._old):
                 raise BusyError(
-                    f"Only {replaced} of {len(self._old)} rollouts could be changed: this process stood still for more "
-                    f"than {LEASE_SECONDS:.0f} s in the middle of it. Repeat the call with its token."
+                    f"Only {replaced} of {len(self._old)} rollouts were changed: this process was paused for more "
+                    f"than {LEASE_SECONDS:.0f} s during the call. Repeat the call with its token."
                 )
 
     def _renew(self, writes: Sequence[_Write]) -> None:
-        """Allocate new numbers if the old ones were allocated so long ago that readers no longer wait for them."""
+        """Allocate new numbers if the old ones are so old that readers do not wait for them any more."""
         if writes and not self._block.fresh:
             for number, write in enumerate(writes, self._allocate(len(writes), 0).changes):
                 write.give(number)
 
     def _take_back(self) -> None:
-        """Remove the writes that have no effect now. Those that cannot be removed are recognised as abandoned later."""
+        """Remove the writes that have no effect. Writes that cannot be removed are recognised as abandoned later."""
         with contextlib.suppress(PyMongoError):
             for collection, documents in self._added:
                 ids = [each["_id"] for each in documents if each.get("rollout_id") not in self._inserted]
@@ -284,11 +284,11 @@ class _Flush:
     # --- rows ------------------------------------------------------------------------------------------------------
 
     def _write_rows(self, puts: Sequence[_Write], *, together: bool = False) -> None:
-        """Write the rows that the script read, on their versions; then the others. If they belong together, the first
-        is the commit and names those that follow it.
+        """Write the rows that the script read, if they still have their versions, then the others. If the rows belong
+        together, the first one is the commit and names the others.
 
         Raises:
-            LostRace: one has changed since the script read it.
+            LostRace: a row has changed since the script read it.
         """
         others = [put for put in puts if not put.read]
         for put in puts:
@@ -303,7 +303,7 @@ class _Flush:
         self._partition.put_newer(map(_row_of, others))
 
     def _replace(self, put: _Write) -> bool:
-        """Write a row on the version that the script read; return False if it has changed since."""
+        """Write a row if it has the version that the script read; return False if it has changed since."""
         if put.before is not None:
             return self._partition.rows.replace_one(put.standing("version"), put.document).matched_count == 1
         try:
@@ -332,7 +332,7 @@ class _Flush:
             self._partition.rows.bulk_write(removed, ordered=False)
 
     def _merge(self, put: _Write) -> None:
-        """Write a worker's row: the whole row, or only the script's changes if another writer has changed it since."""
+        """Write a worker's row. If another writer has changed it since, write only the script's changes."""
         body = put.document["body"]
         if put.before is not None:
             base = put.before["body"]
@@ -352,7 +352,7 @@ def _row_of(put: _Write) -> tuple[str, str, str, int]:
 
 
 def merged(base: str | bytes, changed: str, there: str) -> str:
-    """Return the present row of a worker with the fields that differ between `base` and `changed` (all JSON)."""
+    """Return the current row of a worker with the fields that differ between `base` and `changed` (all JSON)."""
     try:
         before, after, result = (json.loads(body) for body in (base, changed, there))
         worker, was = dict(result["worker"]), dict(before["worker"])

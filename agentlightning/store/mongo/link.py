@@ -1,5 +1,5 @@
-"""The connection to a MongoDB store: the client for its URI, and the errors raised when the server fails. The
-password of the URI stays here: no repr, error or log text holds it."""
+"""The connection to a MongoDB store: the client for its URI, and the errors that are raised if the server fails. The
+password of the URI is used only here: no repr, error or log line contains it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _DEFAULTS: dict[str, Any] = {
     "w": "majority",
     "appName": "agentlightning",
 }
-"""Options that neither the URI nor the caller sets. The first limits one try; `OUTAGE_SECONDS` limits an outage."""
+"""Defaults for options that neither the URI nor the caller sets. The first limits one try; `OUTAGE_SECONDS` limits an
+outage."""
 logging.getLogger("pymongo.command").setLevel(logging.INFO)  # its DEBUG lines show documents, which may hold keys
 _REFUSED = (13, 18, 8000)
 """Error codes: not authorized, wrong user or password."""
@@ -53,7 +54,7 @@ class Place:
         if not uri.startswith(("mongodb://", "mongodb+srv://")):
             raise BadRequestError(
                 "The URI of a MongoDB store must be of the form mongodb://user:password@host:27017/database; "
-                f"got one that begins with {uri.partition(':')[0][:20]!r}"
+                f"got a URI that begins with {uri.partition(':')[0][:20]!r}"
             )
         self._uri = uri
         named = [piece.partition("=")[0] for piece in uri.partition("?")[2].split("&")]
@@ -61,7 +62,7 @@ class Place:
         defaults = {name: value for name, value in _DEFAULTS.items() if name.lower() not in options}
         self._options = {**defaults, **(client_kwargs or {})}
         self.outage_seconds = 0.0 if "serverselectiontimeoutms" in options else OUTAGE_SECONDS
-        """Seconds that a server may be unreachable before a call fails; 0 if the user has set the driver's limit."""
+        """Seconds for which a server can be unreachable before a call fails; 0 if the driver's limit is set."""
         self._text = "a MongoDB URI"
         self.client().close()
         scheme, address = uri.split("://", 1)
@@ -75,32 +76,32 @@ class Place:
 
     @property
     def database(self) -> str | None:
-        """The database that the URI names."""
+        """The database in the URI."""
         return unquote(urlsplit(self._uri).path.strip("/")) or None
 
     def client(self) -> MongoClient[Document]:
-        """Return a client that connects with its first use.
+        """Return a client that connects at its first use.
 
         Raises:
-            BadRequestError: the URI or an option cannot be read.
+            BadRequestError: the URI or an option is invalid.
         """
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # an option that nobody knows is no option
+                warnings.simplefilter("error", UserWarning)  # the driver warns of an unknown option
                 client = MongoClient[Document](self._uri, connect=False, **self._options)
         except (PyMongoError, ValueError, TypeError, UserWarning) as error:
-            reason = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may hold a password)"
+            reason = f": {error}" if isinstance(error, UserWarning) else " (not shown: it may contain a password)"
             raise BadRequestError(
-                f"The URI of the MongoDB store or an option beside it cannot be used{reason}; expected "
+                f"The URI or an option of the MongoDB store is invalid{reason}; expected "
                 "mongodb://user:password@host:27017/database?option=value with %-escapes for special characters"
             ) from None  # the cause quotes the URI
         if not client.write_concern.acknowledged:
             client.close()
-            raise BadRequestError("The option w=0 of the MongoDB store would lose changes unnoticed; leave it out")
+            raise BadRequestError("The option w=0 of the MongoDB store can lose changes without an error; remove it")
         return client
 
     def failed(self, error: PyMongoError) -> AgentLightningError:
-        """Return the callers' error for an error of the driver."""
+        """Return the error for the callers for an error of the driver."""
         reason = str(error)  # only the cause: without documents, which may hold keys, and without the password
         if isinstance(error, BulkWriteError):
             failures = [*error.details.get("writeErrors", ()), *error.details.get("writeConcernErrors", ())]
@@ -114,15 +115,15 @@ class Place:
         if isinstance(error, (ConnectionFailure, ExecutionTimeout, WTimeoutError)):
             return StoreUnreachableError(
                 f"The MongoDB store {self!r} cannot be reached: {reason}. Check that the server runs and that its "
-                "address is right; what was being done may have been done, so repeat it with its token."
+                "address is correct. The call may have been stored, so repeat it with its token."
             )
         if isinstance(error, OperationFailure) and error.code in _REFUSED:
             return StoreUnreachableError(
-                f"The MongoDB store {self!r} refuses this user: {reason}. Check user, password and authSource in its "
-                "URI, and that the user may read and write the database."
+                f"The MongoDB store {self!r} rejects this user: {reason}. Check user, password and authSource in its "
+                "URI, and that the user has permission to read and write the database."
             )
         if isinstance(error, DocumentTooLarge):
             return TooLargeError(f"Too large for the MongoDB store {self!r}: {reason}")
         return StoreWriteError(
-            f"The MongoDB store {self!r} could not do it: {reason}. Repeat the call when the cause is gone."
+            f"The call failed in the MongoDB store {self!r}: {reason}. Fix the cause and repeat the call."
         )

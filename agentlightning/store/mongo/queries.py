@@ -1,4 +1,4 @@
-"""The primitives of a script that read many documents of a partition, each with an index that begins with the
+"""The primitives of a script that read many documents of a partition. Each one uses an index that begins with the
 partition."""
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from agentlightning.types import RecordKind, RolloutAggregate, RolloutFilter, Su
 
 _BODY = {"body": 1, "rollout_id": 1, "number": 1}
 _LOOK_BACK = 1000
-"""Number of latest changes that are read to find the present cursor."""
+"""Number of latest changes that are read to find the current cursor."""
 _LARGEST = 2**62
 _LOOK_AT = 100
-"""Number of rollouts that are read to find when the next one may be claimed."""
+"""Number of rollouts that are read to find when the next one can be claimed."""
 _READABLE = {"status": {"$ne": DAMAGED}}
 _Part = tuple[Document, list[tuple[str, int]]]
 """A filter and an order."""
@@ -89,7 +89,7 @@ class Queries:
         return query
 
     def _records(self, documents: Iterable[Document]) -> list[Record]:
-        """Return the readable records, and note the others."""
+        """Return the readable records, and record the others."""
         rows = ((document.get("body", ""), document["rollout_id"]) for document in documents)
         return readable_records(rows, self.notes.damaged.append)
 
@@ -106,7 +106,7 @@ class Queries:
         return self._records(self.partition.rollouts.find(query, _BODY, sort=[("deadline", ASCENDING)], limit=limit))
 
     def next_available(self, run_id: str | None) -> float | None:
-        """Return the earliest time at which a rollout may be claimed: a leased one when its lease has expired."""
+        """Return the earliest time at which a rollout can be claimed. For a leased rollout, this is the lease's end."""
         queued = {**self.partition.here, "run_id": run_id, "available_at": {"$gte": 0}}
         fields, order = {"available_at": 1, "claimed_until": 1}, [("available_at", ASCENDING)]
         moments: list[float] = []
@@ -139,7 +139,7 @@ class Queries:
     # --- changes ---------------------------------------------------------------------------------------------------
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
-        """Return rollouts and runs changed after a cursor, up to the first change that may still be missing."""
+        """Return rollouts and runs changed after a cursor, up to the first change that may be missing."""
         cursor, (top, _) = read_cursor(after, _LARGEST), self.numbers.look()
         documents = self._changed(cursor, top, limit, _BODY)
         last = documents[-1]["change"] if len(documents) == limit else top
@@ -156,7 +156,7 @@ class Queries:
         return changed, str(visible)
 
     def last_change(self) -> str:
-        """Return the cursor after all present changes, or a slightly earlier one while others write."""
+        """Return the cursor after all changes so far, or a slightly earlier one while others write."""
         top, unsure = self.numbers.look()
         start = max(0, top - _LOOK_BACK) if unsure else top
         return str(self.numbers.visible(start, _change_numbers(self._changed(start, top, _LOOK_BACK, {}))))
@@ -219,9 +219,9 @@ def sums(collection: Collection[Document], query: Document, *fields: str) -> lis
 
 
 def _parts(plan: Plan) -> list[_Part]:
-    """Return the additional filter and the order of each part of a plan's answer, one part after the other.
+    """Return the additional filter and the order of each part of a plan's result. The parts follow one another.
 
-    A null time comes last, another null first (both reversed if descending). Only the latter is the database's order.
+    A null time comes last, another null first (both reversed if descending). The database itself sorts nulls first.
     """
     name, in_order = plan.sort_by, [("number", ASCENDING)]
     if name is None:

@@ -1,10 +1,10 @@
 """The layout of a partition in MongoDB: its collections and indexes, the schema version, and the upgrade of a database.
 
-Without a transaction, an upgrade consists of steps that any number of processes may do, even when they are already
-done. A process first writes the new version into the document `schema`, with the old one beside it, so that programs
-that know only the old one can no longer open the database. Then it writes the version into the counter of each
-partition, from which every flush allocates, so that open programs can no longer write. Then it does the steps and
-removes the old version. Until that is done, each process that opens the database does the same.
+There is no transaction. An upgrade consists of steps that several processes can do concurrently and repeatedly. A
+process first writes the new version into the document `schema`, next to the old version, so that programs with the old
+version cannot open the database. Then it writes the version into the counter of each partition, from which every flush
+allocates numbers, so that running programs cannot write. Then it does the steps and removes the old version. Until
+then, each process that opens the database does the same.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from agentlightning.store.rules.spans import readable_spans
 from agentlightning.utils.rewards import MARKS
 
 SPANS = "agl_spans"
-"""The collection of the spans, unless another one is named."""
+"""The default collection of spans."""
 _OTHERS = ("agl_rollouts", "agl_rows", "agl_run_records", "agl_counters")
 _SETTLE_SECONDS = 1.0
-"""Seconds after which a flush with numbers from before the counters were marked has written or allocated others."""
+"""Seconds after which a flush with numbers from before the counters were marked has written or replaced them."""
 
 
 class Partition:
-    """The collections of a database and the place of one partition in them."""
+    """The collections of a database, and one partition in them."""
 
     def __init__(self, database: Database[Document], name: str, spans: str = SPANS) -> None:
         self.name = name
@@ -51,14 +51,14 @@ class Partition:
         self._prefix = quote(name, safe="")
 
     def id(self, *parts: str) -> str:
-        """Return a document's `_id`; no two partitions have one in common."""
+        """Return the `_id` of a document. It is unique across partitions."""
         return "/".join((self._prefix, *parts))
 
     def add_to_counter(self, name: str, **numbers: int) -> Document:
         """Add to the numbers of a counter, and return it.
 
-        It is incremented with write concern 1. That is safe: server and replica set keep writes in order, so when a
-        document with a number is durable, the increments before it are durable, too.
+        It is incremented with write concern 1. This is safe, because servers and replica sets keep writes in order: if
+        a document with a number is durable, the increments before it are durable, too.
         """
         counters = self.counters.with_options(write_concern=WriteConcern(1))
         counter = counters.find_one_and_update(
@@ -67,8 +67,8 @@ class Partition:
         return cast("Document", counter)
 
     def prepare(self) -> None:
-        """Upgrade an older database, create missing indexes, and finish the work that a crashed process left. Any
-        number of processes may do so at the same time.
+        """Upgrade an older database, create missing indexes, and finish the work of crashed processes. Several
+        processes can do so concurrently.
 
         Raises:
             ConflictError: a newer version wrote the database, or the spans of the partition are in another collection.
@@ -91,7 +91,7 @@ class Partition:
         return (self.counters.find_one({"_id": self.id("counters")}) or {}).get("spans", SPANS)
 
     def finish_deletions(self, marks: Sequence[Document]) -> None:
-        """Remove the spans of deleted rollouts, then the marks in their places; may be done twice."""
+        """Remove the spans of deleted rollouts, then the marks that replaced the rollouts. Repeatable."""
         if marks:
             of_marks: Document = {"rollout_id": {"$in": [mark["rollout_id"] for mark in marks]}}
             before = {"change": {"$lte": max(mark["change"] for mark in marks)}}
@@ -99,14 +99,14 @@ class Partition:
             self.rollouts.delete_many({"_id": {"$in": [mark["_id"] for mark in marks]}, "deleted": self.name})
 
     def finish_row(self, row: Document) -> None:
-        """Write the rows that a row names as following it, and remove the names from it; may be done twice."""
+        """Write the rows that a row names as its followers, and remove their names from it. Repeatable."""
         if row["then"]:
             following = ((kind, key, row["body"] if body is None else body) for kind, key, body in row["then"])
             self.put_newer((*each, row["version"]) for each in following)
             self.rows.update_one({"_id": row["_id"], "version": row["version"]}, {"$set": {"then": []}})
 
     def put_newer(self, rows: Iterable[tuple[str, str, str, int]]) -> None:
-        """Insert or replace rows of (kind, key, body, version), except those of which a newer version exists."""
+        """Insert or replace rows (kind, key, body, version), except rows with an existing newer version."""
         upserts = [
             UpdateOne(
                 {"_id": self.id(kind, key), "version": {"$lt": version}},
@@ -130,14 +130,14 @@ _NO_FLUSH: Document = {"written": 0.0, "then": []}
 
 
 def check_spans(name: str) -> str:
-    """Return the name of a collection for spans.
+    """Return the name of a collection for spans if it is valid.
 
     Raises:
-        BadRequestError: MongoDB does not accept the name, or the collection holds other data of a store.
+        BadRequestError: MongoDB does not accept the name, or the collection contains other data of a store.
     """
     if not name or name in _OTHERS or name.startswith("system.") or "$" in name or "\0" in name:
         raise BadRequestError(
-            f"collection={name!r} cannot hold the spans of a store; expected a name without '$', for example 'spans', "
+            f"collection={name!r} cannot contain the spans of a store; expected a name without '$', such as 'spans', "
             f"and none of {', '.join(_OTHERS)}"
         )
     return name
@@ -187,7 +187,7 @@ _RUN_RECORDS = [
 
 def prepare(counters: Collection[Document], counter: Document) -> None:
     """Upgrade a database and record its version in the counter of a partition, which is created if it does not exist.
-    Any number of processes may do so at the same time.
+    Several processes can do so concurrently.
 
     Raises:
         ConflictError: a newer version wrote the database.
@@ -215,7 +215,7 @@ def prepare(counters: Collection[Document], counter: Document) -> None:
 
 
 def check_version(counters: Collection[Document]) -> Document:
-    """Return the document that holds the version.
+    """Return the document with the version.
 
     Raises:
         ConflictError: the version is newer.
@@ -226,7 +226,7 @@ def check_version(counters: Collection[Document]) -> Document:
 
 
 def _add_summaries(database: Database[Document]) -> None:
-    """Write the summary of every rollout that lacks it, and the rewards, read from its spans, into its record."""
+    """Write missing summaries of rollouts, and set the rewards in their records from their spans."""
     spans: Collection[Document] = database["agl_spans"]
     marked = {"$regex": "|".join(re.escape(mark.decode()) for mark in MARKS)}
     groups = [{"$match": {"body": marked}}, {"$group": {"_id": "$rollout_id"}}]
@@ -248,4 +248,4 @@ def _add_summaries(database: Database[Document]) -> None:
 
 
 STEPS: list[tuple[int, Callable[[Database[Document]], None]]] = [(5, _add_summaries)]
-"""The upgrade step to each version that has one: repeatable, and harmless where it is already done."""
+"""The upgrade steps by version. They are repeatable."""

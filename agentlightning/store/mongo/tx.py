@@ -1,7 +1,7 @@
 """The primitives of a script over one partition in MongoDB: reads go to the server, writes are buffered for the flush.
 
-Nothing here waits for another flush: a rollout that another flush has locked, or spans that it may still be counting,
-raise `LostRace`, and the script is run again a little later.
+Nothing here waits for another flush. If another flush has locked a rollout or may still be counting spans, `LostRace`
+is raised, and the script is run again later.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agentlightning.store.rules.tx import Choice, ClaimRow, Found, Kind, NewRunR
 from agentlightning.types import RecordKind, Span
 
 SETTLE_SECONDS = 2.0
-"""Seconds after which a half-done flush counts as abandoned; until then it is waited for."""
+"""Seconds after which an incomplete flush counts as abandoned. Until then, others wait for it."""
 _TURN_SECONDS = 1.0
 _QUEUE = [("priority", -1), ("available_at", 1), ("number", 1)]
 _encode = Span.__pydantic_serializer__.to_json
@@ -52,32 +52,32 @@ RecordKey = tuple[str, RecordKind, int, str]
 
 
 class Turns:
-    """Turns for the writers of one rollout or run in this process, which would otherwise lose races to each other.
-    They serve speed only, so nobody waits long, and a script has one turn at most."""
+    """Turns for the writers of one rollout or run in this process, so that they do not lose races against each other.
+    Turns only improve speed, so the wait for a turn is short, and a script has at most one turn."""
 
     def __init__(self) -> None:
         self._locks = [threading.Lock() for _ in range(256)]
 
     def take(self, key: str) -> threading.Lock | None:
-        """Return the turn, which the caller releases; None if it was not free in time."""
+        """Return the turn, which the caller must release; None if it was not free in time."""
         turn = self._locks[hash(key) % len(self._locks)]
         return turn if turn.acquire(timeout=_TURN_SECONDS) else None
 
 
 @dataclass
 class Tries:
-    """The state that the tries of one writing script share."""
+    """The common state of the tries of one writing script."""
 
     careful: bool = False
-    """Look up spans and records of runs before they are added."""
+    """True to look up spans and records of runs before they are added."""
     flushing: bool = False
-    """Something may have been written."""
+    """True if something may have been written."""
     dropped: int = 0
-    """Number of records of runs that they have removed."""
+    """Number of removed records of runs."""
 
 
 class MongoTx(Queries):
-    """One run of a script, which only reads if it has no `tries`. A context, at whose end its claims are released
+    """One run of a script. Without `tries`, the script is read-only. At the end of the context, claims are released
     unless they were written. The public fields are the reads and the writes of the script, for the flush."""
 
     def __init__(self, partition: Partition, numbers: ChangeNumbers, turns: Turns, tries: Tries | None) -> None:
@@ -87,15 +87,15 @@ class MongoTx(Queries):
         self.rows: dict[RowKey, Document | None] = {}
         """Rows as they were read."""
         self.records: dict[str, Record | None] = {}
-        """Rollouts to write; None: to remove."""
+        """Rollouts to write; None to remove one."""
         self.puts: dict[RowKey, Row | None] = {}
-        """Rows to write; None: to remove."""
+        """Rows to write; None to remove one."""
         self.new_spans: dict[SpanKey, str] = {}
         self.new_run_records: dict[RecordKey, bytes] = {}
         self.abandoned: dict[str, set[int]] = {}
-        """Numbers of a rollout's spans that a dead flush left; they are removed before new ones are written."""
+        """Numbers of a rollout's spans of a dead flush. These spans are removed before new ones are written."""
         self.fenced = False
-        """An abandoned flush must fail if it is still running: the saved rollouts get new numbers at once."""
+        """True if an abandoned flush must fail if it is still running. The saved rollouts get new numbers first."""
         self.tries = tries or Tries()
         self._writing = tries is not None
         self._turns = turns
@@ -128,7 +128,7 @@ class MongoTx(Queries):
         return None if document is None else read_record(document.get("body", ""), rollout_id)
 
     def fetch(self, rollout_id: str) -> Document | None:
-        """Return a rollout's document as the script first read it; read it now if it did not."""
+        """Return a rollout's document as the script first read it, or read it now."""
         if rollout_id not in self.rollouts:
             self._take_turn(rollout_id)
             document = self.partition.rollouts.find_one({"_id": self.partition.id(rollout_id)})
@@ -156,10 +156,10 @@ class MongoTx(Queries):
         return True
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        """Return the next record to claim, leased, so that no other script receives it for a while. The lease serves
-        speed only: a claim is exact because its rollout is replaced on the number of its last change.
+        """Return the next record to claim, with a lease, so that other scripts do not get it for a while. The lease
+        only improves speed: a claim is exact because its rollout is replaced only if it still has its last number.
 
-        It leases one at a time: rollouts that are leased but not needed would look like an empty queue to others.
+        Leases one rollout at a time, because leased rollouts that are not needed look like an empty queue to others.
         """
         self._claimant = self._claimant or uuid.uuid4().hex
         rollouts = self.partition.rollouts.with_options(write_concern=WriteConcern(1))  # a lease may be lost
@@ -225,7 +225,7 @@ class MongoTx(Queries):
         return sizes
 
     def _known(self, spans: Sequence[Span]) -> set[SpanKey]:
-        """Return the spans that are stored for good, and note those that a dead flush left."""
+        """Return the committed spans, and record the spans of dead flushes."""
         requests: dict[str, list[str]] = {}
         for span in spans:
             requests.setdefault(span.rollout_id, []).append(span.span_id)
@@ -242,10 +242,10 @@ class MongoTx(Queries):
         return keys
 
     def _fence(self, rollout_id: str, written: float) -> None:
-        """Have the flush that wrote something at this time, and did not commit it, fail if it still runs.
+        """Make a flush fail that wrote at this time and did not commit, if it is still running.
 
         Raises:
-            LostRace: it may still be in progress.
+            LostRace: the flush may still be in progress.
         """
         if -CLOCKS_DIFFER_SECONDS < time.time() - written < SETTLE_SECONDS:
             raise LostRace
@@ -304,7 +304,7 @@ class MongoTx(Queries):
         return row
 
     def fetch_row(self, kind: Kind, key: str) -> Document | None:
-        """Return a row's document as the script first read it; read it now if it did not."""
+        """Return a row's document as the script first read it, or read it now."""
         if (kind, key) not in self.rows:
             document = self.partition.rows.find_one({"_id": self.partition.id(kind, key)})
             if document is not None:
@@ -313,8 +313,8 @@ class MongoTx(Queries):
         return self.rows[kind, key]
 
     def _given(self, row: ClaimRow, written: float) -> ClaimRow | None:
-        """Return the rollouts that a claim really got: its flush may have ended half-way, or be in progress. None if it
-        got none and may be made again."""
+        """Return the rollouts that a claim actually got, because its flush may be incomplete or in progress. None if it
+        got none and can be repeated."""
         missing = [
             (rollout_id, attempt_id)
             for rollout_id, attempt_id in row.claims

@@ -1,4 +1,4 @@
-"""The store in PostgreSQL; see `store.py` for the class and `tx.py` for the way in which it stays exact."""
+"""The store in PostgreSQL. The class is in `store.py`; `tx.py` describes how concurrent changes stay consistent."""
 
 import importlib.util
 

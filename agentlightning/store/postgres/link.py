@@ -1,5 +1,5 @@
-"""One connection to PostgreSQL for the store: statements are prepared and sent without waiting (pipeline mode), and
-errors are classified. The password of the URI stays here: no error or log text holds it.
+"""One connection to PostgreSQL for the store. Statements are prepared and sent without waiting (pipeline mode), and
+errors are classified. The password of the URI is used only here: no error or log line contains it.
 Source: https://www.postgresql.org/docs/current/libpq-pipeline-mode.html
 """
 
@@ -27,7 +27,7 @@ _DEFAULTS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""Options that the URI does not set: a server that disappears silently is noticed within half a minute."""
+"""Defaults for options that the URI does not set. A lost connection is detected within half a minute."""
 
 _SETTINGS = (
     "SET jit = off",
@@ -35,11 +35,11 @@ _SETTINGS = (
     "SET lock_timeout = '250ms'",
     "SET idle_in_transaction_session_timeout = '30s'",
 )
-"""Every statement has its index. If a lock is not free within its timeout, another transaction holds it, and the script
-is run again later. A process that is frozen in the middle of a transaction loses its locks."""
+"""Every statement has an index. If another transaction holds a lock for longer than its timeout, the script is run
+again later. A process that is paused during a transaction loses its locks."""
 
 _PLANS_KEPT_SECONDS = 1.0
-"""Seconds that a plan is kept: one made while a table was empty may use any index, so it must not be kept for long."""
+"""Seconds for which a plan is kept. A plan for an empty table may use any index, so it must not be kept for long."""
 
 
 Cursor = psycopg.Cursor[Columns]
@@ -47,19 +47,19 @@ Database = psycopg.Connection[Columns]
 
 
 class Place:
-    """The address of a store: the URI for connecting, and its text without the password for messages."""
+    """The address of a store: the URI for the connection, and a text without the password for messages."""
 
     def __init__(self, uri: str) -> None:
         if not uri.startswith(("postgresql://", "postgres://")):
             raise BadRequestError(
-                "The URI of a PostgreSQL store (not shown: it may hold a password) must be of the form "
+                "The URI of a PostgreSQL store (not shown: it may contain a password) must be of the form "
                 "postgresql://user:password@host:5432/database"
             )
         try:
             parts = conninfo.conninfo_to_dict(uri)
         except psycopg.Error:
             raise BadRequestError(
-                "The URI of the PostgreSQL store cannot be read (not shown: it may hold a password); expected "
+                "The URI of the PostgreSQL store cannot be read (not shown: it may contain a password); expected "
                 "postgresql://user:password@host:5432/database?option=value with %-escapes for special characters"
             ) from None  # the cause quotes the URI
         self._conninfo = conninfo.make_conninfo(
@@ -81,28 +81,28 @@ class Place:
         """Return a connection in autocommit mode.
 
         Raises:
-            psycopg.OperationalError: no answer, or no permission.
+            psycopg.OperationalError: the server does not respond, or rejects the user.
         """
         return psycopg.connect(self._conninfo, autocommit=True)
 
     def unreachable(self, error: psycopg.Error, remedy: str) -> StoreUnreachableError:
-        """Return the callers' error when there is no connection."""
+        """Return the error for the callers if there is no connection."""
         return StoreUnreachableError(f"The PostgreSQL store {self!r} cannot be reached: {reason(error)}. {remedy}")
 
 
 @dataclass(slots=True)
 class _Statement:
-    """A frequent statement: the driver is fastest with the cursor that executed the same text before."""
+    """A frequent statement. The driver is fastest with the cursor that executed the same text before."""
 
     text: bytes
     free: list[Cursor] = field(default_factory=list[Cursor])
 
 
 class Link(link.Link):
-    """One connection in pipeline mode, for one partition; owned by the thread that made it.
+    """One connection in pipeline mode, for one partition. It belongs to the thread that opened it.
 
-    With `keep_plans` a statement is planned once a second at most, which halves what a writing script costs the server;
-    without, it is planned for its values each time.
+    With `keep_plans`, a statement is planned at most once a second, which halves the server's work for a writing
+    script. Without it, a statement is planned each time for its values.
     """
 
     def __init__(self, place: Place, partition: str, *, keep_plans: bool) -> None:
@@ -127,7 +127,7 @@ class Link(link.Link):
         self._under_way: list[tuple[_Statement, Cursor]] = []
 
     def begin(self, options: str = "") -> None:
-        """Begin a transaction without waiting. Earlier results of `send` are no longer usable."""
+        """Begin a transaction without waiting. Earlier results of `send` become invalid."""
         for statement, cursor in self._under_way:
             statement.free.append(cursor)
         self._under_way.clear()
@@ -139,14 +139,14 @@ class Link(link.Link):
     def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
         """Execute a statement, wait, and return its rows. Also raises the errors of statements sent before.
 
-        `once`: the statement has many variants and is not worth preparing.
+        `once`: the statement has many variants and is not prepared.
         """
         cursor = self._cursor.execute(self._render(text), values, prepare=False) if once else self.send(text, values)
         self.sync()  # and not only for its rows: so the server knows when it waits for us
         return cursor.fetchall()
 
     def send(self, text: str, values: Sequence[object] = ()) -> Cursor:
-        """Execute a statement without waiting; the `rowcount` is known after the next `sync`."""
+        """Execute a statement without waiting. The `rowcount` is valid after the next `sync`."""
         statement = self._statements.get(text)
         if statement is None:
             statement = self._statements[text] = _Statement(self._render(text))
@@ -155,10 +155,10 @@ class Link(link.Link):
         return cursor.execute(statement.text, values)
 
     def send_rollback(self, statement: str = "ROLLBACK") -> None:
-        """Roll back without waiting, to a savepoint if the statement names one.
+        """Roll back without waiting; to a savepoint if the statement names one.
 
-        After a rollback, the driver drops its prepared statements, although they survive it, and in pipeline mode also
-        the next ones. It does so only while it prepares statements.
+        After a rollback, the driver drops its prepared statements, although the server keeps them, and in pipeline mode
+        also the next ones. It does so only while preparing is enabled.
         """
         self.db.prepare_threshold = None
         try:
@@ -167,13 +167,13 @@ class Link(link.Link):
             self.db.prepare_threshold = 0
 
     def sync(self) -> None:
-        """Wait until all sent statements are done; raise their error."""
+        """Wait until all sent statements are complete; raise their error."""
         self._flush()
         self._pipeline.sync()
 
     def _flush(self) -> None:
-        """Write everything to the socket: the driver would wait for the answer to a large value of which it has only
-        sent the first part."""
+        """Write everything to the socket. Otherwise the driver would wait for the response to a large value after
+        sending only its first part."""
         connection = self.db.pgconn
         while connection.flush():
             with selectors.DefaultSelector() as selector:
@@ -194,33 +194,33 @@ class Link(link.Link):
 
     @property
     def lost(self) -> bool:
-        """The server closed the connection, or it broke."""
+        """True if the connection was closed by the server or lost."""
         return self.db.closed
 
     def close(self) -> None:
-        """Close the connection; may be called twice."""
+        """Close the connection. Calling it again does nothing."""
         self.db.close()
         with contextlib.suppress(psycopg.Error):  # the pipeline has no connection left to end on
             self._open.close()
 
 
 def renderer(db: Database, partition: str) -> Callable[[str], bytes]:
-    """Return a function that renders the statements of a partition in the SQL of this database."""
+    """Return a function that converts the statements of a partition to the SQL of this database."""
     literal = sql.Literal(partition).as_string(db).replace("%", "%%")
     return lambda text: POSTGRES.render(text, literal).encode(db.info.encoding)
 
 
 def reason(error: psycopg.Error) -> str:
-    """Return the text of an error on one line, without the hints that follow it."""
+    """Return the message of an error on one line, without hints."""
     lines = (error.diag.message_primary or str(error)).strip().splitlines()
     return lines[0].strip().rstrip(".") if lines else type(error).__name__
 
 
 def passes(error: psycopg.Error) -> bool:
-    """Return True if the same script may succeed the next time: after a deadlock, a lock timeout or a lost race."""
+    """Return True if a retry of the script may succeed: after a deadlock, a lock timeout or a lost race."""
     return isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure, errors.LockNotAvailable))
 
 
 def is_bad_value(error: psycopg.Error) -> bool:
-    """Return True if a value of the caller cannot be stored: a null byte in an id, an id too long for an index."""
+    """Return True if a value of the caller cannot be stored: an id with a null byte, or too long for an index."""
     return isinstance(error, (psycopg.DataError, errors.ProgramLimitExceeded))

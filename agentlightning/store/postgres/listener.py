@@ -1,6 +1,6 @@
-"""Detects that another process changed data in a partition (LISTEN), with one thread, while a caller waits for it.
+"""Detects that another process changed data in a partition (LISTEN), with one thread, while a caller is waiting.
 
-The thread also reads when nobody waits: a listener that does not read holds back the server's queue for everybody.
+The thread also reads if no caller is waiting, because the server's queue grows if a listener does not read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 _IDLE_SECONDS = 60.0
 """Seconds without a call after which the thread ends and the connection is closed."""
 _LOOK_SECONDS = 0.1
-"""Seconds after which the thread looks whether it should end."""
+"""Seconds after which the thread checks whether it should end."""
 _RECONNECT_SECONDS = 0.5
 _HELD_BACK_SECONDS = 0.02
 
 
 class Listener:
-    """Records the announcements of others on a channel; those of `instance` are from this process."""
+    """Record the notifications of other processes on a channel. Those of `instance` are from this process."""
 
     def __init__(self, place: Place, channel: str, instance: str) -> None:
         self._place = place
@@ -37,7 +37,7 @@ class Listener:
         self._closed = threading.Event()
 
     def await_change(self, timeout: float) -> bool:
-        """Block for at most `timeout` seconds until there may be changes; return False if there certainly are none."""
+        """Block for at most `timeout` seconds until there may be changes; return False if there are none."""
         with self._lock:
             self._last_call = time.monotonic()
             if self._thread is None and not self._closed.is_set():
@@ -50,11 +50,11 @@ class Listener:
         return news or held_back
 
     def look_again(self) -> None:
-        """Make the next `await_change` return True: there are changes that could not be reported yet."""
+        """Make the next `await_change` return True, because there are changes that could not be reported yet."""
         self._held_back = True
 
     def close(self) -> None:
-        """End the thread and wait for it; may be called twice."""
+        """End the thread and wait for it. Calling it again does nothing."""
         with self._lock:
             self._closed.set()
             thread = self._thread
@@ -76,12 +76,12 @@ class Listener:
                     return
             except psycopg.Error as error:
                 if not failing:
-                    logger.warning("%r: not hearing changes of other processes: %s", self._place, reason(error))
+                    logger.warning("%r: cannot listen for changes of other processes: %s", self._place, reason(error))
                 failing = True
                 self._closed.wait(_RECONNECT_SECONDS)
 
     def _is_over(self) -> bool:
-        """Return True if this thread ends now: the store was closed, or nobody asks."""
+        """Return True if this thread must end: the store was closed, or no caller is waiting."""
         with self._lock:
             over = self._closed.is_set() or time.monotonic() - self._last_call > _IDLE_SECONDS
             if over:

@@ -1,8 +1,8 @@
-"""The tables of the PostgreSQL store, and the upgrade of those of an earlier version.
+"""The tables of the PostgreSQL store, and the upgrade of the tables of an earlier version.
 
-A version is one more entry of `STEPS`; the table `agl_schema` holds the version of a database (see
-`rules/durable.py`). Several stores, each a partition, share the tables: the partition is the first column of every
-key. Needs PostgreSQL 13 (xid8).
+Each version adds an entry to `STEPS`; the table `agl_schema` contains the version of a database (see
+`rules/durable.py`). Several stores (partitions) use the same tables: the partition is the first column of every key.
+Needs PostgreSQL 13 (xid8).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentlightning.store.sql.link import Link
 from agentlightning.store.sql.summaries import add_all
 
 _LOCK = 0x61676C5F73746F72
-"""Number of the advisory lock for creating and changing tables ("agl_stor")."""
+"""Number of the advisory lock for creating and changing tables (the text "agl_stor")."""
 
 _FIRST = """
 CREATE TABLE agl_rollouts (
@@ -68,8 +68,8 @@ CREATE TABLE agl_rows (
 );
 CREATE INDEX agl_rows_number ON agl_rows (partition, kind, number)
 """
-"""The end of a rollout without one is infinity, so that an index orders it last. `change` is the transaction that wrote
-the row last; `version` counts the changes of a row."""
+"""A rollout that has not ended has the end infinity, so that an index orders it last. `change` is the transaction that
+wrote the row last; `version` is the number of changes of a row."""
 
 _FOURTH = """
 CREATE TABLE agl_run_records (
@@ -90,7 +90,7 @@ CREATE INDEX agl_run_records_name ON agl_run_records (partition, run_id, name, s
 ALTER TABLE agl_rows ADD COLUMN change xid8;
 CREATE INDEX agl_rows_change ON agl_rows (partition, change, number) WHERE change IS NOT NULL
 """
-"""`change` is set for the row of a run, in the same way as for a rollout."""
+"""`change` is set for the row of a run, as for a rollout."""
 
 _FIFTH = """
 CREATE TABLE agl_summaries (
@@ -155,17 +155,17 @@ STEPS: list[tuple[int, Callable[[Database], None]]] = [
     (4, _add_runs),
     (5, _add_summaries),
 ]
-"""The upgrade step to each version."""
+"""The upgrade steps, each from one version to the next."""
 
 OTHER_VERSION = "SELECT version FROM agl_schema WHERE version <> %s"
-"""Returns no row while the tables have this version. Sent after the writes of a transaction: they have waited for an
-upgrade in progress, and a later upgrade waits for the transaction's end."""
+"""Returns no row if the tables have this version. It is sent after the writes of a transaction, which wait for an
+upgrade in progress. A later upgrade waits for the end of the transaction."""
 
 
 def prepare(db: Database, place: str, partition: str) -> None:
-    """Create the tables in a new database, or upgrade those of an older one, all in one transaction.
+    """Create the tables in a new database, or upgrade the tables of an older version, in one transaction.
 
-    `place` names the database in errors; `db` is in autocommit mode. Any number of processes may do this at once.
+    `place` names the database in errors; `db` is in autocommit mode. Several processes can do this concurrently.
 
     Raises:
         ConflictError: a newer version created the tables.
@@ -192,10 +192,10 @@ def prepare(db: Database, place: str, partition: str) -> None:
 
 
 def check_version(db: Database, place: str) -> int:
-    """Return the version of the tables, 0 if there are none.
+    """Return the version of the tables; 0 if there are none.
 
     Raises:
-        ConflictError: it is a newer one.
+        ConflictError: a newer version created the tables.
     """
     if db.execute("SELECT to_regclass('agl_schema') IS NULL").fetchone() == (True,):
         return 0

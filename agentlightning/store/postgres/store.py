@@ -1,13 +1,13 @@
 """The store in PostgreSQL: for a fleet of processes and machines, several stores (partitions) in one database.
 
-Isolation is READ COMMITTED; a script locks the rows that it changes, or checks them at its end (`tx.py`). One that
-meets a locked row, or finds its data changed, is run again. One writer commits many scripts at once; another runs those
-that must be run alone and may have to wait. Two writers for all scripts would not be faster: concurrent scripts often
-concern the same workers and would wait for each other. Readers have snapshots. Waiters in other processes are notified
-of changes by NOTIFY (`listener.py`).
+The isolation level is READ COMMITTED. A script locks the rows that it changes, or checks them at its end (`tx.py`). If
+a row is locked or has changed, the script is run again. One writer commits many scripts in one transaction; a second
+writer runs scripts that must be run alone and may have to wait. Two writers for all scripts would not be faster,
+because concurrent scripts often change the same workers and would wait for each other. Readers have snapshots. Waiters
+in other processes are notified of changes with NOTIFY (`listener.py`).
 
-An acknowledged change is on the disk of the server according to its setting `synchronous_commit` (on, by default).
-Needs PostgreSQL 13 or later, and connections that keep their session: no pooler in transaction mode. Each process has
+The server's setting `synchronous_commit` (default: on) determines when an acknowledged change is on its disk. Needs
+PostgreSQL 13 or later, and connections with a session: a pooler in transaction mode is not supported. Each process has
 up to five connections.
 """
 
@@ -32,8 +32,8 @@ from agentlightning.errors import (
     StoreUnreachableError,
     StoreWriteError,
 )
-from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.engine import EngineStore
+from agentlightning.store.engine.clock import SharedClock
 from agentlightning.store.postgres.link import Database, Link, Place, is_bad_value, passes, reason
 from agentlightning.store.postgres.listener import Listener
 from agentlightning.store.postgres.schema import OTHER_VERSION, prepare
@@ -64,15 +64,15 @@ _PATIENCE_SECONDS = 30.0
 
 
 class PostgresLightningStore(EngineStore):
-    """A durable store in a PostgreSQL database; its tables are created if they do not exist.
+    """A durable store in a PostgreSQL database. Its tables are created if they do not exist.
 
-    `uri` is postgresql://user:password@host:5432/database; `partition` separates stores in one database: two stores
-    with the same partition share their data.
+    `uri` is postgresql://user:password@host:5432/database. `partition` separates stores in one database: two stores
+    with the same partition have the same data.
 
     Raises:
         BadRequestError: an argument has a wrong value.
-        ConflictError: the tables have a newer version, or the user may not create them.
-        StoreUnreachableError: the server does not answer, or rejects the user.
+        ConflictError: the tables have a newer version, or the user has no permission to create them.
+        StoreUnreachableError: the server does not respond, or rejects the user.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class PostgresLightningStore(EngineStore):
 
     @override
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the arguments, so that a copy opens the same partition. The pickle holds the password."""
+        """Pickle the arguments, so that a copy opens the same partition. The pickle contains the password."""
         return partial(PostgresLightningStore, self._uri, **self._settings), ()
 
 
 class PostgresBackend(SqlBackend["_Process"]):
-    """Runs scripts in one partition of a database."""
+    """Run scripts in one partition of a database."""
 
     def __init__(self, uri: str, partition: str) -> None:
         super().__init__()
         if not partition or "\0" in partition:
-            raise BadRequestError(f"partition must be a text that is not empty, without null bytes; got {partition!r}")
+            raise BadRequestError(f"partition must be a non-empty string without null bytes; got {partition!r}")
         self._place = Place(uri)
         self._partition = partition
         self._clock = SharedClock()
@@ -117,12 +117,12 @@ class PostgresBackend(SqlBackend["_Process"]):
                 self._clock.set(lambda: _server_time(db))
         except psycopg.OperationalError as error:
             raise self._place.unreachable(
-                error, "Is the server running there, and are user, password and database right?"
+                error, "Is the server running there, and are user, password and database correct?"
             ) from error
         except psycopg.Error as error:
             raise ConflictError(
-                f"The tables of the store cannot be made in {self._place!r}: {reason(error)}. "
-                "The user needs the right to create tables there, and the server must be PostgreSQL 13 or newer."
+                f"The tables of the store cannot be created in {self._place!r}: {reason(error)}. "
+                "The user needs permission to create tables, and the server must be PostgreSQL 13 or newer."
             ) from error
 
     @override
@@ -137,7 +137,7 @@ class PostgresBackend(SqlBackend["_Process"]):
             with self._place.connect() as db:
                 self._clock.set(lambda: _server_time(db))
         except psycopg.Error as error:
-            logger.debug("the clock of the PostgreSQL server was not read: %s", reason(error))
+            logger.debug("cannot read the clock of the PostgreSQL server: %s", reason(error))
 
     def await_change(self, timeout: float) -> bool:
         return self._process().listener.await_change(timeout)
@@ -149,7 +149,7 @@ def _server_time(db: Database) -> float:
 
 
 class _Process(Process):
-    """The threads and connections of one process. Costs nothing until it is used."""
+    """The threads and connections of one process. They start at their first use."""
 
     def __init__(self, place: Place, partition: str) -> None:
         super().__init__(place)
@@ -178,7 +178,7 @@ class _Process(Process):
 
 
 class _Session(Session):
-    """A connection, which is made again after it was lost."""
+    """A connection that is opened again after it was lost."""
 
     keep_plans: bool
 
@@ -199,13 +199,13 @@ class _Session(Session):
             if len(jobs) > 1:
                 raise  # it is the error of one of them
             if passes(error):
-                return self._late(jobs, f"was stopped ({reason(error)})")
+                return self._late(jobs, f"was stopped by the server ({reason(error)})")
             if is_bad_value(error):
-                text = f"The PostgreSQL store cannot hold a value of this call: {reason(error)}"
+                text = f"The PostgreSQL store cannot store a value of this call: {reason(error)}"
                 raise BadRequestError(text) from error
             raise StoreWriteError(
-                f"The PostgreSQL store {self._place!r} refused: {reason(error)}. "
-                "Nothing of this call was stored; try it again when the cause is gone."
+                f"The PostgreSQL store {self._place!r} rejected the call: {reason(error)}. "
+                "Nothing of this call was stored. Fix the cause and retry."
             ) from error
         except Exception:
             self._roll_back()
@@ -218,16 +218,16 @@ class _Session(Session):
         raise NotImplementedError
 
     def _late(self, jobs: list[Job], why: str) -> list[Job]:
-        """Return the scripts that are to be run again, alone; the others have waited too long."""
+        """Return the scripts that must be run again, alone. Scripts that have waited too long get an error."""
         for job in jobs:
             job.alone = True
             if job.waited() > _PATIENCE_SECONDS:
-                text = f"The call {why} for {job.waited():.0f} s in {self._place!r}; nothing of it was stored"
+                text = f"The call {why} for {job.waited():.0f} s in {self._place!r}. Nothing of it was stored; retry"
                 job.error = BusyError(text)
         return [job for job in jobs if not isinstance(job.error, BusyError)]
 
     def _roll_back(self) -> bool:
-        """Leave the transaction; return False if there is no connection, or it had to be closed."""
+        """Leave the transaction; return False if there is no connection or it was closed."""
         if self._link is not None and self._link.roll_back():
             return True
         self.close()
@@ -241,7 +241,7 @@ class _Session(Session):
 
 
 class _Reading(_Session):
-    """Runs scripts that read, each on a separate snapshot."""
+    """Run read-only scripts, each on a separate snapshot."""
 
     keep_plans = False
 
@@ -252,7 +252,7 @@ class _Reading(_Session):
     @override
     def run(self, jobs: list[Job]) -> list[Job]:
         again = super().run(jobs)
-        if self._link is not None:  # let the snapshot go; the caller has the answer already
+        if self._link is not None:  # release the snapshot; the caller has the result already
             try:
                 self._link.send("COMMIT")
                 self._link.sync()
@@ -274,7 +274,7 @@ class _Reading(_Session):
 
 
 class _Writing(_Session):
-    """Runs scripts that write. `announcement`: channel and text of the notification that goes with a change."""
+    """Run writing scripts. `announcement`: channel and text of the notification that is sent with a change."""
 
     keep_plans = True
 
@@ -293,7 +293,7 @@ class _Writing(_Session):
         link.sync()
         for (version,) in other_version.fetchall():
             check_not_newer(repr(self._place), version)
-            raise StoreWriteError(f"The tables of {self._place!r} have been put back to schema version {version}")
+            raise StoreWriteError(f"The tables of {self._place!r} were set back to schema version {version}")
         if losers := [job for job, tx in written if tx.lost_a_race]:
             self._late(losers, "lost a race against other changes")
             raise LostRaceError(losers)
@@ -302,25 +302,24 @@ class _Writing(_Session):
             link.sync()
         except psycopg.Error as error:
             if self._roll_back():
-                raise  # the server said no, so it is rolled back
+                raise  # the server rejected it, so it is rolled back
             self._leave_open(jobs, error)
             return []
         locked = [job for job in jobs if isinstance(job.error, LockedError)]
         return self._late(locked, "found its rows locked by other changes")
 
     def _leave_open(self, jobs: list[Job], error: psycopg.Error) -> None:
-        """Give every caller the error of a connection that was lost while the server committed."""
+        """Set the error of every caller: the connection was lost while the server committed."""
         logger.warning("%r: the connection was lost during a commit of %d calls", self._place, len(jobs))
         for job in jobs:
             job.error = StoreUnreachableError(
                 f"The connection to the PostgreSQL store {self._place!r} was lost during a commit ({reason(error)}). "
-                "The answer to the commit was lost, too: the call may or may not have been stored. "
-                "A call that carries a token may be repeated."
+                "It is unknown whether the call was stored. You can repeat a call that carries a token."
             )
 
     @override
     def _given_up(self, error: psycopg.Error, job: Job) -> StoreWriteError:
         return StoreWriteError(
             f"The PostgreSQL store {self._place!r} cannot be written: {reason(error)} (tried for "
-            f"{job.waited():.0f} s). Nothing of this call was stored; try it again when the server answers."
+            f"{job.waited():.0f} s). Nothing of this call was stored. Retry when the server responds again."
         )

@@ -40,9 +40,9 @@ _CHANGES = (
     f" FROM @rollouts WHERE @here AND status <> '{DAMAGED}' AND (change, number) > (?::xid8, ?)"
     " ORDER BY change, number LIMIT ?"
 )
-"""The first column is true if every transaction that began earlier has ended."""
+"""The first column is true if all transactions that began earlier have ended."""
 _RUN_NUMBER = 10**17
-"""Replaces the number of a run's row in cursors: within a transaction the runs come last, all together."""
+"""Replaces the number of a run's row in cursors. Within a transaction, all runs come last."""
 _RUN_CHANGES = (
     f"SELECT change < pg_snapshot_xmin(pg_current_snapshot()), change::text AS digits, {_RUN_NUMBER}::bigint, body, key"
     " FROM @rows WHERE @here AND change >= ?::xid8 AND (change > ?::xid8 OR ?)"
@@ -51,20 +51,20 @@ _RUN_CHANGES = (
 
 
 class LockedError(Exception):
-    """Raised when another transaction has locked a row that the script needs; run the script again."""
+    """Raised if another transaction has locked a row that the script needs. The script must be run again."""
 
 
 class PostgresTx(SqlTx):
     """One script's view of a partition.
 
-    A script waits for a lock only while its transaction holds none, so that no two ever wait for each other, and
-    assumes that its spans are new. A `careful` one waits for every lock, and looks up its spans.
+    A script waits for a lock only while its transaction holds no locks, so that there are no deadlocks. It assumes that
+    its spans are new. A `careful` script waits for every lock, and looks up its spans.
     """
 
     def __init__(self, link: Link, seen: Seen | None = None, *, careful: bool = False) -> None:
         super().__init__(link, seen)
         self.held_back = False
-        """There are changes that may not be reported yet: a transaction that began earlier is still in progress."""
+        """True if there are changes that cannot be reported yet, because an earlier transaction is in progress."""
         self._careful = careful
         self._spans: dict[SpanKey, bytes] = {}
 
@@ -151,7 +151,7 @@ class PostgresTx(SqlTx):
 
     @property
     def lost_a_race(self) -> bool:
-        """True if another transaction changed data that the script read; known after the link's next `sync`."""
+        """True if another transaction changed data that the script read. Valid after the next `sync` of the link."""
         return self._writes.lost_a_race
 
     def _send(self) -> None:
@@ -170,8 +170,8 @@ class PostgresTx(SqlTx):
 
 @cache
 def _locking_if_free(query: str) -> str:
-    """Return a query for one row that returns nulls for a row that another transaction has locked. It needs the values
-    of the query twice."""
+    """Return a query for one row. It returns nulls if another transaction has locked the row, and needs the values of
+    the query twice."""
     columns, _, rest = query.removeprefix("SELECT ").partition(" FROM ")
     nulls = ", ".join("NULL" for _ in columns.split(", "))
     return (
@@ -181,7 +181,7 @@ def _locking_if_free(query: str) -> str:
 
 
 def _first_of(rows: list[Columns], limit: int) -> list[Columns]:
-    """Return the first changed rollouts and runs, including all that share the place of the last one."""
+    """Return the first changed rollouts and runs, including all with the same position as the last one."""
     rows.sort(key=_place)
     end = limit
     while limit < len(rows) and end < len(rows) and _place(rows[end]) == _place(rows[end - 1]):
@@ -194,10 +194,10 @@ def _place(row: Columns) -> tuple[int, int]:
 
 
 def _read_cursor(text: str) -> tuple[str, int]:
-    """Return the transaction and the number of the row after which a cursor is.
+    """Return the transaction and the row number in a cursor.
 
     Raises:
-        BadRequestError: not a cursor of this store.
+        BadRequestError: it is not a cursor of this store.
     """
     match = re.fullmatch(r"(\d{1,19})(?:\.(\d{1,18}))?", text, re.ASCII)
     if match is None:
@@ -206,4 +206,4 @@ def _read_cursor(text: str) -> tuple[str, int]:
 
 
 def _no_cursor(text: str) -> BadRequestError:
-    return BadRequestError(f"{text[:100]!r} is no cursor of this store; take it from an earlier page, or '0'")
+    return BadRequestError(f"{text[:100]!r} is not a cursor of this store; use the cursor of an earlier page, or '0'")

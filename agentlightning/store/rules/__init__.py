@@ -1,1 +1,1 @@
-"""The rules of the store: every operation as one function over the primitives of `tx.Tx`."""
+"""The rules of the store: each operation is one function over the primitives of `tx.Tx`."""

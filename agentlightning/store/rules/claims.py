@@ -1,4 +1,4 @@
-"""Rules of a claim: the choice of queued rollouts that a worker receives, each with a new attempt."""
+"""Rules of claims: select queued rollouts for a worker, each with a new attempt."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Claimed:
 
     claims: list[Claim]
     answered: bool
-    """There is nothing to wait for: the claim has rollouts, or it is a copy of a claim that had none."""
+    """True if the caller should not wait: the claim has rollouts, or it is a copy of a claim that had none."""
     due: float | None = None
-    """Time at which the first delayed rollout may be claimed, if the claim is empty."""
+    """Time at which the first delayed rollout becomes claimable, if the claim is empty."""
 
 
 def claim(
@@ -41,10 +41,10 @@ def claim(
     *,
     looks_again: bool = False,
 ) -> Claimed:
-    """Claim the oldest queued rollouts of the run, each with a new attempt.
+    """Claim queued rollouts of the run, each with a new attempt.
 
-    A copy of the call gets the result of the first one, even an empty one; a request with a new token gets new work.
-    `looks_again`: this is still the first call, which has found nothing so far and waits.
+    A copy of the call gets the result of the first call, even an empty one. A request with a new token gets new
+    rollouts. `looks_again`: this is still the first call, which has found nothing so far and is waiting.
     """
     row, digests = None, ""
     if token is not None:
@@ -74,7 +74,7 @@ def claim(
 def start_attempt(
     tx: Tx, now: float, rollout_id: str, attempt_id: str, worker_id: str | None, call: Call | None = None
 ) -> Claim:
-    """Begin another attempt, whatever the rollout's status."""
+    """Start another attempt, whatever the rollout's status."""
     record = existing(tx, rollout_id)
     recall(tx, record, call, "start_attempt", now)
     earlier = record.find_attempt(attempt_id)
@@ -97,7 +97,7 @@ def begin_attempt(
 
 
 def _open_claim(tx: Tx, rollout_id: str, attempt_id: str) -> Claim | None:
-    """Return an earlier claim; None if it is over: it ended, expired, or was cancelled or deleted."""
+    """Return an earlier claim; None if it ended, expired, or was cancelled or deleted."""
     record = tx.load(rollout_id)
     attempt = None if record is None else record.latest
     if record is None or attempt is None or attempt.attempt_id != attempt_id or record.rollout.status not in RUNNING:
@@ -106,9 +106,9 @@ def _open_claim(tx: Tx, rollout_id: str, attempt_id: str) -> Claim | None:
 
 
 def forget_claim_tokens(tx: Tx, now: float, most: int = _LOADED_AT_ONCE, age: Age | None = None) -> bool:
-    """Delete tokens of claims that nobody repeats any more, among the first `most`; return True if there may be more.
+    """Delete expired tokens of claims among the first `most` tokens; return True if there may be more.
 
-    The token of a pending claim is kept: a worker that has not received the claim may ask again after any outage.
+    The token of a pending claim is kept, because a worker that did not receive the claim can retry after an outage.
     """
     age = age or by_wall_clock(now)
     rows = tx.scan("claim", most)
@@ -125,8 +125,8 @@ def forget_claim_tokens(tx: Tx, now: float, most: int = _LOADED_AT_ONCE, age: Ag
 
 
 def queued_ahead(tx: Tx, now: float) -> list[str]:
-    """Return the rollouts whose queue time is in the future because the clock was set back, in the order of the queue.
-    For reading scripts."""
+    """Return the rollouts with a queue time in the future because the clock was set back, in the order of the queue.
+    For read-only scripts."""
     rollouts: list[tuple[float, str]] = []
     for status in ("queuing", "requeuing"):
         plan = Plan(status_in=[status], sort_by="start_time", descending=True, limit=_LOADED_AT_ONCE)
@@ -141,9 +141,9 @@ def queued_ahead(tx: Tx, now: float) -> list[str]:
 
 
 def queue_now(tx: Tx, now: float, rollout_ids: Sequence[str]) -> None:
-    """Set the queue time of rollouts whose queue time is in the future to this moment, in this order.
+    """Set the queue time of rollouts with a queue time in the future to now, in this order.
 
-    A pause before a retry starts over. A user's `not_before` refers to the wall clock and stays.
+    A pause before a retry starts again. A user's `not_before` is a wall-clock time and is not changed.
     """
     for place, rollout_id in enumerate(rollout_ids):
         record = tx.load(rollout_id)

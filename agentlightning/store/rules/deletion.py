@@ -16,16 +16,16 @@ from agentlightning.store.rules.tx import Record, TokenRow, Tx
 from agentlightning.types import RetentionPolicy
 
 PAGE = 256
-"""Rollouts removed in one step, so that no other caller waits long."""
+"""Number of rollouts that are removed in one step, so that no other caller waits long."""
 
 
 def delete(
     tx: Tx, now: float, rollout_ids: Sequence[str], active: Literal["refuse", "skip", "force"], call: Call | None = None
 ) -> int | ConflictError:
-    """Remove rollouts with their spans; return the number removed. Unknown ones are ignored.
+    """Remove rollouts with their spans; return the number removed. Unknown ids are ignored.
 
-    `active` selects the handling of a rollout that has not ended: an error (returned, so that it is recorded), nothing,
-    or its removal.
+    `active` selects what happens to a rollout that has not ended: an error (returned, so that it is recorded), nothing,
+    or removal.
     """
     before = recall_row(tx, call, "delete_rollouts")
     if before is not None:  # remaining rollouts were left when the first copy was cut off
@@ -45,7 +45,7 @@ def delete(
     if running and active == "refuse":
         rollout = running[0].rollout
         error = ConflictError(
-            f"Rollout {rollout.rollout_id} is {rollout.status} and has not ended, so it is not deleted (nothing was). "
+            f"Nothing was deleted: rollout {rollout.rollout_id} is {rollout.status} and has not ended. "
             "Cancel it with update_rollout(status='cancelled') first, or pass force=True."
         )
         remember_row(tx, call, now, error)
@@ -67,7 +67,7 @@ def delete(
 
 
 def begin_deletion(tx: Tx, now: float, call: Call) -> TokenRow | None:
-    """Return the row of the first copy of a deletion in several steps: its time, and its answer if it has one."""
+    """Return the row of the first copy of a deletion in several steps: its time, and its result if it is complete."""
     row = recall_row(tx, call, "delete_rollouts")
     if row is None:
         remember_row(tx, call, now, "")
@@ -75,14 +75,14 @@ def begin_deletion(tx: Tx, now: float, call: Call) -> TokenRow | None:
 
 
 def end_deletion(tx: Tx, call: Call, removed: int) -> None:
-    """Record the answer of a deletion in several steps."""
+    """Record the result of a deletion in several steps."""
     row = recall_row(tx, call, "delete_rollouts")
     if row is not None:
         remember_row(tx, call, row.time, str(removed))
 
 
 def set_aside(tx: Tx, rollout_ids: Sequence[str]) -> None:
-    """Remove the rollouts with unreadable records from the queue and from every list."""
+    """Remove rollouts with unreadable records from the queue and from all lists."""
     for rollout_id in rollout_ids:
         try:
             tx.load(rollout_id)

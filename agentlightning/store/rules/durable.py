@@ -1,24 +1,24 @@
 """Shared parts of the durable backends: the version of the stored data, and the handling of unreadable records.
 
-A program upgrades the data of an older version when it opens a store, and refuses the data of a newer one, whose fields
-it would drop. It checks the version again with every write, so that a program that was running before an upgrade writes
-nothing after it (programs of version 2 and earlier check only when they open a store).
+A program upgrades data of an older version when it opens a store. It rejects data of a newer version, because it would
+lose its new fields. It checks the version again with every write, so that a program that was running before an upgrade
+writes nothing after it (programs of version 2 and earlier check only when they open a store).
 
-To change the stored data: increase `SCHEMA_VERSION` and give each backend its step to that number (`sqlite/schema.py`,
-`postgres/schema.py`, `mongo/schema.py`), which may be empty; then save databases of the version before as fixtures for
-the tests, with the program as it was before the change (`tests/fixtures/stores/make.py`).
+To change the stored data, increase `SCHEMA_VERSION` and give each backend its step to that number (`sqlite/schema.py`,
+`postgres/schema.py`, `mongo/schema.py`); the step may be empty. Then save databases of the previous version as fixtures
+for the tests, with the program before the change (`tests/fixtures/stores/make.py`).
 
-1  the first one
-2  priorities, ends, sizes and changes of rollouts in columns of their own (SQLite; the others began with them)
-3  versions are checked with every write
-4  runs and their records, vocabularies; a change of a run has its number among those of rollouts
-5  rewards on attempts, read from the existing spans; summaries and inputs as text beside the records
+1  first version
+2  priorities, ends, sizes and changes of rollouts in separate columns (SQLite; the others began with them)
+3  the version is checked with every write
+4  runs and their records, vocabularies; changes of runs and rollouts have a common sequence of numbers
+5  rewards on attempts, read from the existing spans; summaries and input texts next to the records
 
-A record that cannot be read (bad JSON, a missing field, an unknown status) is an error of the store, not of the caller:
-`DamagedRecordError` names the row, and the log reports it once. A rollout is set aside: its row gets the status
-`damaged` and leaves the queue, so that claims and lists skip it. A worker's row only repeats its attempts, and the
-worker's next call creates it again. The other rows and the spans stay as they are, and a request for exactly one of
-them gets the error. `agl store check` lists all of them.
+A record that cannot be read (invalid JSON, a missing field, an unknown status) is an error of the store, not of the
+caller. `DamagedRecordError` names the row, and the log reports it once. A rollout is set aside: its row gets the status
+`damaged` and leaves the queue, so that claims and lists skip it. A worker's row can be restored from its attempts, and
+the worker's next call creates it again. Other rows and spans are not changed, and only a request for the damaged one
+fails. `agl store check` lists all of them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from agentlightning.utils.version import VERSION
 logger = logging.getLogger(__name__)
 SCHEMA_VERSION = 5
 DAMAGED: Final = "damaged"
-"""Status of the row of a rollout that was set aside; no rollout has it."""
+"""Status in the row of a rollout that was set aside. No rollout has this status."""
 _MOST_LOGGED = 10_000
 _logged: set[tuple[str, str]] = set()
 INDEXED = (
@@ -53,12 +53,12 @@ INDEXED = (
 )
 """Columns of the rollouts table that repeat fields of the record, for searching."""
 LISTED = 50
-"""Problems of a file that are listed; further ones are only counted."""
+"""Largest number of problems in a report. Further problems are only counted."""
 
 
 @dataclass(frozen=True)
 class FileReport:
-    """The result of a check of a file."""
+    """The result of a check of a store."""
 
     schema_version: int
     rollouts: int = 0
@@ -66,17 +66,17 @@ class FileReport:
     found: int = 0
     """Number of problems."""
     problems: list[str] = field(default_factory=list[str])
-    """The first `LISTED` of them."""
+    """The first `LISTED` problems."""
 
     @classmethod
     def of(cls, schema_version: int, rollouts: int, spans: int, problems: Iterator[str]) -> Self:
-        """Return the report of these problems; this call reads the iterator."""
+        """Return the report of these problems. This call consumes the iterator."""
         listed = list(islice(problems, LISTED))
         return cls(schema_version, rollouts, spans, len(listed) + sum(1 for _ in problems), listed)
 
     @property
     def complete(self) -> bool:
-        """False if the file has an older version, so that only SQLite's own structure was checked."""
+        """False if the store has an older version, so that only the structure of a SQLite file was checked."""
         return self.schema_version == SCHEMA_VERSION
 
 
@@ -84,13 +84,13 @@ def check_not_newer(place: str, version: int) -> None:
     """Check that this program knows the version of the data in `place` (a name for messages).
 
     Raises:
-        ConflictError: a newer program wrote it; names both versions.
+        ConflictError: a newer version wrote the data.
     """
     if version > SCHEMA_VERSION:
         raise ConflictError(
-            f"The store {place} has schema version {version}, this program (agentlightning {VERSION}) knows up to "
-            f"{SCHEMA_VERSION}; nothing was changed. Open it with the newer agentlightning that wrote it, restore a "
-            "backup from before its upgrade, or begin a new store."
+            f"The store {place} has schema version {version}, but this program (agentlightning {VERSION}) supports "
+            f"versions up to {SCHEMA_VERSION}. Nothing was changed. Use a newer version of agentlightning, restore a "
+            "backup from before the upgrade, or create a new store."
         )
 
 
@@ -104,7 +104,7 @@ def read_record(body: bytes | str, rollout_id: str) -> Record:
     """Return the record in the row of a rollout.
 
     Raises:
-        DamagedRecordError: it cannot be read.
+        DamagedRecordError: the record cannot be read.
     """
     try:
         return record_type().validate_json(body)
@@ -113,7 +113,7 @@ def read_record(body: bytes | str, rollout_id: str) -> Record:
 
 
 def indexed(record: Record) -> tuple[str | float | None, ...]:
-    """Return the values of `INDEXED`. The end of a rollout that has not ended is infinity, last in an index."""
+    """Return the values of `INDEXED`. A rollout that has not ended has the end infinity, which is last in an index."""
     rollout = record.rollout
     return (
         *(rollout.status, rollout.start_time, math.inf if rollout.end_time is None else rollout.end_time),
@@ -123,7 +123,7 @@ def indexed(record: Record) -> tuple[str | float | None, ...]:
 
 
 def readable_records(rows: Iterable[Sequence[Any]], set_aside: Callable[[str], None]) -> list[Record]:
-    """Return the readable records in rows of (body, rollout id, ...); pass the ids of the others to `set_aside`."""
+    """Return the readable records of rows (body, rollout id, ...). Pass the ids of the others to `set_aside`."""
     records: list[Record] = []
     for body, rollout_id, *_ in rows:
         try:
@@ -155,7 +155,7 @@ def page_of_records(records: Iterable[Record], numbers: Mapping[str, int], plan:
 
 
 def behind_place(plan: Plan, mark: str) -> tuple[str, list[object]]:
-    """Return the SQL condition on rows after the place where the page begins, and its values."""
+    """Return the SQL condition for rows after the position where the page begins, and its values."""
     if plan.after is None:
         return "", []
     value, number = plan.after
@@ -167,7 +167,7 @@ def behind_place(plan: Plan, mark: str) -> tuple[str, list[object]]:
 
 
 def last_place(rows: Sequence[Sequence[Any]]) -> Place:
-    """Return the place of the last of these rows, whose last columns are the sort value and the number."""
+    """Return the position of the last of these rows. Their last columns are the sort value and the number."""
     *_, value, number = rows[-1]
     return None if value == math.inf else value, number
 
@@ -216,9 +216,9 @@ def damaged(what: str, key: str, error: ValidationError | KeyError) -> DamagedRe
         place = ".".join(str(part) for part in cast("tuple[object, ...]", first["loc"]))
         reason = f"{f'{place}: ' if place else ''}{first['msg'][:200]}"
     damage = DamagedRecordError(
-        f"The store's record of {what.replace('_', ' ')} {key!r} cannot be read: {reason}. This is damage in the "
-        "store, not in the request. The rest of the store goes on without it; 'agl store check' lists what is damaged "
-        "and says how to remove it."
+        f"The store's record of {what.replace('_', ' ')} {key!r} cannot be read: {reason}. The store is damaged; the "
+        "request is valid. The store continues without this record. Run 'agl store check' to list damaged records and "
+        "how to remove them."
     )
     if (what, key) not in _logged and len(_logged) < _MOST_LOGGED:
         _logged.add((what, key))

@@ -1,6 +1,6 @@
-"""Creation of rollouts: enqueued, or started with a first attempt.
+"""Creation of rollouts: enqueue them, or start them with a first attempt.
 
-A call with a token creates each rollout once: ids are derived from the token, so a repeated call finds its rollouts.
+A call with a token creates each rollout once. Ids are derived from the token, so a repeated call finds its rollouts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agentlightning.store.rules.values import DEFAULT_CONFIG, new_rollout
 from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout
 
 _FURTHER_DRAW = 1 << 32
-"""An index beyond every index that a call uses."""
+"""An index larger than all indexes of a call."""
 
 
 def enqueue(
@@ -57,7 +57,7 @@ def start_rollout(
     worker_id: str | None,
     call: Call | None = None,
 ) -> Claim:
-    """Create a rollout with a pending first attempt; it is never queued."""
+    """Create a rollout with a pending first attempt, without queuing it."""
     made_by = "" if call is None else _maker(call, request, worker_id)
     rollout_id, existing = _own_id(tx, ids, 0, lambda existing: existing.find_attempt(attempt_id) is not None)
     if existing is not None:
@@ -70,9 +70,9 @@ def start_rollout(
 
 
 def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> tuple[str, Record | None]:
-    """Return the id for the index-th rollout of a call, and the rollout if an earlier copy of the call made it.
+    """Return the id for the index-th rollout of a call, and the rollout if an earlier copy of the call created it.
 
-    The 12 digits of an id are few enough for two calls to draw the same; the later one then draws again.
+    An id has only 12 digits, so two calls can get the same id. The later call then gets another one.
     """
     while True:
         rollout_id = "ro-" + ids(index)
@@ -83,13 +83,13 @@ def _own_id(tx: Tx, ids: Ids, index: int, is_own: Callable[[Record], bool]) -> t
 
 
 def _maker(call: Call, request: EnqueueRolloutRequest, further: object) -> str:
-    """Return the `made_by` of a rollout: the key of the call that made it, and a digest of all its arguments."""
+    """Return the `made_by` of a rollout: the key of the call that created it, and a digest of all its arguments."""
     return f"{call.key} {digest([request, further])}"
 
 
 def _is_made_by(made_by: str, request: EnqueueRolloutRequest, now: float, record: Record) -> bool:
-    """Return True if this call made a rollout with an id of this request: the rollout names the call, or it names none
-    and does not seem to be another one that drew the same id."""
+    """Return True if this call created the rollout with the id of this request: the rollout names the call, or it names
+    no call and does not look like another rollout that got the same id."""
     if made_by != "" and record.made_by.split()[:1] == made_by.split()[:1]:
         return True
     young = record.rollout.start_time > now - TOKEN_SECONDS
@@ -105,11 +105,11 @@ def _check_same_request(made_by: str, request: EnqueueRolloutRequest, record: Re
 
 
 def _check_not_deleted(tx: Tx, call: Call, rollout_id: str) -> None:
-    """Refuse to make a rollout that an earlier copy of the call made and that was deleted since."""
+    """Raise an error if an earlier copy of the call created this rollout and it was deleted since."""
     if tx.get("token", call.key) is not None:
         raise GoneError(
-            f"This call was answered before, and rollout {rollout_id}, which it made, was deleted since. "
-            "It is not made again; to have another one, make a new call with a new token."
+            f"This call already created rollout {rollout_id}, which was deleted since. "
+            "To create another rollout, make a new call with a new token."
         )
 
 

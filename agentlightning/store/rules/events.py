@@ -1,4 +1,4 @@
-"""Reads for callers that watch or wait: changes since a cursor, and rollouts that have ended."""
+"""Reads for callers that follow or wait: changes after a cursor, and ended rollouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FINISHED = sorted(FINISHED)
 
 
 def events(tx: Tx, after: str | None, limit: int, run_id: tuple[str | None] | None) -> EventPage:
-    """Return the changes after a cursor, and the next cursor; None is this moment."""
+    """Return the changes after a cursor (None for now), and the next cursor."""
     if after is None:
         return EventPage(events=[], cursor=tx.last_change())
     changed, cursor = tx.changes(after, limit)
@@ -58,7 +58,7 @@ def _event(record: Record) -> RolloutEvent:
 
 
 def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
-    """Return the rollouts with these ids, in their order, without unknown ones. For reading scripts."""
+    """Return the rollouts with these ids, in this order, without unknown ids. For read-only scripts."""
     if len(rollout_ids) == 1:
         record = tx.load(rollout_ids[0])
         return [] if record is None else [record.rollout]
@@ -70,9 +70,9 @@ def load_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> list[Rollout]:
 
 
 def ended_rollouts(tx: Tx, rollout_ids: Sequence[str]) -> tuple[list[Rollout], list[str]]:
-    """Return the rollouts that have ended, in their order, and the ids of those that have not.
+    """Return the ended rollouts in the given order, and the ids of the rollouts that have not ended.
 
-    Unknown ones are in neither. For reading scripts. Rollouts that have not ended are only counted.
+    Unknown ids are in neither. For read-only scripts. Rollouts that have not ended are only counted.
     """
     if len(rollout_ids) == 1:
         rollouts = load_rollouts(tx, rollout_ids)

@@ -1,4 +1,4 @@
-"""Import of a finished history, piece by piece: existing records are skipped, records that do not fit are reported."""
+"""Import of a finished history in parts. Existing records are skipped, and invalid records are reported."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from agentlightning.utils.rewards import as_reward
 
 _COUNTS = ("resources", "rollouts", "attempts", "spans", "present")
 PIECE = 1000
-"""Rollouts, attempts and spans that one step imports; a larger history is cut between two rollouts."""
+"""Number of rollouts, attempts and spans in one step. A larger history is split between two rollouts."""
 NO_REWARD = "no_reward"
 """Outcome reason of an attempt that succeeded without a reward."""
 _BEHIND_ALL_SPANS = 2**53
-"""Number of a reward that came with its attempt, so that no span of the attempt changes it."""
+"""Span number of a reward that was imported with its attempt, so that no span of the attempt changes it."""
 
 
 class History(NamedTuple):
-    """Rollouts that have ended and everything that belongs to them, as copies."""
+    """Ended rollouts with their attempts and spans, as copies."""
 
     rollouts: Sequence[Rollout]
     attempts: Sequence[Attempt]
@@ -40,7 +40,7 @@ class History(NamedTuple):
 
 
 def pieces_of(history: History) -> list[History]:
-    """Return a history in pieces for import one after the other, each rollout with everything that belongs to it."""
+    """Return a history in parts to import one after the other. A rollout and its attempts and spans are in one part."""
     if sum(map(len, history)) <= PIECE:
         return [history]
     by_rollout: dict[str, History] = {}
@@ -59,7 +59,7 @@ def pieces_of(history: History) -> list[History]:
 
 
 def add_up(one: HistoryImport, other: HistoryImport) -> HistoryImport:
-    """Return the combined result of two pieces, with the refusals of each kind together."""
+    """Return the combined result of two parts, with the refusals grouped by kind."""
     kinds = get_args(HistoryKind)
     refused = sorted([*one.refused, *other.refused], key=lambda each: kinds.index(each.kind))
     counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
@@ -67,14 +67,14 @@ def add_up(one: HistoryImport, other: HistoryImport) -> HistoryImport:
 
 
 def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImport:
-    """Import versions of resources; return the result of each. No script changes these and rollouts at once."""
+    """Import versions of resources; return the result. No script changes both resources and rollouts."""
     done = HistoryImport()
     for update in sorted(updates, key=lambda each: each.version):
         result = take_version(tx, update)
         if result is None:
             message = (
-                f"Resources {update.resources_id!r} of version {update.version} are here with other values or another "
-                "origin; import into a store that does not have them"
+                f"The store has other resources {update.resources_id!r} with version {update.version}; "
+                "import into a store that does not have them"
             )
             place = f"{update.resources_id}/{update.version}"
             done.refused.append(HistoryRefusal(kind="resources", id=place, reason="different", message=message))
@@ -85,12 +85,12 @@ def import_resources(tx: Tx, updates: Sequence[ResourcesUpdate]) -> HistoryImpor
 
 
 def import_history(tx: Tx, history: History) -> HistoryImport:
-    """Import rollouts, attempts and spans; return the result of each."""
+    """Import rollouts, attempts and spans; return the result."""
     return _Taking(tx).take(history)
 
 
 class _Taking:
-    """One call: the records that it has loaded, and its answer."""
+    """One import call: the records that it has loaded, and its result."""
 
     def __init__(self, tx: Tx) -> None:
         self.tx = tx
@@ -124,8 +124,8 @@ class _Taking:
         if rollout.status not in FINISHED:
             self._refuse(
                 "rollout", rollout_id, "not_ended",
-                f"Rollout {rollout_id} is {rollout.status}; expected succeeded, failed or cancelled. End it where it "
-                "comes from, or give it the status cancelled",
+                f"Rollout {rollout_id} is {rollout.status}; expected succeeded, failed or cancelled. End it in its "
+                "original store, or set its status to cancelled.",
             )  # fmt: skip
             return
         there = self._record(rollout_id)
@@ -139,8 +139,8 @@ class _Taking:
         else:
             self._refuse(
                 "rollout", rollout_id, "different",
-                f"Another rollout with the id {rollout_id} is here, with another input or start; import into a store "
-                "that does not have it",
+                f"The store has a rollout {rollout_id} with a different input or start; import into a store that does "
+                "not have it",
             )  # fmt: skip
 
     def _attempt(self, attempt: Attempt) -> None:
@@ -158,8 +158,8 @@ class _Taking:
             else:
                 self._refuse(
                     "attempt", attempt.attempt_id, "different",
-                    f"Attempt {attempt.attempt_id} of rollout {attempt.rollout_id} is here with another number or "
-                    "start; import into a store that does not have it",
+                    f"The store has attempt {attempt.attempt_id} of rollout {attempt.rollout_id} with a different "
+                    "number or start; import into a store that does not have it",
                 )  # fmt: skip
         elif record.rollout.status not in FINISHED:
             self._refuse("attempt", attempt.attempt_id, "not_ended", _is_at_work(record.rollout))
@@ -167,7 +167,7 @@ class _Taking:
             self._refuse(
                 "attempt", attempt.attempt_id, "wrong_number",
                 f"Attempt {attempt.attempt_id} of rollout {attempt.rollout_id} has the number {attempt.sequence_id}; "
-                f"expected {len(record.attempts) + 1}, the next one",
+                f"expected the next number, {len(record.attempts) + 1}",
             )  # fmt: skip
         else:
             attempt = _with_outcome(_without_unusable_rewards(attempt))
@@ -207,15 +207,15 @@ class _Taking:
         elif attempt is None or span.attempt_id == "latest":
             self._refuse(
                 "span", place, "no_attempt",
-                f"Rollout {span.rollout_id} has no attempt {span.attempt_id!r} here; import its attempts first",
+                f"Rollout {span.rollout_id} has no attempt {span.attempt_id!r} in this store; import it first",
             )  # fmt: skip
         elif attempt.status not in lifecycle.ENDED:
             self._refuse("span", place, "not_ended", _is_at_work(record.rollout))
         elif attempt.sequence_id <= record.attempts_dropped:
             self._refuse(
                 "span", place, "evicted",
-                f"The spans of attempt {span.attempt_id} were dropped to keep the store within its bound; give it "
-                "more room (max_span_bytes), or import into a durable one (sqlite:///FILE)",
+                f"The spans of attempt {span.attempt_id} were evicted because the store is full. Increase "
+                "max_span_bytes, or import into a durable store (sqlite:///FILE).",
             )  # fmt: skip
         else:
             return True
@@ -223,15 +223,15 @@ class _Taking:
 
 
 def _no_rollout(rollout_id: str) -> str:
-    return f"There is no rollout {rollout_id} here; import it first"
+    return f"Rollout {rollout_id} does not exist in this store; import it first"
 
 
 def _is_at_work(rollout: Rollout) -> str:
-    return f"Rollout {rollout.rollout_id} is {rollout.status} here again, so its history is this store's own"
+    return f"Rollout {rollout.rollout_id} was restarted in this store (status {rollout.status!r}); it is not changed"
 
 
 def _without_unusable_rewards(attempt: Attempt) -> Attempt:
-    """Return an attempt with its usable rewards only, and without its outcome if that described another reward."""
+    """Return an attempt with only its usable rewards, and without its outcome if it depended on an unusable reward."""
     usable = {name: value for name, value in (attempt.rewards or {}).items() if as_reward(value) is not None} or None
     reward = as_reward(attempt.reward)
     if (reward, usable) == (attempt.reward, attempt.rewards):
@@ -241,7 +241,7 @@ def _without_unusable_rewards(attempt: Attempt) -> Attempt:
 
 
 def _with_outcome(attempt: Attempt) -> Attempt:
-    """Return an attempt with the outcome that follows from its status and reward, unless its source set one."""
+    """Return an attempt with the outcome for its status and reward, unless its source set an outcome."""
     if attempt.outcome is not None and (attempt.outcome, attempt.outcome_reason) != ("unscored", NO_REWARD):
         return attempt
     if attempt.status != "succeeded":

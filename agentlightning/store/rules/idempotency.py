@@ -1,10 +1,10 @@
-"""Records of calls that carry a token, so that a copy of a call, however late, changes nothing.
+"""Records of calls with a token, so that a copy of a call changes nothing, even if it is late.
 
-A copy is answered again or refused, never carried out again. The record of a rollout and the row of a run name the
-calls that made and changed them (`made_by` and `calls` of `Record`) as long as there is room. Other calls, and those
-whose results were deleted since, are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: another
-operation with the same token is a separate call. These records live for `TOKEN_SECONDS`. Copies that arrive while the
-first one runs wait for it (`engine/calls.py`).
+A copy gets the first result or is refused; it is never executed again. The record of a rollout and the row of a run
+name the calls that created and changed them (`made_by` and `calls` of `Record`), up to a limit. Other calls, and calls
+with results that were deleted since, are in rows (`ClaimRow`, `TokenRow`). A token belongs to one operation: another
+operation with the same token is a separate call. Records are kept for `TOKEN_SECONDS`. Copies that arrive while the
+first call is running wait for it (`engine/calls.py`).
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from agentlightning.store.rules.tx import Age, Done, Record, RunRow, TokenRow, T
 
 R = TypeVar("R")
 TOKEN_SECONDS = 600.0
-"""Seconds after a call for which a copy of it is recognised: longer than any client repeats one."""
+"""Seconds for which a copy of a call is recognised: longer than any client retries a call."""
 REMEMBERED = (ConflictError, NotFoundError)
-"""Refusals that depend on the state of the store. A copy that arrives after the state has changed is refused like the
-first; any other refusal is the same at any time, or asks the client to retry."""
+"""Refusals that depend on the state of the store. A copy is refused like the first call, even if the state has changed
+since. Other refusals are the same at any time, or the client should retry."""
 _JSON = json.JSONEncoder(sort_keys=True, default=to_jsonable_python)
 _SHORT = 64
 _REFUSED = "!"
 _IN_RECORD = 32
-"""Calls that a record holds itself. Beyond that, the older half of them moves into rows."""
+"""Number of calls in a record. Above it, the older half of the calls is moved into rows."""
 _FORGOTTEN_AT_ONCE = 1000
 _BEAT = 16
 _BEATS = 60
-"""Heartbeats that a worker's row records: with one every ten seconds, for as long as any other call."""
+"""Number of heartbeats in a worker's row. With one every ten seconds, they are kept as long as other calls."""
 
 
 class Call(NamedTuple):
-    """A call that carries a token."""
+    """A call with a token."""
 
     key: str
-    """The key made of operation and token."""
+    """Key, derived from operation and token."""
     asked: str
     """A digest of each argument."""
     token: str
 
     @classmethod
     def of(cls, operation: str, token: str, arguments: Mapping[str, object]) -> Call:
-        """Return the call of an operation with these arguments; None is the same as an omitted argument."""
+        """Return the call of an operation with these arguments. None is the same as an omitted argument."""
         digests = (f"{name}={digest(value)}" for name, value in sorted(arguments.items()) if value is not None)
         return cls(_hash(f"{operation}\n{token}".encode(), 24), " ".join(digests), token)
 
     def check(self, before: str, operation: str) -> None:
-        """Refuse a token that was used with other arguments before.
+        """Check that the token was not used with other arguments before.
 
         Raises:
-            TokenReusedError: names the arguments that differ.
+            TokenReusedError: it was; the message has the arguments that differ.
         """
         if before != self.asked:
             ours, theirs = (dict(part.split("=") for part in digests.split()) for digests in (self.asked, before))
             raise reused(operation, sorted(name for name in ours.keys() | theirs if ours.get(name) != theirs.get(name)))
 
     def done(self, now: float, answer: str) -> Done:
-        """Return the record of the answered call."""
+        """Return the record of the call with its result."""
         return Done(self.key, self.asked, now, answer)
 
 
@@ -71,8 +71,8 @@ def reused(operation: str, differing: list[str]) -> TokenReusedError:
     """Return the error of a token that was used for a call with other arguments."""
     names = f" ({', '.join(differing)})" if differing else ""
     return TokenReusedError(
-        f"The token (Idempotency-Key) of this {operation} was used before, for a call with other arguments{names}. "
-        "Nothing was done. A token belongs to one call: repeat that call unchanged, or make this one with a new token."
+        f"The token (Idempotency-Key) of this {operation} was used before with other arguments{names}. Nothing was "
+        "done. A token belongs to one call: repeat that call unchanged, or use a new token for this call."
     )
 
 
@@ -82,7 +82,7 @@ def refusal_text(error: AgentLightningError) -> str:
 
 
 def raise_if_refused(answer: str) -> None:
-    """Raise the refusal that an answer holds, if it is one."""
+    """Raise the refusal in a recorded result, if it is one."""
     if answer.startswith(_REFUSED):
         name, _, text = answer.removeprefix(_REFUSED).partition(": ")
         raise WIRE_ERRORS[name](text)
@@ -97,7 +97,7 @@ def digest(value: object) -> str:
 
 @lru_cache(maxsize=1024)
 def _digest_of_text(text: str) -> str:
-    """Return the digest of a short text, cached: most are statuses and names of workers, which repeat."""
+    """Return the digest of a short text, cached, because statuses and names of workers repeat."""
     return _hash(_JSON.encode(text).encode(), 8)
 
 
@@ -106,7 +106,7 @@ def _hash(content: bytes, length: int) -> str:
 
 
 def claim_call(token: str, run_id: str | None, worker_id: str | None, limit: int) -> Call:
-    """Return the call of a claim, which does not depend on its waiting time."""
+    """Return the call of a claim. It does not depend on the timeout."""
     return Call.of("dequeue_many_rollouts", token, {"run_id": run_id, "worker_id": worker_id, "limit": limit})
 
 
@@ -117,8 +117,8 @@ def recall(tx: Tx, record: Record | RunRow, call: Call | None, operation: str, n
     """Return the record of a call if this is a copy of it.
 
     Raises:
-        TokenReusedError: the first one had other arguments.
-        AgentLightningError: the first one was refused; so is this one.
+        TokenReusedError: the first call had other arguments.
+        AgentLightningError: the first call was refused with this error.
     """
     done = None if call is None else _find(tx, record, call, now)
     if call is None or done is None:
@@ -141,7 +141,7 @@ def _find(tx: Tx, record: Record | RunRow, call: Call, now: float) -> Done | Non
 
 
 def remember(tx: Tx, record: Record | RunRow, call: Call | None, now: float, answer: str = "") -> None:
-    """Add an answered call to a record; the caller saves the record."""
+    """Add a call with its result to a record. The caller saves the record."""
     if call is None:
         return
     calls = [done for done in record.calls if now - done.time <= TOKEN_SECONDS]
@@ -153,8 +153,8 @@ def remember(tx: Tx, record: Record | RunRow, call: Call | None, now: float, ans
 
 
 def refusable(tx: Tx, now: float, rollout_id: str, call: Call | None, change: Callable[[Tx], R]) -> R | Exception:
-    """Run a change of a rollout. A refusal that depends on the rollout's state is recorded and returned, not raised: a
-    script that raises leaves no trace."""
+    """Run a change of a rollout. A refusal that depends on the rollout's state is recorded and returned, not raised,
+    because a script that raises stores nothing."""
     try:
         return change(tx)
     except REMEMBERED as error:
@@ -170,7 +170,7 @@ def refusable(tx: Tx, now: float, rollout_id: str, call: Call | None, change: Ca
 
 
 def recall_row(tx: Tx, call: Call | None, operation: str) -> TokenRow | None:
-    """Same as `recall`, for a call that changes no single rollout."""
+    """Same as `recall`, for a call that does not change one single rollout."""
     row = None if call is None else cast("TokenRow | None", tx.get("token", call.key))
     if call is not None and row is not None:
         call.check(row.asked, operation)
@@ -179,17 +179,17 @@ def recall_row(tx: Tx, call: Call | None, operation: str) -> TokenRow | None:
 
 
 def remember_row(tx: Tx, call: Call | None, now: float, answer: str | AgentLightningError) -> None:
-    """Record the answer or the refusal of a call."""
+    """Record the result or the refusal of a call."""
     if call is not None:
         text = answer if isinstance(answer, str) else refusal_text(answer)
         tx.put("token", call.key, TokenRow(now, call.asked, text))
 
 
 def is_known_beat(row: WorkerRow, call: Call | None) -> bool:
-    """Return True if a heartbeat is a copy of one of the last ones; otherwise record it.
+    """Return True if a heartbeat is a copy of one of the last heartbeats; otherwise record it.
 
     Raises:
-        TokenReusedError: that one had other arguments.
+        TokenReusedError: the earlier heartbeat had other arguments.
     """
     if call is None:
         return False
@@ -205,7 +205,7 @@ def is_known_beat(row: WorkerRow, call: Call | None) -> bool:
 
 
 def forget_call_tokens(tx: Tx, now: float, age: Age | None = None) -> bool:
-    """Delete a page of tokens of other calls that nobody repeats any more; return True if there may be more."""
+    """Delete a page of expired tokens of other calls; return True if there may be more."""
     age = age or by_wall_clock(now)
     rows = tx.scan("token", _FORGOTTEN_AT_ONCE)
     for key, row in rows:

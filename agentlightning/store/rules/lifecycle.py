@@ -1,4 +1,4 @@
-"""The rules of statuses, pure: no clock, no input or output, no storage.
+"""The rules of statuses, as pure functions without clock, I/O or storage.
 
 Attempts (rows: from, columns: to; `.` allowed, `=` no change, `x` ConflictError):
 
@@ -10,9 +10,10 @@ Attempts (rows: from, columns: to; `.` allowed, `=` no change, `x` ConflictError
     failed           x        x       =       x          x          x
     succeeded        x        x       x       =          x          x
 
-Rollouts: from a non-terminal status to any; from a terminal one (failed, succeeded, cancelled) only to itself (no
-change), or to queuing and requeuing, which clears `end_time`. `start_attempt` is the other way out. An attempt's change
-never changes the status of a terminal rollout, and only the latest attempt changes the status of a rollout.
+Rollouts: from a non-terminal status to any status; from a terminal status (failed, succeeded, cancelled) only to the
+same status (no change), or to queuing and requeuing, which clears `end_time`. `start_attempt` also reopens a rollout.
+A change of an attempt never changes the status of a terminal rollout, and only the latest attempt changes the status
+of a rollout.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ _STICKY: Final[frozenset[AttemptStatus]] = frozenset(("failed", "succeeded"))
 _RETRIABLE: Final[frozenset[AttemptStatus]] = frozenset(("failed", "timeout", "unresponsive"))
 
 LEASE_EXPIRED: Final = "lease_expired"
-"""Outcome reason of an attempt whose worker stopped sending heartbeats, or no longer names it."""
+"""Outcome reason if the worker stopped sending heartbeats, or its heartbeats stopped naming the attempt."""
 SPANS_LOST: Final = "spans_lost"
-"""Outcome reason of an attempt that finished while the store was unreachable for too long to receive its spans."""
+"""Outcome reason of an attempt that finished, but could not send its spans because the store was unreachable."""
 STORE_UNREACHABLE: Final = "store_unreachable"
-"""Outcome reason of an attempt that could not continue because the store was unreachable for too long."""
+"""Outcome reason of an attempt that could not continue because the store was unreachable."""
 RUNNER_DIED: Final = "runner_died"
-"""Outcome reason of an attempt whose process died, reported by the process that saw its end."""
+"""Outcome reason if the process of the attempt died, as reported by another process that detected it."""
 STOPPED: Final = "stopped"
 """Outcome reason of an attempt that was interrupted because its run ended."""
 _LOST: Final = frozenset((LEASE_EXPIRED, RUNNER_DIED, SPANS_LOST, STORE_UNREACHABLE))
-"""Reasons that are not about the attempt itself: it is retried without counting against `max_attempts`."""
+"""Reasons that are independent of the attempt itself. Its retry does not count against `max_attempts`."""
 
 
 def check_status(kind: Literal["attempt", "rollout"], status: object) -> Any:
-    """Return the status of an attempt or a rollout that a word stands for.
+    """Return the status of an attempt or a rollout for a status or an alias.
 
     Raises:
-        BadRequestError: there is no such status.
+        BadRequestError: the status does not exist.
     """
     words, statuses = _WORDS[kind]
     meaning = meant(words, status)
@@ -64,11 +65,11 @@ def check_status(kind: Literal["attempt", "rollout"], status: object) -> Any:
 
 
 def check_attempt_change(attempt: Attempt, to: AttemptStatus) -> bool:
-    """Return True if the change does something, False if it is none.
+    """Return True if the status changes, False if it stays the same.
 
     Raises:
-        BadRequestError: no such status.
-        ConflictError: the change is not in the table.
+        BadRequestError: the status does not exist.
+        ConflictError: the table does not allow the change.
     """
     check_status("attempt", to)
     if attempt.status == to:
@@ -76,17 +77,17 @@ def check_attempt_change(attempt: Attempt, to: AttemptStatus) -> bool:
     if attempt.status in _STICKY or (attempt.status == "timeout" and to not in _STICKY):
         raise ConflictError(
             f"Attempt {attempt.attempt_id} of rollout {attempt.rollout_id} is {attempt.status}; "
-            f"it cannot become {to}. Begin a new one with start_attempt."
+            f"it cannot become {to}. Start a new attempt with start_attempt."
         )
     return True
 
 
 def check_rollout_change(rollout_id: str, status: RolloutStatus, to: RolloutStatus) -> bool:
-    """Return True if the change does something, False if it is none.
+    """Return True if the status changes, False if it stays the same.
 
     Raises:
-        BadRequestError: no such status.
-        ConflictError: the rollout has ended and `to` does not queue it again.
+        BadRequestError: the status does not exist.
+        ConflictError: the rollout has ended, and `to` does not queue it again.
     """
     check_status("rollout", to)
     if status == to:
@@ -94,13 +95,13 @@ def check_rollout_change(rollout_id: str, status: RolloutStatus, to: RolloutStat
     if status in FINISHED and to not in QUEUING:
         raise ConflictError(
             f"Rollout {rollout_id} is {status}; it cannot become {to}. "
-            "Queue it again with status 'queuing', or begin an attempt with start_attempt."
+            "Requeue it with status 'queuing', or start an attempt with start_attempt."
         )
     return True
 
 
 def rollout_after(attempt: Attempt, config: RolloutConfig, infrastructure_retries: int) -> RolloutStatus:
-    """Return the status of a rollout whose latest attempt is this one.
+    """Return the status of a rollout with this latest attempt.
 
     `infrastructure_retries` is the number of its attempts that were retries after a lost worker; they do not count
     against `max_attempts`.
@@ -117,12 +118,12 @@ def rollout_after(attempt: Attempt, config: RolloutConfig, infrastructure_retrie
 
 
 def is_infrastructure_retry(attempt: Attempt, config: RolloutConfig, infrastructure_retries: int) -> bool:
-    """Return True if the rollout is queued again because the attempt was lost, not because of its result."""
+    """Return True if the rollout is requeued because the attempt was lost, not because of its result."""
     return attempt.outcome_reason in _LOST and infrastructure_retries < config.infrastructure_retries
 
 
 def retry_pause(attempts: int, config: RolloutConfig) -> float:
-    """Return the seconds to wait before the retry that follows so many attempts: delay times backoff^(attempts - 1)."""
+    """Return the seconds before the retry that follows `attempts` attempts: delay * backoff**(attempts - 1)."""
     if config.retry_delay_seconds <= 0:
         return 0.0
     growth = config.retry_backoff ** min(attempts - 1, 64)
@@ -132,9 +133,9 @@ def retry_pause(attempts: int, config: RolloutConfig) -> float:
 def health(
     attempt: Attempt, config: RolloutConfig, now: float, age: Callable[[float], float] | None = None
 ) -> AttemptStatus | None:
-    """Return `timeout` or `unresponsive` if the attempt is past a limit of its rollout, else None.
+    """Return `timeout` or `unresponsive` if the attempt exceeds a limit of its rollout, else None.
 
-    `age` returns the seconds since a moment; by default the difference to `now`.
+    `age` returns the seconds since a time; by default the difference to `now`.
     """
     age = age or (lambda since: now - since)
     if config.timeout_seconds is not None and age(attempt.start_time) > config.timeout_seconds:
@@ -147,7 +148,7 @@ def health(
 
 
 def deadline(attempt: Attempt, config: RolloutConfig) -> float | None:
-    """Return the first moment at which `health` may return a status; None if never."""
+    """Return the earliest time at which `health` can return a status; None if it never can."""
     if config.timeout_seconds is None and config.unresponsive_seconds is None:
         return None
     limits: list[float] = []
@@ -160,14 +161,14 @@ def deadline(attempt: Attempt, config: RolloutConfig) -> float | None:
 
 
 def is_over(attempt: Attempt, rollout_status: RolloutStatus) -> bool:
-    """Return True if an attempt has ended for good, so that later data is not part of its result. The worker may still
-    end an attempt that was only given up (timeout, unresponsive) while its rollout has not ended."""
+    """Return True if an attempt has finally ended, so that later data is not part of its result. While its rollout has
+    not ended, the worker can still end an attempt that is `timeout` or `unresponsive`."""
     return attempt.status in _STICKY or (attempt.status == "timeout" and rollout_status in FINISHED)
 
 
 def default_outcome(status: AttemptStatus) -> tuple[Outcome | None, str | None]:
-    """Return outcome and reason of an attempt that ended without setting them. For a time limit, they are the same as
-    those of its runner, whichever of the two notices first."""
+    """Return outcome and reason of an attempt that ended without them. For a time limit, they are the same as those
+    that the runner sets, so it does not matter which of the two detects it first."""
     if status == "timeout":
         return "cancelled", status
     if status == "unresponsive":
@@ -178,7 +179,7 @@ def default_outcome(status: AttemptStatus) -> tuple[Outcome | None, str | None]:
 
 
 def worker_after(status: AttemptStatus) -> WorkerStatus:
-    """Return the status of a worker without other claims after its attempt got this status."""
+    """Return the status of a worker without other claims, after its attempt got this status."""
     if status in _STICKY:
         return "idle"
     return "unknown" if status in ("timeout", "unresponsive") else "busy"

@@ -1,4 +1,4 @@
-"""Filter, sort and page: on Python values, and as the plan that a backend turns into its own query."""
+"""Filters, sorting and pages: on Python values, and as a plan that a backend converts to its own query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentlightning.types.query import status_hint
 M = TypeVar("M", bound=BaseModel)
 _ALL = 2**31 - 1
 PAGE_BYTES = 16 << 20
-"""Size at which a page of records ends early: below the limit of a request or an answer."""
+"""Size in bytes at which a page of records ends early. It is below the limit of a request or a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,33 +34,33 @@ class Plan:
     any_of: bool = False
     """Combine the three filters above with `or`."""
     run_id: tuple[str | None] | None = None
-    """A tuple of one: the run; None: every run."""
+    """A tuple with the run; None for all runs."""
     ended_before: float | None = None
-    """Only rollouts whose `end_time` is earlier."""
+    """Only rollouts with an earlier `end_time`."""
     sort_by: str | None = None
     descending: bool = False
     limit: int = -1
     offset: int = 0
     after: Place | None = None
-    """The place after which the page begins."""
+    """The position after which the page begins."""
     total: int | None = None
-    """Number of matching rollouts, if known; counting them may take longer than the page."""
+    """Number of matching rollouts, if known. Counting them can take longer than reading the page."""
     _chosen: frozenset[str] = field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sort_by", check_page(Rollout, self.sort_by, self.limit, self.offset))
         object.__setattr__(self, "status_in", check_choices("status_in", self.status_in, AnyRolloutStatus))
         if isinstance(self.ids, str):
-            raise BadRequestError(f"rollout_id_in must be a list of ids; got the text {self.ids!r}")
+            raise BadRequestError(f"rollout_id_in must be a list of ids; got the string {self.ids!r}")
         object.__setattr__(self, "_chosen", frozenset(self.ids or ()))
 
     @property
     def one_more(self) -> int:
-        """Number of rollouts to read for the page and for whether more follow it; -1 is all."""
+        """Number of rollouts to read: the page and one more, to detect a next page; -1 for all."""
         return -1 if self.limit == -1 else self.limit + 1
 
     def matches(self, rollout: Rollout) -> bool:
-        """Return True if the rollout passes the filters."""
+        """Return True if the rollout matches the filters."""
         if self.run_id is not None and rollout.run_id != self.run_id[0]:
             return False
         if self.ended_before is not None and (rollout.end_time is None or rollout.end_time >= self.ended_before):
@@ -71,7 +71,7 @@ class Plan:
         return any(tests) if self.any_of else all(tests)
 
     def tests(self, rollout: Rollout) -> list[bool]:
-        """Return the result of every filter that was given."""
+        """Return the result of each filter that is set."""
         results: list[bool] = []
         if self.status_in is not None:
             results.append(rollout.status in self.status_in)
@@ -84,12 +84,12 @@ class Plan:
 
 @lru_cache(maxsize=32)
 def sortable_fields(model: type[BaseModel]) -> tuple[str, ...]:
-    """Return the fields by which a list of `model` may be sorted, in declaration order: texts and numbers."""
+    """Return the fields by which a list of `model` can be sorted (texts and numbers), in the order of declaration."""
     return tuple(name for name, field in model.model_fields.items() if _has_an_order(field.annotation))
 
 
 def has_texts(model: type[BaseModel], sort_by: str | None) -> bool:
-    """Return True if a field by which a list of `model` may be sorted holds texts, not numbers."""
+    """Return True if a sortable field of `model` contains texts, not numbers."""
     return sort_by is not None and _is_text(model.model_fields[sort_by].annotation)
 
 
@@ -114,7 +114,7 @@ class FoundRecords(NamedTuple):
     total: int
     """The number of records that match."""
     last: tuple[int, int] | None
-    """The step and the number of the last one on the page; None if no other page follows."""
+    """The step and the number of the last record on the page; None on the last page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class RecordPlan:
     limit: int = -1
     offset: int = 0
     total: int | None = None
-    """The number of records that match, if the run's row or a cursor has it; counting takes longer than the page."""
+    """The number of records that match, if the run's row or a cursor has it. Counting takes longer than reading."""
     after: tuple[int, int] | None = None
     """The step and the number of the record after which the page begins."""
 
@@ -139,8 +139,8 @@ class RecordPlan:
         check_choices("kind_in", self.kind_in, RecordKind)
 
     def window(self, total: int) -> tuple[int, int, bool]:
-        """Return the numbers of matches to skip and to take, and whether to take them from the end: from the nearer
-        end, so that the last page takes no longer than the first."""
+        """Return the numbers of matches to skip and to take, and whether to read from the end. The nearer end is used,
+        so that the last page is as fast as the first."""
         if self.after is not None:  # one more than requested, which shows that there is another page
             return 0, _ALL if self.limit == -1 else self.limit + 1, self.descending
         remaining = max(0, total - self.offset)
@@ -149,8 +149,8 @@ class RecordPlan:
         return (behind, count, not self.descending) if behind < self.offset else (self.offset, count, self.descending)
 
     def cut(self, sizes: Iterable[int]) -> int:
-        """Return the number of records of these sizes on the page that begins with them: it ends early if they take
-        more than `PAGE_BYTES`, but has at least one."""
+        """Return the number of records with these sizes that fit on a page. A page ends early if they take more than
+        `PAGE_BYTES`, but has at least one record."""
         if self.limit == -1:
             return len(list(sizes))
         count = total = 0
@@ -162,32 +162,32 @@ class RecordPlan:
         return count
 
     def ends_at(self, places: Sequence[tuple[int, int]], length: int, total: int) -> tuple[int, int] | None:
-        """Return the place of the last record of a page that has `length` of the places; None if none follows it."""
+        """Return the position of the last record on a page with `length` records; None on the last page."""
         more = len(places) > length if self.after is not None else self.offset + length < total
         return places[length - 1] if length and more and self.limit != -1 else None
 
 
 def check_choices(name: str, chosen: Sequence[str] | None, known: object) -> list[str] | None:
-    """Return the words of a filter that takes a list of words of a `Literal`, with aliases replaced.
+    """Return the values of a filter for a list of values of a `Literal`, with aliases replaced.
 
     Raises:
-        BadRequestError: it is no list, or has another word.
+        BadRequestError: it is not a list, or contains an unknown value.
     """
     words = get_args(get_args(known)[0] if get_origin(known) is Annotated else known)
     if isinstance(chosen, str):
-        raise BadRequestError(f"{name} must be a list of {', '.join(words)}; got the text {chosen!r}")
+        raise BadRequestError(f"{name} must be a list of {', '.join(words)}; got the string {chosen!r}")
     meanings = None if chosen is None else [meant(known, word) for word in chosen]
     for word in meanings or ():
         if word not in words:
-            raise BadRequestError(f"{name} holds {word!r}; expected any of {', '.join(words)}{status_hint(word)}")
+            raise BadRequestError(f"{name} contains {word!r}; expected any of {', '.join(words)}{status_hint(word)}")
     return meanings
 
 
 def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: int) -> str | None:
-    """Check the arguments of a list and return the field to sort by; `create_time` means `start_time` if there is one.
+    """Check the arguments of a list and return the field to sort by. `create_time` is an alias of `start_time`.
 
     Raises:
-        BadRequestError: an unknown or unsortable field, a limit below -1, a negative offset.
+        BadRequestError: the field is unknown or cannot be sorted, the limit is below -1, or the offset is negative.
     """
     allowed = sortable_fields(model)
     if sort_by == "create_time" and sort_by not in allowed and "start_time" in allowed:
@@ -206,7 +206,7 @@ def check_page(model: type[BaseModel], sort_by: str | None, limit: int, offset: 
 
 
 def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: int, offset: int) -> tuple[list[M], int]:
-    """Sort items and return the page and the number of all items; ties keep their order."""
+    """Sort items; return the page and the number of all items. Items with the same value keep their order."""
     matches = list(items)
     if sort_by is not None:
         matches.sort(key=lambda item: rank(sort_by, getattr(item, sort_by)), reverse=descending)
@@ -215,28 +215,28 @@ def page_of(items: Iterable[M], sort_by: str | None, descending: bool, limit: in
 
 
 def rank(sort_by: str, value: Any) -> tuple[bool, Any]:
-    """Return the sort key of an item with this value: a null time is last, other nulls are first."""
+    """Return the sort key of an item with this value. A null time is last; other nulls are first."""
     null_is_last = sort_by.endswith("_time")
     return (null_is_last, 0) if value is None else (not null_is_last, value)
 
 
 def read_cursor(text: str, last: int) -> int:
-    """Return the number in a cursor of a store whose last change has the number `last`.
+    """Return the number in a cursor; `last` is the number of the store's last change.
 
     Raises:
-        BadRequestError: it is no cursor, or one of another store (or of this one before its data was lost).
+        BadRequestError: it is not a cursor, or belongs to another store (or to this one before its data was lost).
     """
     cursor = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
     if not 0 <= cursor <= last:
         raise BadRequestError(
-            f"{text[:40]!r} is no cursor of this store; take it from an earlier page, leave it out to begin now, "
-            "or begin with '0'"
+            f"{text[:40]!r} is not a cursor of this store. Use the cursor of an earlier page, None to start now, "
+            "or '0' to start at the beginning."
         )
     return cursor
 
 
 def text_filter(exact: str | None, contains: str | None, value: str | None) -> list[bool]:
-    """Return the results of the two text filters that were given, `contains` being case-sensitive."""
+    """Return the results of the text filters that are set. `contains` is case-sensitive."""
     results: list[bool] = []
     if exact is not None:
         results.append(value == exact)
@@ -246,7 +246,7 @@ def text_filter(exact: str | None, contains: str | None, value: str | None) -> l
 
 
 def combine(results: list[bool], logic: str) -> bool:
-    """Combine filter results; without any filter everything matches.
+    """Combine filter results. Without filters, everything matches.
 
     Raises:
         BadRequestError: `logic` is neither "and" nor "or".

@@ -1,4 +1,4 @@
-"""Resources: published in versions, read by id or as the latest of a run, deleted with the run."""
+"""Resources: publish versions, read by id or as the latest of a run, delete with the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agentlightning.types import NamedResources, ResourcesUpdate
 def publish(
     tx: Tx, now: float, resources_id: str, token: str | None, resources: NamedResources, run_id: str | None
 ) -> ResourcesUpdate:
-    """Add the next version of a set of resources, which becomes the latest of its run."""
+    """Add the next version of a set of resources. It becomes the latest set of its run."""
     newest = cast("ResourcesRow | None", tx.get("resources", resources_id))
     call = None
     if token is not None:
@@ -43,8 +43,8 @@ def publish(
 
 
 def take_version(tx: Tx, update: ResourcesUpdate) -> bool | None:
-    """Import a version that another store has published; return True if it is new, False if it exists, None if another
-    one has its place. It becomes the latest of its run if none was published later; an existing set keeps its run."""
+    """Import a version from another store; return True if it is new, False if it exists, None if the store has a
+    different version with this number. It becomes the latest of its run if no later one exists; a set keeps its run."""
     key = f"{update.resources_id}\n{update.version}"
     there, of = tx.get("resources_version", key), resources_by_id(tx, update.resources_id, None)
     if of is not None:
@@ -73,7 +73,7 @@ def resources_by_id(tx: Tx, resources_id: str, version: int | None) -> Resources
 
 
 def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
-    """Return the resources published last for the run, else those published last for no run."""
+    """Return the latest resources of the run; if it has none, the latest resources without a run."""
     pointer = tx.get("latest_resources", _run_key(run_id))
     if pointer is None and run_id is not None:
         pointer = tx.get("latest_resources", _run_key(None))
@@ -81,7 +81,7 @@ def latest_resources(tx: Tx, run_id: str | None) -> ResourcesUpdate | None:
 
 
 def forget_resources(tx: Tx, now: float, keep_seconds: float) -> None:
-    """Delete the resources of runs that are not kept and have no rollouts left, unless they were published recently."""
+    """Delete resources of runs that are not kept and have no rollouts, unless they were published recently."""
     empty: dict[str, bool] = {}
     for resources_id, row in tx.scan("resources"):
         update = cast("ResourcesRow", row).update

@@ -1,6 +1,6 @@
-"""The final reward of an attempt, kept up to date as spans arrive: that of the span with the greatest number.
+"""The final reward of an attempt: the reward of the span with the greatest number, updated when spans arrive.
 
-Among spans with the same number, the one stored last counts, as in lists of spans. A stale span does not count.
+Among spans with the same number, the span that was stored last counts, as in lists of spans. Stale spans do not count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agentlightning.utils.rewards import MARKS, may_hold_reward, reward_of_span
 
 
 class Rewarded(NamedTuple):
-    """The reward that one span sets."""
+    """The reward of one span."""
 
     number: int
     """Number of the span."""
@@ -26,7 +26,7 @@ class Rewarded(NamedTuple):
 
 
 def may_reward(span: Span | UnreadSpan) -> bool:
-    """Return False for a span that certainly sets no reward, by a cheap check."""
+    """Return False if a fast check shows that a span sets no reward."""
     if isinstance(span, UnreadSpan):
         return any(mark in span.body for mark in MARKS)
     return may_hold_reward(span)
@@ -41,7 +41,7 @@ def rewarded_by(span: Span | UnreadSpan) -> Rewarded | None:
 
 
 def with_reward(record: Record, attempt: Attempt, rewards: Iterable[Rewarded]) -> Attempt:
-    """Return an attempt with the last of these rewards, unless the one it has is of a later span."""
+    """Return an attempt with the last of these rewards, unless its current reward is from a later span."""
     last = record.reward_number(attempt)
     chosen: Rewarded | None = None
     for each in rewards:
@@ -54,13 +54,13 @@ def with_reward(record: Record, attempt: Attempt, rewards: Iterable[Rewarded]) -
 
 
 def set_by_hand(record: Record, attempt: Attempt) -> None:
-    """Record that a call set the reward of an attempt: only spans with later numbers change it."""
+    """Record that a call set the reward of an attempt, so that only spans with later numbers change it."""
     record.reward_numbers = {**record.reward_numbers, attempt.attempt_id: record.spans_issued + 1}
 
 
 def read_again(record: Record, spans: Iterable[Span]) -> bool:
-    """Set the rewards of a record of an earlier version from all its spans, in the order in which they were stored;
-    return True if there was one."""
+    """Set the rewards in a record of an earlier version from all its spans, in the order in which they were stored;
+    return True if there was a reward."""
     rewards: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
@@ -72,7 +72,7 @@ def read_again(record: Record, spans: Iterable[Span]) -> bool:
 
 
 def problems_of_rewards(record: Record, spans: Iterable[Span]) -> Iterator[str]:
-    """Yield the contradictions between the rewards in a record and its spans."""
+    """Yield the differences between the rewards in a record and in its spans."""
     expected = record.copy()
     expected.reward_numbers = {}
     expected.attempts = [evolve(attempt, reward=None, rewards=None) for attempt in record.attempts]
@@ -81,4 +81,4 @@ def problems_of_rewards(record: Record, spans: Iterable[Span]) -> Iterator[str]:
         number, of_span = record.reward_numbers.get(attempt.attempt_id), expected.reward_numbers.get(attempt.attempt_id)
         differ = (attempt.reward, attempt.rewards) != (derived.reward, derived.rewards)
         if (differ and number in (None, of_span)) or (of_span is not None and (number is None or of_span > number)):
-            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, its spans say {derived.reward}"
+            yield f"attempt {attempt.attempt_id} has the reward {attempt.reward}, but its spans have {derived.reward}"

@@ -1,4 +1,4 @@
-"""Runs, their records, and vocabularies: started, changed, rewound to a step, deleted."""
+"""Runs, their records, and vocabularies: start, change, rewind to a step, delete."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from agentlightning.store.rules.values import LONGEST_NAME, evolve, to_json, val
 from agentlightning.types import BestFigure, RetentionPolicy, Run, RunRecord
 
 MOST_BYTES = 8 << 20
-"""Largest JSON of one record, one run or one vocabulary; any backend can hold it."""
+"""Largest JSON of one record, run or vocabulary in bytes. All backends can store it."""
 MOST_RECORDS = 10_000
 _LARGEST_STEP = 2**53
 _LATER = 1e-6
-"""Seconds between the times of two stop notes that came at the same moment; a float of seconds still differs."""
+"""Seconds between two stop requests at the same time. Two such times differ as floats."""
 _FORGOTTEN_AT_ONCE = 8
 
 
@@ -26,12 +26,12 @@ def check_size(what: str, body: bytes) -> bytes:
     """Return a body if it is small enough to be stored.
 
     Raises:
-        BadRequestError: it takes more than `MOST_BYTES`.
+        BadRequestError: it has more than `MOST_BYTES` bytes.
     """
     if len(body) > MOST_BYTES:
         raise BadRequestError(
-            f"{what} takes {len(body)} bytes of JSON; at most {MOST_BYTES} (8 MiB) are stored. "
-            "Split it into several of other names, or store where it lies instead of all of it."
+            f"{what} takes {len(body)} bytes of JSON; at most {MOST_BYTES} (8 MiB) are allowed. "
+            "Split it into several with different names, or store the location of the data instead."
         )
     return body
 
@@ -40,11 +40,13 @@ def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
     """Return records in their stored form.
 
     Raises:
-        BadRequestError: one is no record, or too large, or there are too many.
-        TypeError: `data` holds a value that is not JSON; names the place.
+        BadRequestError: a record is invalid or too large, or there are too many.
+        TypeError: `data` contains a value that is not JSON; the message gives its position.
     """
     if len(records) > MOST_RECORDS:
-        raise BadRequestError(f"add_run_records was given {len(records)} records; at most {MOST_RECORDS} in one call")
+        raise BadRequestError(
+            f"add_run_records got {len(records)} records; at most {MOST_RECORDS} are allowed in one call"
+        )
     made: list[NewRunRecord] = []
     for value in records:
         with valid("records"):
@@ -66,7 +68,7 @@ def new_records(records: Sequence[RunRecord], now: float) -> list[NewRunRecord]:
 
 
 def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call | None) -> Run:
-    """Begin a run, or continue one."""
+    """Start a run, or continue one."""
     row = load_run(tx, run_id)
     if row is None:
         row = _new_run(tx, now, run_id, call, "start_run")
@@ -81,7 +83,7 @@ def start_run(tx: Tx, now: float, run_id: str, given: dict[str, Any], call: Call
 
 
 def update_run(tx: Tx, now: float, run_id: str, changes: dict[str, Any], heartbeat: bool, call: Call | None) -> Run:
-    """Change a run; a stop note creates an unknown one."""
+    """Change a run. A stop request creates the run if it is unknown."""
     row = load_run(tx, run_id) if changes.get("stop_reason") is not None else _existing(tx, run_id)
     if row is None:
         row = _new_run(tx, now, run_id, call, "update_run")
@@ -151,7 +153,7 @@ def find_run_records(tx: Tx, plan: RecordPlan) -> FoundRecords:
 
 
 def load_run(tx: Tx, run_id: str) -> RunRow | None:
-    """Return a run's row that may be changed."""
+    """Return a copy of a run's row, which can be changed."""
     row = cast("RunRow | None", tx.get("run", run_id))
     return None if row is None else dataclasses.replace(row)
 
@@ -163,7 +165,7 @@ def _new_run(tx: Tx, now: float, run_id: str, call: Call | None, operation: str)
         GoneError: this call created the run before, and it was deleted.
     """
     if recall_row(tx, call, operation) is not None:
-        raise GoneError(f"Run {run_id!r} was made by this call before, and was deleted since")
+        raise GoneError(f"This call already created run {run_id!r}, which was deleted since")
     tx.drop_run_records(run_id, -1)  # left by an interrupted deletion
     return RunRow(Run(run_id=run_id, start_time=now))
 
@@ -171,12 +173,12 @@ def _new_run(tx: Tx, now: float, run_id: str, call: Call | None, operation: str)
 def _existing(tx: Tx, run_id: str) -> RunRow:
     row = load_run(tx, run_id)
     if row is None:
-        raise NotFoundError(f"Run {run_id!r} not found; start_run makes it")
+        raise NotFoundError(f"Run {run_id!r} not found; create it with start_run")
     return row
 
 
 def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -> Run:
-    """Write a changed row, and record that the call was answered."""
+    """Write a changed row, and record the result of the call."""
     remember(tx, row, call, now, answer)
     tx.put("run", row.run.run_id, row)
     tx.notes.changed = True
@@ -187,7 +189,7 @@ def _put(tx: Tx, row: RunRow, now: float, call: Call | None, answer: str = "") -
 
 
 def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: Call | None) -> int | ConflictError:
-    """Remove runs with their records; unknown ones are ignored. A refusal is returned, so that it is recorded."""
+    """Remove runs with their records; unknown ids are ignored. A refusal is returned, so that it is recorded."""
     before = recall_row(tx, call, "delete_runs")
     if before is not None:
         return int(before.answer)
@@ -195,7 +197,7 @@ def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: C
     running = [row.run for row in rows if row.run.state == "running"]
     if running and not force:
         error = ConflictError(
-            f"Run {running[0].run_id!r} is running, so it is not deleted (nothing was). End it with "
+            f"Nothing was deleted: run {running[0].run_id!r} is running. End it with "
             "update_run(state='stopped') first, or pass force=True."
         )
         remember_row(tx, call, now, error)
@@ -207,8 +209,8 @@ def delete_runs(tx: Tx, now: float, run_ids: Sequence[str], force: bool, call: C
 
 
 def forget_runs(tx: Tx, now: float, policy: RetentionPolicy) -> bool:
-    """Delete a few runs that ended longer ago than the policy keeps them; return True if there may be more. When no run
-    is left, delete the vocabularies."""
+    """Delete some runs that ended longer ago than the policy keeps them; return True if there may be more. If no run
+    remains, delete the vocabularies."""
     if policy.max_run_age is None:
         return False
     runs = [cast("RunRow", row) for _, row in tx.scan("run")]
@@ -230,7 +232,7 @@ def _delete(tx: Tx, row: RunRow) -> None:
 
 
 def add_vocabulary(tx: Tx, vocabulary_id: str, tokens: list[str]) -> bool:
-    """Store a vocabulary unless it exists."""
+    """Store a vocabulary, unless it exists."""
     if tx.get("vocabulary", vocabulary_id) is not None:
         return False
     tx.put("vocabulary", vocabulary_id, VocabularyRow(tokens))

@@ -1,7 +1,7 @@
-"""Spans: stored and numbered, and read in pages.
+"""Spans: store and number them, and read them in pages.
 
-A span is stored as the JSON that `Span` writes, whose third field is its number. Only the spans that are returned are
-decoded.
+A span is stored as the JSON that `Span` writes. Its third field is the number of the span. Only the spans that are
+returned are decoded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _NO_REWARDS: Mapping[str, Sequence[Rewarded]] = {}
 
 
 AnySpan = Span | UnreadSpan
-"""A span to be stored; an unread one only if the backend keeps unread spans."""
+"""A span to store; it can be unread if the backend keeps unread spans."""
 
 
 def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | None]:
-    """Store spans; return for each the stored span, or None if it existed already.
+    """Store spans; return for each one the stored span, or None if it existed already.
 
-    A span without a number gets the next one. A span whose attempt is over or no longer the latest is marked stale.
+    A span without a number gets the next one. If its attempt has ended or is not the latest, a span is marked stale.
     """
     records: dict[str, Record] = {}
     issued: dict[str, int] = {}
@@ -84,7 +84,7 @@ def add_spans(tx: Tx, now: float, spans: Sequence[AnySpan]) -> list[AnySpan | No
 
 
 def _rewards(spans: Sequence[AnySpan]) -> dict[str, list[Rewarded]]:
-    """Return the rewards that spans set, by attempt."""
+    """Return the rewards of spans, by attempt."""
     rewards: dict[str, list[Rewarded]] = {}
     for span in spans:
         if (rewarded := rewarded_by(span)) is not None:
@@ -128,7 +128,7 @@ def _marked_stale(span: AnySpan) -> AnySpan:
 def _record_heartbeats(
     tx: Tx, record: Record, attempt_ids: Iterable[str], now: float, rewards: Mapping[str, Sequence[Rewarded]]
 ) -> None:
-    """A span is a heartbeat of its attempt: it starts a preparing one, and revives an unresponsive latest one."""
+    """Record spans as heartbeats. A `preparing` attempt and an `unresponsive` latest attempt become `running`."""
     before = record.rollout.status
     for attempt_id in attempt_ids:
         attempt = attempt_of(record, attempt_id)
@@ -152,7 +152,7 @@ def _record_heartbeats(
 
 
 def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
-    """Return one number per pair; attempts of a rollout share the counter."""
+    """Return one number per pair. The attempts of a rollout have a common counter."""
     records: dict[str, Record] = {}
     numbers: list[int] = []
     for rollout_id, _attempt_id in pairs:
@@ -167,10 +167,10 @@ def next_sequence_ids(tx: Tx, pairs: Sequence[tuple[str, str]]) -> list[int]:
 def read_spans(
     tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None, choose: Choice | None = None
 ) -> Sequence[SpanBody]:
-    """Return the encoded spans of a rollout or of one attempt, or those chosen; none for an unknown one.
+    """Return the encoded spans of a rollout or of one attempt, or a selection of them; none if it is unknown.
 
     Raises:
-        GoneError: some of them were evicted.
+        GoneError: some of the spans were evicted.
     """
     record = tx.load(rollout_id)
     if record is None:
@@ -183,17 +183,17 @@ def read_spans(
     if record.attempts_dropped and (attempt is None or attempt.sequence_id <= record.attempts_dropped):
         raise GoneError(
             f"Spans for rollout {rollout_id} have been evicted (those of its first {record.attempts_dropped} attempts) "
-            "to keep the store within its bound. Read spans before that, give the store more room "
-            "(max_span_bytes), or use a durable one (sqlite:///FILE)."
+            "because the store was full. Read spans earlier, increase max_span_bytes, or use a durable store "
+            "(sqlite:///FILE)."
         )
     return tx.span_bodies(rollout_id, attempt_id, span_id, choose)
 
 
 def decode_all(bodies: Sequence[SpanBody], rollout_id: str) -> list[Span]:
-    """Return every span, in the given order.
+    """Return all spans, in the given order.
 
     Raises:
-        DamagedRecordError: one of them cannot be read; without it the rollout's trace would be wrong.
+        DamagedRecordError: a span cannot be read. Without it, the trace of the rollout would be wrong.
     """
     spans: list[Span] = []
     for body in bodies:
@@ -216,12 +216,12 @@ def readable_spans(bodies: Iterable[bytes | str]) -> Iterator[Span]:
 def read_page(
     tx: Tx, rollout_id: str, attempt_id: str | None, span_id: str | None, descending: bool, limit: int, offset: int
 ) -> tuple[Sequence[SpanBody], int]:
-    """Return one page of these spans in the order of their numbers, and the number of spans; ties keep their order.
-    `limit` -1 is all.
+    """Return one page of these spans in the order of their numbers, and the number of all spans. Spans with the same
+    number keep their order. `limit` -1 is all.
 
     Raises:
         DamagedRecordError: the number of a span cannot be read.
-        GoneError: some of them were evicted.
+        GoneError: some of the spans were evicted.
     """
     total, end = 0, None if limit == -1 else offset + limit
 
@@ -242,7 +242,7 @@ def read_page(
 
 
 class _NoNumber(LookupError):
-    """Raised when a span has no number at the expected place."""
+    """Raised if a span has no number at the expected position."""
 
 
 def _number_of(body: SpanBody) -> int:

@@ -1,8 +1,8 @@
-"""The storage seam: the record of a rollout, and the primitives over which every rule is written.
+"""The storage interface: the record of a rollout, and the primitives that all rules use.
 
-A backend executes and has no rules. It runs a synchronous *script* against a `Tx`, atomically: either all that the
-script saved is stored, or the script raised and nothing is. A script must be repeatable (a backend may run it twice):
-time, ids and randomness are arguments, and effects go through the `Tx` only.
+A backend has no rules. It runs a synchronous *script* against a `Tx`, atomically: either everything that the script
+saved is stored, or the script raised and nothing is stored. A script must be repeatable (a backend may run it twice):
+time, ids and randomness are arguments, and a script has effects only through the `Tx`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 Ids = Callable[[int], str]
-"""Returns the n-th identifier of a call: random for a plain call, derived from the token of a call that has one."""
+"""Returns the n-th id of a call: derived from its token, or random if the call has none."""
 
 
 class OwnSpan(Protocol):
-    """A span in a form of its backend."""
+    """A span in the form of its backend."""
 
     sequence_id: int
 
@@ -55,31 +55,31 @@ SpanBody = bytes | str | OwnSpan
 HEAD: Final = 1000
 """Bytes at the beginning of a stored span that usually include its number."""
 Choice = Callable[[Sequence[SpanBody]], Sequence[int]]
-"""Chooses spans from a list of all of them, each whole or only its head; returns their indexes."""
+"""Selects spans from a list of all spans, each complete or only its head; returns their indexes."""
 Age = Callable[[float], float]
-"""Returns the seconds since a wall-clock time, which a jump of the clock does not change."""
+"""Returns the seconds since a wall-clock time, independent of jumps of the clock."""
 
 
 def by_wall_clock(now: float) -> Age:
-    """Return the age of moments as the difference to `now`."""
+    """Return a function for the age of times, as the difference to `now`."""
     return lambda since: now - since
 
 
 class Done(NamedTuple):
-    """A call that was answered."""
+    """A completed call with its result."""
 
     key: str
     asked: str
     time: float
     answer: str
-    """The answer of the call, or `!` and the refusal."""
+    """The result of the call, or `!` and the refusal."""
 
 
 @dataclass(slots=True)
 class Record:
     """One rollout: its fields, its attempts, its span counter and its place in the queue.
 
-    The values inside are replaced, never changed in place, so a copy of the record is a private one.
+    Its values are replaced, never changed in place, so a shallow copy of a record is independent.
     """
 
     rollout: Rollout
@@ -87,30 +87,30 @@ class Record:
     spans_issued: int = 0
     """The largest span number issued or received."""
     span_count: int = 0
-    """Spans that are stored now."""
+    """Number of stored spans."""
     span_bytes: int = 0
-    """Their encoded size."""
+    """Encoded size of the stored spans in bytes."""
     attempts_dropped: int = 0
-    """Number of first attempts whose spans were evicted to keep the store within its bound."""
+    """Number of first attempts with spans that were evicted because the store was full."""
     queued_at: float | None = None
-    """Time at which it entered the queue; None while it is in none."""
+    """Time at which it entered the queue; None while it is not in a queue."""
     deadline: float | None = None
-    """First moment at which the latest attempt may be past a limit."""
+    """Earliest time at which the latest attempt may exceed a limit."""
     infrastructure_retries: int = 0
-    """Number of times that it was queued again because a worker was lost."""
+    """Number of times that it was requeued because a worker was lost."""
     tokens: tuple[str, ...] = ()
     """Tokens of updates by an earlier version, so that a late copy of one changes nothing."""
     made_by: str = ""
-    """The call that made it: its key and a digest of its arguments; empty if it had no token."""
+    """The call that created it: its key and a digest of its arguments; empty if it had no token."""
     calls: tuple[Done, ...] = ()
     """The latest calls that changed it or were refused; earlier ones are rows (`TokenRow`)."""
     calls_moved: float = 0.0
-    """Time at which calls were last moved from it into rows."""
+    """Time at which calls were last moved from the record into rows."""
     reward_numbers: dict[str, int] = field(default_factory=dict[str, int])
     """Number of the span that sets the reward, for each attempt that has one."""
 
     def copy(self) -> Record:
-        """Return a copy that may be changed without an effect on this one."""
+        """Return a copy that can be changed without an effect on this record."""
         return Record(
             self.rollout,
             list(self.attempts),
@@ -129,12 +129,12 @@ class Record:
         )
 
     def reward_number(self, attempt: Attempt) -> int:
-        """Return the number of the span that set an attempt's reward; below all numbers if there is none."""
+        """Return the number of the span that set an attempt's reward; a number below all others without a reward."""
         return self.reward_numbers.get(attempt.attempt_id, -1)
 
     @property
     def available_at(self) -> float | None:
-        """First moment at which it may be claimed; None while it is in no queue."""
+        """Earliest time at which it can be claimed; None while it is not in a queue."""
         if self.queued_at is None:
             return None
         not_before = self.rollout.not_before
@@ -162,7 +162,7 @@ class Record:
         return None
 
     def put_attempt(self, attempt: Attempt) -> None:
-        """Replace the attempt of the same number, or append the next one."""
+        """Replace the attempt with the same number, or append the next one."""
         if attempt.sequence_id <= len(self.attempts):
             self.attempts[attempt.sequence_id - 1] = attempt
         else:
@@ -171,7 +171,7 @@ class Record:
 
 @dataclass(slots=True)
 class WorkerRow:
-    """A worker; its claims are read from the records (`Tx.held`)."""
+    """A worker. Its claims are read from the records (`Tx.held`)."""
 
     worker: Worker
     unnamed: list[tuple[str, str, float]] = field(default_factory=list[tuple[str, str, float]])
@@ -191,36 +191,36 @@ class ResourcesRow:
 
 @dataclass(slots=True)
 class TextRow:
-    """A pointer to something else, for example the id of the latest resources of a run."""
+    """A short text, for example the id of the latest resources of a run."""
 
     value: str
 
 
 @dataclass(slots=True)
 class ClaimRow:
-    """The result of a claim with a token, which may be empty, so that the same token gets the same answer."""
+    """The result of a claim with a token, so that the same token gets the same result. It may be empty."""
 
     claims: list[tuple[str, str]]
     time: float
     renewed: bool = False
-    """It is older than `time`, and is kept because one of its claims is still pending."""
+    """True if it is older than `time`, and is kept because one of its claims is still pending."""
     asked: str = ""
     """Digests of its arguments."""
 
 
 @dataclass(slots=True)
 class TokenRow:
-    """A call with a token that is recorded outside the records; the key of the row is the key of the call."""
+    """A call with a token that is recorded outside the records. The key of the row is the key of the call."""
 
     time: float
     asked: str = ""
     answer: str = ""
-    """The answer, as in `Done`; empty for a call that made rollouts of which some were deleted since."""
+    """The result, as in `Done`; empty for a call that created rollouts of which some were deleted since."""
 
 
 @dataclass(slots=True)
 class RunRow:
-    """A run. It is replaced, never changed in place, and each put makes it the last of the changes."""
+    """A run. It is replaced, never changed in place. Each put makes it the last change of the store."""
 
     run: Run
     records: dict[RecordKind, int] = field(default_factory=dict[RecordKind, int])
@@ -240,7 +240,7 @@ class VocabularyRow:
 
 
 class NewRunRecord(NamedTuple):
-    """A record of a run to be stored."""
+    """A record of a run to store."""
 
     kind: RecordKind
     step: int
@@ -268,33 +268,33 @@ def row_type(kind: Kind) -> TypeAdapter[Row]:
     """Return the type adapter that writes and reads a row of a kind in a durable backend.
 
     Raises:
-        KeyError: there is no such kind.
+        KeyError: the kind does not exist.
     """
     return TypeAdapter(_ROWS[kind])
 
 
 @dataclass(slots=True)
 class Notes:
-    """Changes by a script that somebody may be waiting for."""
+    """Changes of a script for which callers may be waiting."""
 
     queued: list[str | None] = field(default_factory=list[str | None])
-    """Run of each rollout that entered the queue and may be claimed at once."""
+    """Run of each rollout that entered the queue and can be claimed immediately."""
     delayed: list[str | None] = field(default_factory=list[str | None])
-    """Run of each rollout that entered the queue and may be claimed later."""
+    """Run of each rollout that entered the queue and can be claimed later."""
     finished: list[str] = field(default_factory=list[str])
     """Rollouts that ended or were deleted."""
     ended: list[Rollout] = field(default_factory=list[Rollout])
-    """Rollouts that ended, in their state at the end."""
+    """Rollouts that ended, in their final state."""
     attempts_ended: list[Attempt] = field(default_factory=list[Attempt])
-    """Attempts that ended, in their state at the end."""
+    """Attempts that ended, in their final state."""
     changed: bool = False
-    """A rollout changed."""
+    """True if a rollout changed."""
     damaged: list[str] = field(default_factory=list[str])
-    """Rollouts that a reading script skipped because their records cannot be read; they are to be set aside."""
+    """Rollouts with unreadable records that a read-only script skipped. They must be set aside."""
 
 
 class Tx(Protocol):
-    """The primitives. Reads see the writes of the same script."""
+    """The primitives of a script. Reads see the writes of the same script."""
 
     notes: Notes
 
@@ -302,13 +302,13 @@ class Tx(Protocol):
         """Return a private copy of a record.
 
         Raises:
-            DamagedRecordError: it cannot be read. Primitives that return several records skip it.
+            DamagedRecordError: the record cannot be read. Primitives that return several records skip it.
         """
         ...
 
     def save(self, record: Record) -> None:
-        """Insert or replace a record; its place in the queue follows `available_at`, its place among the changes is
-        the last."""
+        """Insert or replace a record. Its place in the queue depends on `available_at`, and it becomes the last
+        change of the store."""
         ...
 
     def delete(self, rollout_id: str) -> bool:
@@ -316,12 +316,12 @@ class Tx(Protocol):
         ...
 
     def set_aside(self, rollout_id: str) -> None:
-        """Remove a rollout with an unreadable record from the queue and from every list (see `durable.py`)."""
+        """Remove a rollout with an unreadable record from the queue and from all lists (see `durable.py`)."""
         ...
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
-        """Return the next record of the run to claim, for this script alone: among those available at `now`, the one
-        with the highest priority, then the one available longest, then the one inserted first."""
+        """Return the next record of the run to claim, only for this script. Order of the records available at `now`:
+        highest priority, longest availability, earliest insertion."""
         ...
 
     def next_available(self, run_id: str | None) -> float | None:
@@ -329,15 +329,15 @@ class Tx(Protocol):
         ...
 
     def find(self, plan: Plan) -> Found:
-        """Return one page of records. Reading scripts only."""
+        """Return one page of records. Only for read-only scripts."""
         ...
 
     def find_summaries(self, plan: SummaryPlan) -> SummaryPage:
-        """Return one page of summaries. Reading scripts only."""
+        """Return one page of summaries. Only for read-only scripts."""
         ...
 
     def aggregate(self, plan: AggregatePlan) -> RolloutAggregate:
-        """Return figures of rollouts in groups. Reading scripts only."""
+        """Return statistics of rollouts by group. Only for read-only scripts."""
         ...
 
     def runs(self) -> list[str | None]:
@@ -345,36 +345,36 @@ class Tx(Protocol):
         ...
 
     def counts(self, run_id: tuple[str | None] | None = None) -> Counts:
-        """Return the sizes of the store, or of one run (given as a tuple of one)."""
+        """Return the counts of the store, or of one run (given as a tuple with one item)."""
         ...
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         """Return records and runs changed after a cursor, each once, in the order of their changes, and the cursor
-        after the last of them. The cursor "0" is before everything. Reading scripts only.
+        after the last of them. The cursor "0" is before everything. Only for read-only scripts.
 
         Raises:
-            BadRequestError: not a cursor of this store.
+            BadRequestError: the cursor does not belong to this store.
         """
         ...
 
     def last_change(self) -> str:
-        """Return the cursor after all present changes."""
+        """Return the cursor after all changes so far."""
         ...
 
     def due(self, now: float, limit: int) -> list[Record]:
-        """Return records whose deadline is past, the earliest deadline first."""
+        """Return the records with a deadline in the past, earliest deadline first."""
         ...
 
     def held(self, worker_id: str, limit: int) -> list[tuple[str, str]]:
-        """Return (rollout id, attempt id) of each claim of a worker, the newest first."""
+        """Return (rollout id, attempt id) of each claim of a worker, newest first."""
         ...
 
     def any_held(self) -> bool:
-        """Return True if some worker has a claim. For reading scripts."""
+        """Return True if any worker has a claim. For read-only scripts."""
         ...
 
     def add_spans(self, spans: Sequence[Span]) -> list[int]:
-        """Store spans; return for each its encoded size in bytes, 0 for one that existed already.
+        """Store spans; return the encoded size in bytes of each one, 0 if it existed already.
 
         Raises:
             BusyError: the store is full.
@@ -384,15 +384,15 @@ class Tx(Protocol):
     def span_bodies(
         self, rollout_id: str, attempt_id: str | None, span_id: str | None = None, choose: Choice | None = None
     ) -> Sequence[SpanBody]:
-        """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order of storing; with
-        `choose`, the spans that it chooses, in its order."""
+        """Return the encoded spans of a rollout, of one attempt, or with one span id, in the order in which they were
+        stored. With `choose`, return the spans that it selects, in its order."""
         ...
 
     # Changes of records of runs are not undone if the script raises later, so they come after every check.
 
     def add_run_records(self, run_id: str, records: Sequence[NewRunRecord]) -> list[bool]:
-        """Store records of a run; return for each whether it was new. A record with the kind, step and name of an
-        existing one, or of one before it in the list, changes nothing.
+        """Store records of a run; return for each one whether it was new. A record with the kind, step and name of an
+        existing record, or of an earlier record in the list, is ignored.
 
         Raises:
             BusyError: the store is full; nothing was stored.
@@ -400,7 +400,7 @@ class Tx(Protocol):
         ...
 
     def find_run_records(self, plan: RecordPlan) -> FoundRecords:
-        """Return one page of records in their original form. Reading scripts only."""
+        """Return one page of records in their original form. Only for read-only scripts."""
         ...
 
     def drop_run_records(self, run_id: str, after_step: int) -> int:
@@ -408,7 +408,7 @@ class Tx(Protocol):
         ...
 
     def count_run_records(self, run_id: str) -> dict[RecordKind, tuple[int, int]]:
-        """Return the number of records and their greatest step for each kind of which a run has records."""
+        """Return the number of records and the greatest step for each kind of record in a run."""
         ...
 
     def get(self, kind: Kind, key: str) -> Row | None:
@@ -420,11 +420,11 @@ class Tx(Protocol):
         ...
 
     def drop(self, kind: Kind, key: str) -> None:
-        """Remove one row if it exists."""
+        """Remove one row, if it exists."""
         ...
 
     def scan(self, kind: Kind, limit: int | None = None) -> list[tuple[str, Row]]:
-        """Return the rows of a kind in the order of first insertion, the first `limit` of them."""
+        """Return the first `limit` rows of a kind, in the order of their first insertion."""
         ...
 
     def count_rows(self, kind: Kind) -> int:
@@ -439,12 +439,12 @@ class Found(NamedTuple):
     total: int
     """Number of matches."""
     after: Place | None = None
-    """The place of the last one, if more follow it."""
+    """The position of the last record, if more records follow."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Sizes of a store."""
+    """Counts of a store."""
 
     rollouts: int = 0
     attempts: int = 0
@@ -453,38 +453,38 @@ class Counts:
 
 
 class Backend(Protocol):
-    """The storage that runs scripts and makes them atomic."""
+    """The storage of a store, which runs scripts atomically."""
 
     shared: bool
-    """Other processes may change the same data."""
+    """True if other processes can change the same data."""
     persistent: bool
 
     def execute(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
         """Run a script from any thread and wait for it. If it raises, raise that error and store nothing.
 
         Raises:
-            BusyError: too many scripts wait already.
+            BusyError: too many scripts are waiting.
         """
         ...
 
     async def run(self, script: Callable[[Tx], R], *, write: bool = True) -> tuple[R, Notes]:
-        """Same as `execute`, without blocking the event loop for long."""
+        """Run a script. Same as `execute`, without blocking the event loop for long."""
         ...
 
     def now(self) -> float:
-        """Return wall-clock seconds of the clock that all processes with this data share: the machine's clock if they
-        run on one machine, else that of the database."""
+        """Return the wall-clock seconds of the common clock of all processes with this data: the machine's clock if
+        they run on one machine, else the clock of the database."""
         ...
 
     def set_clock(self) -> None:
-        """Compare this machine's clock with that of the data; may block for a round trip. Failing changes nothing."""
+        """Compare this machine's clock with the clock of the data. May block for a round trip; ignores failures."""
         ...
 
     def await_change(self, timeout: float) -> bool:
         """Block for at most `timeout` seconds (in the caller's thread) until another process may have changed the data;
-        return False if certainly none did. Called on a shared backend only, by one thread at a time."""
+        return False if no process did. Called only on a shared backend, by one thread at a time."""
         ...
 
     def close(self) -> None:
-        """Release threads, connections and files; may be called twice."""
+        """Release threads, connections and files. Calling it again does nothing."""
         ...

@@ -1,4 +1,4 @@
-"""Changes of rollouts and attempts, and the effect of a changed attempt on its rollout and its worker.
+"""Changes of rollouts and attempts, and the effect of a changed attempt on its rollout and worker.
 
 The table of allowed changes is in `lifecycle.py`.
 """
@@ -21,7 +21,7 @@ from agentlightning.types import Attempt, AttemptStatus, Rollout
 
 
 def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any], call: Call | None = None) -> Rollout:
-    """Change the given fields of a rollout; a status goes through the table of `lifecycle`."""
+    """Change the given fields of a rollout. The table of `lifecycle` checks a status."""
     record = existing(tx, rollout_id)
     if recall(tx, record, call, "update_rollout", now) is not None:
         return record.rollout
@@ -42,7 +42,7 @@ def update_rollout(tx: Tx, now: float, rollout_id: str, changes: dict[str, Any],
 def update_attempt(
     tx: Tx, now: float, rollout_id: str, attempt_id: str, changes: dict[str, Any], call: Call | None = None
 ) -> Attempt:
-    """Change the given fields of an attempt; the latest attempt changes its rollout's status unless that has ended."""
+    """Change the given fields of an attempt. The latest attempt changes its rollout's status unless it has ended."""
     record = existing(tx, rollout_id)
     done = recall(tx, record, call, "update_attempt", now)
     if done is not None:
@@ -79,7 +79,7 @@ def expire(
     lease_seconds: float,
     age: Age | None = None,
 ) -> bool:
-    """End the latest attempt because it is past a limit or its worker is lost; return False if that no longer holds."""
+    """End the latest attempt because it exceeds a limit or its worker is lost; return False if this is no longer so."""
     age = age or by_wall_clock(now)
     record = tx.load(rollout_id)
     attempt = record.latest if record is not None else None
@@ -105,7 +105,7 @@ def expire(
 
 
 def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str, object]:
-    """Return the further changes that go with a change of an attempt's status."""
+    """Return the additional changes that follow from a change of an attempt's status."""
     if to not in lifecycle.ENDED:
         return {"end_time": None, "outcome": None, "outcome_reason": None}
     outcome, reason = lifecycle.default_outcome(to)
@@ -113,7 +113,7 @@ def _end_of_attempt(attempt: Attempt, to: AttemptStatus, now: float) -> dict[str
 
 
 def _follow(record: Record, attempt: Attempt, now: float) -> None:
-    """Set the rollout's status after the status of its latest attempt has changed."""
+    """Set the rollout's status after a change of its latest attempt's status."""
     status = record.rollout.status
     if status in FINISHED:
         return
@@ -128,7 +128,7 @@ def _follow(record: Record, attempt: Attempt, now: float) -> None:
 
 
 def set_status(record: Record, to: object, now: float) -> None:
-    """Set the rollout's status, and with it `end_time` and the place in the queue."""
+    """Set the rollout's status, `end_time` and place in the queue."""
     was = record.rollout.status
     record.rollout = changed(record.rollout, {"status": to, "end_time": now if to in FINISHED else None})
     if to in QUEUING:
@@ -138,7 +138,7 @@ def set_status(record: Record, to: object, now: float) -> None:
 
 
 def note_change(tx: Tx, record: Record, before: str | None, now: float) -> None:
-    """Save a record with its deadline, and note its new status for waiters."""
+    """Save a record with its deadline, and record its new status for waiters."""
     attempt = record.latest
     alive = attempt is not None and record.rollout.status in RUNNING and attempt.status in ("preparing", "running")
     record.deadline = lifecycle.deadline(attempt, record.rollout.config) if attempt is not None and alive else None

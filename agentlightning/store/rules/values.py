@@ -1,5 +1,5 @@
-"""Values that enter and leave a store: checks and JSON conversion of users' values, since stored values must always be
-readable; copies of returned values."""
+"""Values that enter and leave a store: checks and JSON conversion of users' values, because stored values must always
+be readable, and copies of returned values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SCALARS = frozenset((str, int, float, bool, type(None)))
 _PLAIN = frozenset((int, bool, type(None)))
 _TEXT = frozenset((str,))
 _DEEPEST = 180
-"""Largest depth of nesting; the parsers of client and server fail at 200."""
+"""Largest depth of nesting. The parsers of client and server fail at 200."""
 
 
 def given(**arguments: object) -> dict[str, Any]:
@@ -37,10 +37,10 @@ def given(**arguments: object) -> dict[str, Any]:
 
 
 def check_limit(limit: int) -> int:
-    """Return a claim's limit, at most 1000.
+    """Return the limit of a claim, at most 1000.
 
     Raises:
-        BadRequestError: `limit` is no integer.
+        BadRequestError: `limit` is not an integer.
     """
     if isinstance(limit, bool) or not isinstance(limit, int):
         raise BadRequestError(f"limit must be an integer; got {limit!r}")
@@ -48,23 +48,23 @@ def check_limit(limit: int) -> int:
 
 
 def check_names(attempts: Sequence[str]) -> frozenset[str]:
-    """Return the attempts that a heartbeat names.
+    """Return the attempts of a heartbeat.
 
     Raises:
-        BadRequestError: they are no list of ids, or more than a worker can have claimed.
+        BadRequestError: they are not a list of ids, or there are more than a worker can claim.
     """
     if isinstance(attempts, str) or not all(isinstance(attempt_id, str) for attempt_id in attempts):
         raise BadRequestError("attempts must be a list of attempt ids")
     if len(attempts) > _MOST_NAMES:
-        raise BadRequestError(f"a heartbeat names at most {_MOST_NAMES} attempts; got {len(attempts)}")
+        raise BadRequestError(f"A heartbeat can have at most {_MOST_NAMES} attempts; got {len(attempts)}")
     return frozenset(attempts)
 
 
 def check_rewards(changes: Mapping[str, object]) -> None:
-    """Check the reward that a call gives an attempt.
+    """Check the reward that a call sets for an attempt.
 
     Raises:
-        BadRequestError: one of its numbers is not finite, or its absolute value is above 1e15.
+        BadRequestError: a number is not finite, or its absolute value is above 1e15.
     """
     named = changes.get("rewards")
     rewards: dict[str, object] = {"reward": changes.get("reward")}
@@ -73,7 +73,7 @@ def check_rewards(changes: Mapping[str, object]) -> None:
     for name, value in rewards.items():
         if as_number(value) is not None and as_reward(value) is None:
             raise BadRequestError(
-                f"The reward {name!r} is {as_number(value)}; expected {USABLE_REWARD}, or null for none"
+                f"The reward {name!r} is {as_number(value)}; expected {USABLE_REWARD}, or null for no reward"
             )
 
 
@@ -81,37 +81,37 @@ def check_run_id(run_id: str) -> str:
     """Return the id of a run if it is valid.
 
     Raises:
-        BadRequestError: it is not; gives the reason.
+        BadRequestError: the id is invalid.
     """
     reserved = isinstance(run_id, str) and run_id.startswith(CONTROL_PREFIX)
-    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are taken", reserved)
+    return _check_name("run_id", run_id, f"{CONTROL_PREFIX} and '-' are reserved", reserved)
 
 
 def check_vocabulary_id(vocabulary_id: str) -> str:
     """Return the id of a vocabulary if it is valid.
 
     Raises:
-        BadRequestError: it is not.
+        BadRequestError: the id is invalid.
     """
     return _check_name(
-        "vocabulary_id", vocabulary_id, "the hash of the tokenizer's table is a good one", not vocabulary_id
+        "vocabulary_id", vocabulary_id, "for example the hash of the tokenizer's table", not vocabulary_id
     )
 
 
 def _check_name(what: str, name: str, hint: str, reserved: bool) -> str:
     if not isinstance(name, str) or reserved or name == "-" or "\0" in name or len(name) > LONGEST_NAME:
         raise BadRequestError(
-            f"{what}={str(name)[:80]!r} cannot be used ({len(str(name))} characters); expected a text of at most "
+            f"{what}={str(name)[:80]!r} cannot be used ({len(str(name))} characters); expected a string of at most "
             f"{LONGEST_NAME} characters without null bytes ({hint})"
         )
     return name
 
 
 def check_timeout(timeout: float | None) -> None:
-    """Check the waiting time of a caller.
+    """Check the timeout of a call.
 
     Raises:
-        BadRequestError: not a number of seconds.
+        BadRequestError: it is not a number of seconds.
     """
     if timeout is not None and timeout != 0.0 and (isinstance(timeout, str) or math.isnan(timeout)):
         raise BadRequestError(f"timeout must be a number of seconds; got {timeout!r}")
@@ -120,10 +120,10 @@ def check_timeout(timeout: float | None) -> None:
 def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any]:
     """Return changes of some fields, converted to the types of `model`.
 
-    A status is not checked here: the table of `lifecycle` checks it and has its own error text.
+    A status is checked later, with the table of `lifecycle`, which has its own error message.
 
     Raises:
-        BadRequestError: a value does not fit its field.
+        BadRequestError: a value has the wrong type.
     """
     if changes.keys() <= {"status"}:
         return changes
@@ -135,10 +135,10 @@ def checked(model: type[BaseModel], changes: dict[str, object]) -> dict[str, Any
 
 
 class valid:
-    """Report a wrong value in the same way in every store, in process and over HTTP.
+    """Report a wrong value in the same way in all stores, in process and over HTTP.
 
     Raises:
-        BadRequestError: a value does not have the shape of its field; names both.
+        BadRequestError: a value has the wrong type; the message has the value and the field.
     """
 
     __slots__ = ("_field", "_what")
@@ -156,22 +156,22 @@ class valid:
 
 
 def own_config(config: RolloutConfig) -> RolloutConfig:
-    """Return a checked copy of a config, which may have been changed to anything since its creation.
+    """Return a validated copy of a config, because its fields may have been set to any value since its creation.
 
     Raises:
-        BadRequestError: a value does not fit its field.
+        BadRequestError: a value has the wrong type.
     """
     with valid("config"):
         return RolloutConfig.model_validate(dict(config) if isinstance(config, RolloutConfig) else config)
 
 
 def wrong_value(what: str, error: ValidationError, field: str = "") -> BadRequestError:
-    """Return the error that names the first wrong value of `what`, or of one field of it."""
+    """Return the error for the first wrong value in `what`, or in one field of it."""
     first = error.errors(include_url=False)[0]
     place = ".".join(str(part) for part in (field, *first["loc"]) if part != "") or what
     got = repr(first["input"])
     return BadRequestError(
-        f"{place} of {what} has a wrong value: {first['msg'][:300]}; got {got[:100]} ({error.error_count()} in all)"
+        f"{place} of {what} has a wrong value: {first['msg'][:300]}; got {got[:100]} (errors: {error.error_count()})"
     )
 
 
@@ -186,10 +186,10 @@ def _field(model: type[BaseModel], name: str) -> TypeAdapter[object]:
 
 
 def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
-    """Return `value` as fresh JSON data: pydantic models, dataclasses and numpy values are converted.
+    """Return `value` as new JSON data. Pydantic models, dataclasses and numpy values are converted.
 
     Raises:
-        TypeError: a value inside is not JSON, or nested too deep; the text names the place, for example
+        TypeError: a value inside is not JSON or nested too deeply; the message gives its position, such as
             `input.items[3]`.
     """
     kind = cast("type[object]", type(value))  # not its `__class__`, which that of a proxy's target may be
@@ -200,7 +200,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
     if kind in _SCALARS:
         return value
     if depth > _DEEPEST:
-        raise TypeError(f"{path.split('.')[0].split('[')[0]} is nested more than {_DEEPEST} deep; send a flatter value")
+        raise TypeError(f"{path.split('.')[0].split('[')[0]} has more than {_DEEPEST} levels of nesting; use fewer")
     if kind is dict:
         named: dict[Any, Any] = value.copy()
         if not _TEXT.issuperset(map(type, named)):  # before anything in it is converted, so that nothing is twice
@@ -216,7 +216,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
     if isinstance(value, BaseModel):
         try:
             return value.model_dump(mode="json")
-        except PydanticSerializationError:  # say where: look at the fields one by one
+        except PydanticSerializationError:  # find the position: convert the fields one by one
             return to_json(dict(value), path, depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
@@ -231,7 +231,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
         return to_json(list(cast("Sequence[object]", value)), path, depth)
     raise TypeError(
-        f"{path} is a {type(value).__name__}, which is no JSON value; expected dict, list, str, number, bool or None "
+        f"{path} is a {type(value).__name__}, not a JSON value; expected dict, list, str, number, bool or None "
         "(pydantic models, dataclasses and numpy values are converted)"
     )
 
@@ -239,7 +239,7 @@ def to_json(value: Any, path: str = "input", depth: int = 0) -> Any:
 def _key(key: object, path: str) -> str:
     if isinstance(key, str):
         return str(key)
-    raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects have string keys")
+    raise TypeError(f"{path} has a key {key!r} of type {type(key).__name__}; JSON objects must have string keys")
 
 
 def _unicode(text: str, path: str) -> str:
@@ -247,8 +247,8 @@ def _unicode(text: str, path: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise TypeError(
-            f"{path} holds half of a surrogate pair (at {error.start}), which is no Unicode text and no JSON; "
-            "mend it, for example with text.encode('utf-8', 'replace').decode()"
+            f"{path} contains half of a surrogate pair (at {error.start}), which is not valid Unicode or JSON; "
+            "replace it, for example with text.encode('utf-8', 'replace').decode()"
         ) from None
     return text
 
@@ -281,7 +281,7 @@ set_private = _slots["__pydantic_private__"].__set__
 
 
 def build(cls: type[M], fields: dict[str, object], names: set[str], extra: dict[str, object] | None = None) -> M:
-    """Return a value made of its fields, which are known to be valid."""
+    """Return a value with these fields, which are known to be valid."""
     new = new_object(cls)
     set_fields(new, fields)
     set_names(new, names)
@@ -291,22 +291,22 @@ def build(cls: type[M], fields: dict[str, object], names: set[str], extra: dict[
 
 
 def evolve(model: M, **changes: object) -> M:
-    """Return the next version of a value: a shallow copy with some fields changed, not validated."""
+    """Return the next version of a value: a shallow copy with some fields changed, without validation."""
     return changed(model, changes)
 
 
 def changed(model: M, changes: dict[str, Any]) -> M:
-    """Same as `evolve`, with the changes in a dictionary."""
+    """Return the next version of a value. Same as `evolve`, with the changes in a dictionary."""
     return build(model.__class__, model.__dict__ | changes, model.__pydantic_fields_set__, model.__pydantic_extra__)
 
 
 def new_rollout(fields: dict[str, Any]) -> Rollout:
-    """Return a rollout made of values that are known to be valid, one for each field in order."""
+    """Return a rollout with these values, one for each field in order, which are known to be valid."""
     return build(Rollout, fields, _NAMES[Rollout])
 
 
 def new_attempt(rollout_id: str, attempt_id: str, number: int, start_time: float, worker_id: str | None) -> Attempt:
-    """Return a new attempt made of values that are known to be valid."""
+    """Return a new attempt with these values, which are known to be valid."""
     fields: dict[str, Any] = {
         **_ATTEMPT_DEFAULTS,
         "rollout_id": rollout_id,
@@ -329,7 +329,7 @@ def new_request(
     not_before: Any = None,
     task_id: Any = None,
 ) -> EnqueueRolloutRequest:
-    """Return a request, validated unless the classes of its values show that they are valid."""
+    """Return a request. It is validated, unless the classes of its values show that they are valid."""
     fields: dict[str, Any] = {
         "input": input,
         "mode": mode,
@@ -358,12 +358,12 @@ def new_request(
 
 
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
-    """Return the fields in their order, with their defaults; required ones are None."""
+    """Return the fields in their order with their defaults; None for a required field."""
     return {name: None if field.is_required() else field.default for name, field in model.model_fields.items()}
 
 
 DEFAULT_CONFIG = RolloutConfig()
-"""The configuration of a rollout that sets no limits; shared, as every value inside the store."""
+"""The configuration of a rollout without limits. It is shared, like every value inside the store."""
 _ATTEMPT_DEFAULTS = _defaults(Attempt)
 _IN_REQUEST = _defaults(EnqueueRolloutRequest)
 _MODES = get_args(RolloutMode)
@@ -371,7 +371,7 @@ _NAMES: dict[type[BaseModel], set[str]] = {
     cls: set(cls.model_fields)
     for cls in (Rollout, Attempt, AttemptedRollout, RolloutConfig, Worker, EnqueueRolloutRequest)
 }
-"""All fields of a class: the `model_fields_set` of every returned value, to which assigning a field adds nothing."""
+"""All fields of a class: the `model_fields_set` of every returned value, so that assigning a field adds nothing."""
 
 
 # --- copies for callers --------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ def public_worker(worker: Worker) -> Worker:
 
 
 def public_attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
-    """Return rollout and attempt as one value that shares nothing with the store."""
+    """Return a rollout with an attempt as one value that shares nothing with the store."""
     fields = _private_fields(rollout)
     fields["attempt"] = public_attempt(attempt)
     return build(AttemptedRollout, fields, _NAMES[AttemptedRollout])

@@ -24,7 +24,7 @@ def heartbeat(
     attempts: frozenset[str] | None = None,
     call: Call | None = None,
 ) -> Worker:
-    """Record a heartbeat of a worker, and the claims that it does not name; None names all."""
+    """Record a heartbeat of a worker, and the claims that are not in `attempts`; None means all claims."""
     present = _worker_row(tx, worker_id, run_id)
     row = WorkerRow(present.worker, present.unnamed, present.beats)  # one of its own, which is changed below
     if is_known_beat(row, call):
@@ -41,8 +41,8 @@ def heartbeat(
 
 
 def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> list[tuple[str, str]]:
-    """Return the claims whose lease may be over: those of workers that have sent heartbeats and have been silent for
-    longer, and those that other workers have not named for longer."""
+    """Return the claims with a lease that may have expired: claims of workers that stopped sending heartbeats, and
+    claims that the heartbeats of their worker no longer name."""
     age = age or by_wall_clock(now)
     lost: list[tuple[str, str]] = []
     if not tx.any_held():  # the rows of idle workers need not be read
@@ -57,7 +57,7 @@ def lost_claims(tx: Tx, now: float, lease_seconds: float, age: Age | None = None
 
 
 def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float) -> bool:
-    """Return True if the lease of a claim is over: it counts from the claim or the last mention of it."""
+    """Return True if the lease of a claim has expired. It begins at the claim or the last heartbeat that names it."""
     if age(attempt.start_time) <= lease_seconds:
         return False
     if _is_lost(row.worker, age, lease_seconds):
@@ -66,14 +66,14 @@ def has_lapsed(row: WorkerRow, attempt: Attempt, age: Age, lease_seconds: float)
 
 
 def _is_lost(worker: Worker, age: Age, lease_seconds: float) -> bool:
-    """Return True if the worker has sent heartbeats and has been silent for longer than its lease."""
+    """Return True if the worker has sent heartbeats, but none for longer than its lease."""
     if worker.last_heartbeat_time is None:
         return False
     return min(age(worker.last_heartbeat_time), age(worker.last_dequeue_time or 0.0)) > lease_seconds
 
 
 def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | None = None) -> None:
-    """Set the status of silent workers to unknown, and delete those silent for a day."""
+    """Set the status of workers without recent heartbeats to unknown; delete workers without heartbeats for a day."""
     age = age or by_wall_clock(now)
     for worker_id, row in tx.scan("worker"):
         row = cast("WorkerRow", row)
@@ -87,7 +87,7 @@ def forget_silent_workers(tx: Tx, now: float, lease_seconds: float, age: Age | N
 
 
 def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
-    """Mark a worker with an empty claim: it asks for work, so it is idle unless it has other claims."""
+    """Mark a worker after an empty claim. It requests rollouts, so it is idle unless it has other claims."""
     row = _worker_row(tx, worker_id, run_id)
     changes: dict[str, object] = {"last_dequeue_time": now}
     if row.worker.status != "idle" and not tx.held(worker_id, 1):
@@ -96,7 +96,7 @@ def mark_idle(tx: Tx, worker_id: str, now: float, run_id: str | None) -> None:
 
 
 def sync_worker(tx: Tx, attempt: Attempt, now: float, run_id: str | None, *, claimed: bool = False) -> None:
-    """Update the worker's row for one of its attempts (saved before); its other claims stay."""
+    """Update the worker's row for one of its attempts, which was saved before. Its other claims are kept."""
     worker_id = attempt.worker_id
     if not worker_id:
         return

@@ -1,1 +1,1 @@
-"""What SQLite and PostgreSQL share: threads, dialect, queries, summaries, run records, and the `Tx` over them."""
+"""Common code for SQLite and PostgreSQL: threads, dialect, queries, summaries, run records, and the `Tx`."""

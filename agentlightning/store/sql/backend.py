@@ -1,7 +1,8 @@
-"""The threads that run scripts in a database: one writes, many scripts in one transaction (group commit), others read.
+"""The threads that run scripts in a database. One thread writes, with many scripts in one transaction (group commit);
+others read.
 
-A script that raises has sent nothing, so it does not disturb the other scripts of its transaction. A script that meets
-changes of others, or whose connection is lost before the commit, is run again: scripts are repeatable.
+A script that raises has sent nothing, so it does not affect the other scripts of its transaction. A script is run again
+if it conflicts with other changes or its connection is lost before the commit, because scripts are repeatable.
 """
 
 from __future__ import annotations
@@ -28,31 +29,31 @@ Script = Callable[[Tx], Any]
 Future = concurrent.futures.Future[Any] | asyncio.Future[Any]
 _MAX_WAITING = 10_000
 _PAUSE_SECONDS = (0.005, 0.25)
-"""Pauses between two tries to connect, in seconds: about the first one, and the longest."""
+"""Pauses between two tries to connect in seconds: the approximate first one, and the longest."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A script that waits for a thread, and the future of its caller."""
+    """A script that is waiting for a thread, and the future of its caller."""
 
     script: Script
     future: Future
     loop: asyncio.AbstractEventLoop | None
-    """Event loop of the future; None for a future that any thread may set."""
+    """Event loop of the future; None for a future that any thread can set."""
     result: tuple[Any, Notes] | None = None
     error: Exception | None = None
     since: float = field(default_factory=time.monotonic)
     tries: int = 0
     """Number of tries that ended with a lost connection."""
     alone: bool = False
-    """It must be run in a separate transaction, which may wait for locks."""
+    """True if it must be run in a separate transaction, which may wait for locks."""
 
     def waited(self) -> float:
-        """Return the seconds since it was submitted."""
+        """Return the seconds since the job was submitted."""
         return time.monotonic() - self.since
 
     def settle(self) -> None:
-        """Set the result of the future, unless the caller has left."""
+        """Set the result of the future, unless the caller was cancelled."""
         if self.future.done():
             return
         if self.error is None:
@@ -62,11 +63,11 @@ class Job:
 
 
 Jobs = queue.SimpleQueue["Job | None"]
-"""Scripts that wait for a thread; None ends every thread that takes from it."""
+"""Scripts that are waiting for a thread; None ends every thread that reads from it."""
 
 
 def answer(jobs: list[Job]) -> None:
-    """Answer every caller; callers of one event loop together, which wakes it once."""
+    """Return the results to all callers. The callers of one event loop are grouped, so that it wakes once."""
     of_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
     for job in jobs:
         if job.loop is None:
@@ -84,8 +85,8 @@ def _settle_all(jobs: list[Job]) -> None:
 
 
 class LostRaceError(Exception):
-    """Raised when these scripts must be run again, alone, because of changes of others; nothing was committed. Those
-    that have an error are not run again."""
+    """Raised if these scripts must be run again, alone, because of other changes. Nothing was committed. Scripts with
+    an error are not run again."""
 
     def __init__(self, jobs: list[Job]) -> None:
         super().__init__(f"{len(jobs)} scripts")
@@ -93,7 +94,7 @@ class LostRaceError(Exception):
 
 
 class LostConnectionError(Exception):
-    """Raised when the connection was lost, or not made, and nothing was committed; it has the callers' error."""
+    """Raised if the connection was lost or not opened, and nothing was committed. It has the error for the callers."""
 
     def __init__(self, error: Callable[[Job], AgentLightningError]) -> None:
         super().__init__("lost")
@@ -101,21 +102,21 @@ class LostConnectionError(Exception):
 
 
 class Session:
-    """The connection of one thread, made at its first use. A database says how a transaction is run."""
+    """The connection of one thread, opened at its first use. Each database implements how a transaction is run."""
 
     def transact(self, jobs: list[Job]) -> list[Job]:
-        """Run the scripts in one transaction; each job then has the result or the error of its script. Return the jobs
+        """Run the scripts in one transaction. Each job then has the result or the error of its script. Return the jobs
         that must be run again.
 
         Raises:
-            LostRaceError: some of them must be run again, alone.
-            LostConnectionError: all of them must be run again.
-            Exception: one of them cannot be stored.
+            LostRaceError: some scripts must be run again, alone.
+            LostConnectionError: all scripts must be run again.
+            Exception: a script cannot be stored.
         """
         raise NotImplementedError
 
     def run(self, jobs: list[Job]) -> list[Job]:
-        """Run scripts and answer their callers; return the jobs that must be run again."""
+        """Run scripts and return their results to the callers; return the jobs that must be run again."""
         try:
             again = self.transact(jobs)
         except LostRaceError as lost:
@@ -138,11 +139,11 @@ class Session:
         return again
 
     def close(self) -> None:
-        """Close the connection, if it is the thread's own."""
+        """Close the connection, if it belongs to the thread."""
 
 
 def run_scripts(jobs: list[Job], begin: Callable[[Job], T], refusal: type[Exception]) -> list[tuple[Job, T]]:
-    """Run scripts one after the other; return those that have not raised, with their transactions.
+    """Run scripts one after the other; return the successful ones with their transactions.
 
     Raises:
         Exception: a `refusal` of the database, or a value that it does not accept.
@@ -166,9 +167,9 @@ def run_scripts(jobs: list[Job], begin: Callable[[Job], T], refusal: type[Except
 
 
 class Worker:
-    """A thread and its session. It ends when it gets None from `jobs` and has answered all earlier jobs.
+    """A thread and its session. It ends when it gets None from `jobs` and all earlier jobs are done.
 
-    Scripts that must be run alone go to `slow`, or are run here without one.
+    Scripts that must be run alone are passed to `slow`; without `slow`, they are run here.
     """
 
     def __init__(self, name: str, session: Session, jobs: Jobs, most: int, slow: Jobs | None = None) -> None:
@@ -209,7 +210,7 @@ class Worker:
 
 
 class Process:
-    """The threads of one process, which start with the first use. `place` names the database in errors."""
+    """The threads of one process. They start at their first use. `place` names the database in errors."""
 
     def __init__(self, place: object) -> None:
         self._place = place
@@ -219,14 +220,14 @@ class Process:
         self._workers: dict[bool, list[Worker]] = {}
 
     def start(self, jobs: Jobs, write: bool) -> list[Worker]:
-        """Start the threads that write, or those that read, in the order in which they are to be ended."""
+        """Start the threads that write, or those that read, in the order in which they must be ended."""
         raise NotImplementedError
 
     def submit(self, job: Job, write: bool) -> None:
-        """Have a thread run a script.
+        """Run a script in a thread.
 
         Raises:
-            BusyError: too many wait already.
+            BusyError: too many scripts are waiting.
             ConflictError: the store is closed.
         """
         jobs = self._queues[write]
@@ -235,20 +236,21 @@ class Process:
             if write not in self._workers:
                 self._workers[write] = self.start(jobs, write)
             if jobs.qsize() >= _MAX_WAITING:
-                raise BusyError(f"{_MAX_WAITING} calls wait for the store {self._place!r} already; try again later")
+                text = f"{_MAX_WAITING} calls are waiting for the store {self._place!r}, which is its limit; retry"
+                raise BusyError(text)
             jobs.put(job)
 
     def check_open(self) -> None:
-        """Check that the store was not closed.
+        """Check that the store is not closed.
 
         Raises:
-            ConflictError: it was.
+            ConflictError: the store is closed.
         """
         if self._closed:
             raise ConflictError(f"The store {self._place!r} is closed")
 
     def close(self) -> None:
-        """Run the waiting scripts, then end every thread. May be called twice."""
+        """Run the waiting scripts, then end all threads. Calling it again does nothing."""
         with self._lock:
             self._closed = True
         for worker in (*self._workers.get(True, ()), *self._workers.get(False, ())):
@@ -260,9 +262,9 @@ P = TypeVar("P", bound=Process)
 
 
 class SqlBackend(Generic[P]):
-    """Runs scripts in one store of a database. Threads and connections start with the first use.
+    """Run scripts in one store of a database. Threads and connections start at their first use.
 
-    A process that inherits the backend over a fork makes its own, and leaves those of its parent alone.
+    A forked process creates its own threads and connections and does not use those of its parent.
     """
 
     shared = True

@@ -1,6 +1,6 @@
-"""The check of a store in SQLite or PostgreSQL: every record can be read, and the tables agree with the records.
+"""The check of a store in SQLite or PostgreSQL: all records can be read, and the tables agree with the records.
 
-It does not check the structure of the database, which is the server's task. It changes nothing and upgrades no tables.
+It does not check the internal structure of the database. It changes nothing and upgrades no tables.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def problems(link: Link) -> Iterator[str]:
     """Yield the problems, within one reading transaction."""
     yield from _problems_of_rollouts(link)
     for rollout_id, count in link.each(_STRAY_SPANS):
-        yield f"{count} spans belong to rollout {rollout_id}, which is not there"
+        yield f"{count} spans belong to rollout {rollout_id}, which does not exist"
     for table, stray in _STRAY_SUMMARIES:
         if count := link.fetch(f"SELECT count(*) FROM @{table} {stray}")[0][0]:
-            yield f"{count} rows of {table} belong to rollouts that are not there"
+            yield f"{count} rows of {table} belong to rollouts that do not exist"
     yield from _problems_of_rows(link)
     yield from _problems_of_runs(link)
 
@@ -59,33 +59,33 @@ def _problems_of_rollouts(link: Link) -> Iterator[str]:
             record = record_type().validate_json(body)
         except ValidationError as error:
             yield (
-                f"{name}: its record cannot be read: {error.errors()[0]['msg']}; it is left out of queue and lists. "
+                f"{name}: the record cannot be read: {error.errors()[0]['msg']}; it is excluded from queue and lists. "
                 f"Remove it: store.delete_rollouts(rollout_ids=[{values[0]!r}], force=True)"
             )
             continue
         fields = (record.rollout.rollout_id, record.rollout.run_id, *columns_of(record))
         for column, value, expected in zip(columns, values, fields, strict=False):
             if value != expected:
-                yield f"{name}: column {column} is {value!r}, its record says {expected!r}"
+                yield f"{name}: column {column} is {value!r}, but the record has {expected!r}"
         for problem in (*_problems_of_record(link, record), *summaries.problems(link, record)):
             yield f"{name}: {problem}"
 
 
 def _problems_of_record(link: Link, record: Record) -> Iterator[str]:
-    """Yield the contradictions within a record, and between the record and its spans."""
+    """Yield the inconsistencies within a record, and between the record and its spans."""
     rollout, status = record.rollout, record.rollout.status
     if (record.queued_at is not None) != (status in QUEUING):
-        yield f"it is {status} and {'not ' if record.queued_at is None else ''}in the queue"
+        yield f"the status is {status}, but it is {'not ' if record.queued_at is None else ''}in the queue"
     if record.deadline is not None and status not in RUNNING:
-        yield f"it is {status} and has a deadline"
+        yield f"the status is {status}, but it has a deadline"
     if (rollout.end_time is not None) != (status in FINISHED):
-        yield f"it is {status} and has {'no' if rollout.end_time is None else 'an'} end_time"
+        yield f"the status is {status}, but it has {'no' if rollout.end_time is None else 'an'} end_time"
     if [attempt.sequence_id for attempt in record.attempts] != list(range(1, len(record.attempts) + 1)):
-        yield "its attempts are not numbered 1, 2, 3, ..."
+        yield "the attempts are not numbered 1, 2, 3, ..."
     if len({attempt.attempt_id for attempt in record.attempts}) != len(record.attempts):
-        yield "two of its attempts have one id"
+        yield "two attempts have the same id"
     if any(attempt.rollout_id != rollout.rollout_id for attempt in record.attempts):
-        yield "it holds an attempt of another rollout"
+        yield "it contains an attempt of another rollout"
     count = size = highest = 0
     rewarding: list[Span] = []
     attempts = {attempt.attempt_id for attempt in record.attempts}
@@ -97,19 +97,19 @@ def _problems_of_record(link: Link, record: Record) -> Iterator[str]:
         except ValidationError as error:
             removal = _removal(link, "spans", rollout_id=rollout.rollout_id, attempt_id=attempt_id, span_id=span_id)
             reason = error.errors()[0]["msg"]
-            yield f"span {span_id} cannot be read: {reason}. Remove its rollout, or it alone: {removal}"
+            yield f"span {span_id} cannot be read: {reason}. Remove the rollout, or only the span: {removal}"
             continue
         highest = max(highest, span.sequence_id)
         if may_hold_reward(span):
             rewarding.append(span)
         if (span.rollout_id, span.attempt_id, span.span_id) != (rollout.rollout_id, attempt_id, span_id):
-            yield f"span {span_id} lies under other ids than its own"
+            yield f"span {span_id} is stored under different ids"
         if attempt_id not in attempts:
             yield f"span {span_id} belongs to attempt {attempt_id}, which the rollout does not have"
     if (count, size) != (record.span_count, record.span_bytes):
-        yield f"it has {count} spans of {size} bytes, its record says {record.span_count} of {record.span_bytes}"
+        yield f"it has {count} spans of {size} bytes, but the record has {record.span_count} of {record.span_bytes}"
     if highest > record.spans_issued:
-        yield f"a span has number {highest}, and only {record.spans_issued} were given out"
+        yield f"a span has number {highest}, but only {record.spans_issued} numbers were assigned"
     yield from problems_of_rewards(record, rewarding)
 
 
@@ -126,16 +126,16 @@ def _problems_of_rows(link: Link) -> Iterator[str]:
             rows[kind, key] = row
     for (kind, key), row in rows.items():
         if isinstance(row, TextRow) and ("resources", row.value) not in rows:
-            yield f"the latest resources are {row.value}, which are not there"
+            yield f"the latest resources are {row.value}, which do not exist"
         if kind == "resources" and isinstance(row, ResourcesRow):
             version = rows.get(("resources_version", f"{key}\n{row.update.version}"))
             if not isinstance(version, ResourcesRow) or version.update != row.update:
-                yield f"resources {key}: version {row.update.version} is not kept as the newest one"
+                yield f"resources {key}: version {row.update.version} is missing or differs from the newest version"
 
 
 def _problems_of_runs(link: Link) -> Iterator[str]:
     for run_id, count in link.each(_STRAY_RECORDS):
-        yield f"{count} records belong to run {run_id!r}, which is not there"
+        yield f"{count} records belong to run {run_id!r}, which does not exist"
     query = "SELECT number, run_id, kind, step, name, body FROM @run_records WHERE @here ORDER BY number"
     for number, run_id, kind, step, name, body in link.each(query):
         try:
@@ -145,6 +145,6 @@ def _problems_of_runs(link: Link) -> Iterator[str]:
         else:
             if (record.kind, record.step, record.name) == (kind, step, name):
                 continue
-            problem = "lies under another kind, step or name than its own"
+            problem = "is stored under a different kind, step or name"
         removal = _removal(link, "run_records", number=number)
         yield f"run {run_id!r}: the {kind} record {name!r} of step {step} {problem}. Remove it: {removal}"

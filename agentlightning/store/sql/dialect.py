@@ -1,7 +1,7 @@
-"""The differences between the SQL of SQLite and of PostgreSQL, as one table of words.
+"""The differences between the SQL of SQLite and of PostgreSQL, as a table of words.
 
-A statement is written once. `@rollouts` is a table, `@here` is true for the rows of a store (a partition in PostgreSQL,
-the whole file in SQLite), `?` is a value, and the other words with an `@` are those of `Dialect.words`. An empty word
+Each statement is written once. `@rollouts` is a table, `@here` is true for the rows of a store (a partition in
+PostgreSQL, the complete file in SQLite), `?` is a value, and other words with `@` are in `Dialect.words`. An empty word
 also removes the comma after it.
 """
 
@@ -17,7 +17,7 @@ from agentlightning.store.rules.durable import DAMAGED, INDEXED
 from agentlightning.store.summaries.facts import Facts
 
 Columns = tuple[Any, ...]
-"""One row of an answer."""
+"""One row of a result."""
 Condition = tuple[str, tuple[object, ...]]
 _WORD = re.compile(r"(\w+\.)?@(\w+)(, )?")
 
@@ -30,29 +30,29 @@ class Dialect:
     tables: str
     """Prefix of the names of tables."""
     columns: tuple[str, ...]
-    """Columns of a rollout's row that repeat fields of its record."""
+    """Columns in the row of a rollout that repeat fields of its record."""
     among: Callable[[str, Sequence[str] | Sequence[int]], Condition]
     row_of: Callable[[Facts], Columns]
     facts_of: Callable[[Columns], Facts]
-    """Converts columns of a summary to facts; `row_of` does the reverse."""
+    """Converts columns of a summary to facts. `row_of` does the reverse."""
     of_run_key: Callable[[str | None], Condition]
     """Returns the condition for the summaries of a run."""
     words: dict[str, str]
     by_status: bool = False
-    """The indexes order rollouts by their start only within each status."""
+    """True if the indexes order rollouts by start only within each status."""
     count_change: str = ""
-    """Statement sent before each change, whose number is the word `@change`."""
+    """Statement sent before each change. The number of the change is the word `@change`."""
     in_order: tuple[str, ...] = ()
     """Statements sent before a page of run records, so that it is read in the order of an index."""
 
     def one_of(self, column: str, values: Sequence[str] | Sequence[int]) -> Condition:
-        """Return the test for a column that has one of these values; one value keeps the order of an index."""
+        """Return the test that a column has one of these values. A single value keeps the order of an index."""
         if not values:
             return "false", ()
         return (f"{column} = ?", (values[0],)) if len(values) == 1 else self.among(column, values)
 
     def render(self, text: str, partition: str = "") -> str:
-        """Return a statement in the words of this database; `partition` is a literal."""
+        """Return a statement in the SQL of this database. `partition` is a literal."""
 
         def word(match: re.Match[str]) -> str:
             alias, name, comma = match.groups(default="")
@@ -66,7 +66,7 @@ class Dialect:
 
 
 def of_run(run_id: str | None, column: str = "run_id") -> Condition:
-    """Return the test for a run, such that an index serves it."""
+    """Return the test for a run, in a form that can use an index."""
     return (f"{column} IS NULL", ()) if run_id is None else (f"{column} = ?", (run_id,))
 
 

@@ -16,7 +16,7 @@ class Sent(Protocol):
 
 
 class Link:
-    """One connection within a transaction, which waits for every statement; `render` converts a statement to the SQL of
+    """One connection within a transaction. It waits for every statement; `render` converts a statement to the SQL of
     the database."""
 
     def __init__(self, db: Any, dialect: Dialect, render: Callable[[str], str | bytes]) -> None:
@@ -25,20 +25,20 @@ class Link:
         self._render = render
 
     def fetch(self, text: str, values: Sequence[object] = (), *, once: bool = False) -> list[Columns]:
-        """Execute a statement and return its rows. `once`: it is one of many, and not worth preparing."""
+        """Execute a statement and return its rows. `once`: the statement has many variants and is not prepared."""
         return self.db.execute(self._render(text), values).fetchall()
 
     def each(self, text: str, values: Sequence[object] = ()) -> Iterator[Columns]:
-        """Execute a statement and yield its rows, which may be many."""
+        """Execute a statement and yield its rows. There may be many."""
         yield from self.db.execute(self._render(text), values)
 
     def shown(self, text: str) -> str:
-        """Return a statement without values in a form that a user may send."""
+        """Return a statement without values in a form that a user can execute."""
         rendered = self._render(text)
         return (rendered if isinstance(rendered, str) else rendered.decode()).replace("%%", "%")
 
     def send(self, text: str, values: Sequence[object] = ()) -> Sent:
-        """Execute a statement; it may not wait for the result."""
+        """Execute a statement. May return before the result is available."""
         return self.db.execute(self._render(text), values)
 
     def send_rollback(self, statement: str) -> None:
@@ -46,4 +46,4 @@ class Link:
         self.db.execute(statement)
 
     def sync(self) -> None:
-        """Wait until all sent statements are done."""
+        """Wait until all sent statements are complete."""

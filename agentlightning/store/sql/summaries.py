@@ -1,8 +1,8 @@
-"""Summaries of rollouts: a narrow row of facts beside each record, its input as text, pages of summaries, and figures.
+"""Summaries of rollouts: a small row of facts for each record, its input as text, pages of summaries, and statistics.
 
-In SQLite the rows of one run are stored together, in the order of the rollouts, so that reading all of them reads only
-a few megabytes, whatever the size of the records. In PostgreSQL no index has a column that changes often, so that a
-changed row is written next to the old one (HOT).
+In SQLite, the rows of one run are stored together, in the order of the rollouts. Reading all of them reads only a few
+megabytes, whatever the size of the records. In PostgreSQL, no index has a column that changes often, so that a changed
+row is written next to the old one (HOT).
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _OF_ATTEMPT = itemgetter(
 
 
 def insert(link: Link, record: Record) -> None:
-    """Write the row and the input of a rollout, whose record was written before."""
+    """Write the row and the input of a rollout. Its record must be written before."""
     rollout_id = record.rollout.rollout_id
     link.send(_INSERT, (rollout_id, *row_of(link.dialect, record)))
     link.send(_INSERT_INPUT, (rollout_id, *input_of(record.rollout)))
 
 
 def update(link: Link, before: Record, record: Record) -> None:
-    """Write the parts of a rollout's row and input that a change of its record has changed."""
+    """Write the parts of a rollout's row and input that differ after a change of its record."""
     old, new = before.rollout, record.rollout
     count = len(record.attempts)
     if old is new and count == len(before.attempts) and (not count or _same(before.attempts[-1], record.attempts[-1])):
@@ -81,7 +81,7 @@ def _same(before: Attempt, attempt: Attempt) -> bool:
 
 
 def remove(link: Link, rollout_id: str) -> None:
-    """Remove the row and the input of a rollout, whose record is still there."""
+    """Remove the row and the input of a rollout. Its record must still exist."""
     for statement in _REMOVE:
         link.send(statement, (rollout_id,))
 
@@ -98,7 +98,7 @@ def input_of(rollout: Rollout) -> tuple[str, str]:
 
 
 def add_all(link: Link, rollouts: Iterable[tuple[str, bytes]]) -> None:
-    """Write the summary of every rollout (id, record), and write the rewards, read from its spans, into its record."""
+    """Write the summary of each rollout (id, record), and set the rewards in its record from its spans."""
     marked = " OR ".join("@has_bytes" for _ in MARKS)
     rewarding = set(link.fetch(f"SELECT DISTINCT rollout_id FROM @spans WHERE @here AND ({marked})", MARKS))
     spans = f"SELECT body FROM @spans WHERE @here AND rollout_id = ? AND ({marked}) ORDER BY number"
@@ -116,25 +116,25 @@ def add_all(link: Link, rollouts: Iterable[tuple[str, bytes]]) -> None:
 
 
 def problems(link: Link, record: Record) -> Iterator[str]:
-    """Yield the contradictions between a rollout's record and its row and input."""
+    """Yield the differences between a rollout's record and its row and input."""
     rollout_id = record.rollout.rollout_id
     rows = link.fetch(f"SELECT {', '.join(_COLUMNS)} FROM @summaries WHERE @of_rollout", (rollout_id,))
     texts = link.fetch("SELECT preview, searched FROM @inputs WHERE @input_of_rollout", (rollout_id,))
     if not rows or not texts:
-        yield "its input is not searched" if rows else "it has no summary"
+        yield "the input cannot be searched" if rows else "it has no summary"
         return
     for column, value, expected in zip(Facts._fields, rows[0], row_of(link.dialect, record), strict=True):
         if value != expected:
-            yield f"column {column} of its summary is {value!r}, its record says {expected!r}"
+            yield f"column {column} of the summary is {value!r}, but the record has {expected!r}"
     if texts != [input_of(record.rollout)]:
-        yield "what is searched of its input is not its input"
+        yield "the text for searching differs from the input"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 _SORTED = {"duration": "(s.end_time - s.start_time)", "spans": "r.span_count"}
 _ALWAYS_THERE = {"start_time", "status", "attempts", "spans"}
-"""Values that every rollout has: a database may read an index in their order."""
+"""Values that every rollout has, so that a database can read an index in their order."""
 
 
 def find(link: Link, plan: SummaryPlan) -> SummaryPage:
@@ -178,7 +178,7 @@ def _where(chosen: RolloutFilter, dialect: Dialect) -> tuple[str, list[object]]:
 
 
 def _behind(plan: SummaryPlan, sorted_by: str) -> Condition:
-    """Return the condition on rows after the place where the page begins."""
+    """Return the condition for rows after the position where the page begins."""
     than = "<" if plan.descending else ">"
     if plan.after is None:
         return "true", ()
@@ -204,7 +204,7 @@ _TALLY = (
 
 
 def aggregate(link: Link, plan: AggregatePlan) -> RolloutAggregate:
-    """Return figures of rollouts in groups."""
+    """Return statistics of rollouts by group."""
     where, values = _where(plan.chosen, link.dialect)
     listed, width = "".join(f"s.{column}, " for column in COLUMNS[plan.by]), len(COLUMNS[plan.by])
     tallies: dict[Columns, Tally] = {}

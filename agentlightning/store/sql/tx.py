@@ -1,7 +1,7 @@
 """The primitives of a script as SQL over one connection, inside a transaction that the caller opened.
 
-The writes of a script are sent together after it has succeeded, so that a script that raises has nothing to undo. Only
-a script that reads a list after it has written sends its writes early, after a savepoint.
+The writes of a script are sent together after it has succeeded, so that there is nothing to undo if it raises. Only a
+script that reads a list after a write sends its writes early, after a savepoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agentlightning.store.summaries.plan import SummaryPlan
 from agentlightning.types import RecordKind, RolloutAggregate, SummaryPage
 
 _MOST = 2**62
-"""The largest limit and offset that a database accepts."""
+"""Largest limit and offset that a database accepts."""
 LOAD = "SELECT body FROM @rollouts WHERE @here AND rollout_id = ?"
 GET = "SELECT @seen_version, body FROM @rows WHERE @here AND kind = ? AND key = ?"
 DUE = (
@@ -49,7 +49,7 @@ _SET_ASIDE = (
 
 
 def claim_query(run_id: str | None) -> Condition:
-    """Return the query for the next record to claim, and its values that precede the moment."""
+    """Return the query for the next record to claim, and its values before the time."""
     run, values = of_run(run_id)
     return (
         f"SELECT body, rollout_id FROM @rollouts WHERE @here AND available_at IS NOT NULL AND {run}"
@@ -58,8 +58,8 @@ def claim_query(run_id: str | None) -> Condition:
 
 
 class SqlTx(Tx):
-    """One script's view of a store. `seen` is the writing transaction that the script belongs to; None for a script
-    that reads, on a snapshot."""
+    """One script's view of a store. `seen` is the writing transaction of the script; None for a read-only script, which
+    has a snapshot."""
 
     def __init__(self, link: Link, seen: Seen | None = None) -> None:
         self.notes = Notes()
@@ -197,12 +197,12 @@ class SqlTx(Tx):
         return Counts(*(number or 0 for number in rows[0]))
 
     def _readable(self, rows: Iterable[Columns]) -> list[Record]:
-        """Return the readable records in rows of (body, rollout id). The others are set aside, by the next writing
-        script if this one only reads."""
+        """Return the readable records of rows (body, rollout id). The others are set aside; if this script is
+        read-only, by the next writing script."""
         return readable_records(rows, self.set_aside if self._writing else self.notes.damaged.append)
 
     def _own(self, rows: Sequence[Columns]) -> list[Record]:
-        """Return the readable records, which no other transaction changes."""
+        """Return the readable records. No other transaction changes them."""
         records = self._readable(rows)
         if self._writing and records:
             self._seen.locked = True
@@ -319,7 +319,7 @@ class SqlTx(Tx):
         return self._link.fetch("SELECT count(*) FROM @rows WHERE @here AND kind = ?", (kind,))[0][0]
 
     def _fetch_one(self, query: str, values: tuple[str, ...], *, lock: bool) -> list[Columns]:
-        """Fetch at most one row; with `lock`, a writing script keeps it from others."""
+        """Fetch at most one row. With `lock`, a writing script locks it."""
         return self._link.fetch(query, values)
 
     # --- the end of the script ---------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class SqlTx(Tx):
             self._seen.forget()
 
     def _send_early(self) -> None:
-        """Send the writes so far, so that the next statement sees them; they can be undone."""
+        """Send the writes so far, so that the next statement sees them. They can be undone."""
         if self._unsent:
             self._mark()
             self._send()
@@ -351,7 +351,7 @@ class SqlTx(Tx):
         return bool(self._writes)
 
     def _mark(self) -> None:
-        """Set the point to which the script can be undone."""
+        """Set the savepoint to which the script can be undone."""
         if not self._savepoint:
             self._link.send("SAVEPOINT script")
             self._savepoint = True

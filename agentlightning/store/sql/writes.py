@@ -1,7 +1,7 @@
 """The reads of a writing transaction, and the writes of a script, which are buffered until it succeeds.
 
-A write that depends on data read without a lock has that data in its condition: it changes no row if another
-transaction was faster, which the number of changed rows shows. In SQLite there is no other transaction.
+If a write depends on data that was read without a lock, its condition contains that data. So it changes no row if
+another transaction was faster, and the number of changed rows shows this. SQLite has no concurrent transactions.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _DROP = f"DELETE FROM @rows {_ROW_AT}"
 
 @dataclass(slots=True)
 class Seen:
-    """The data that the scripts of one writing transaction have read and written so far; None means "does not exist".
+    """The data that the scripts of one writing transaction have read and written so far. None means "does not exist".
 
-    Existing rows are locked, or checked when they are written. They are no older than any script of the transaction:
-    all scripts were submitted before the first read.
+    Existing rows are locked, or checked when they are written. They are newer than all scripts of the transaction,
+    because all scripts were submitted before the first read.
     """
 
     records: dict[str, Record | None] = field(default_factory=dict[str, "Record | None"])
     rows: dict[RowKey, tuple[int, Row] | None] = field(default_factory=dict[RowKey, "tuple[int, Row] | None"])
-    """Rows with their versions."""
+    """Rows and their versions."""
     locked: bool = False
-    """The transaction holds locks."""
+    """True if the transaction holds locks."""
 
     def forget(self) -> None:
-        """Discard the reads and locks: the locks were released and the writes undone."""
+        """Discard the reads and locks, because the locks were released and the writes undone."""
         self.records.clear()
         self.rows.clear()
 
 
 class Writes:
-    """The writes of one script, None being a removal."""
+    """The writes of one script. None is a removal."""
 
     def __init__(self, link: Link, seen: Seen) -> None:
         self.records: dict[str, Record | None] = {}
@@ -57,8 +57,8 @@ class Writes:
 
     @property
     def lost_a_race(self) -> bool:
-        """True if another transaction changed data that these writes depend on, so that the transaction must not be
-        committed. Known after the link's next `sync`."""
+        """True if another transaction changed data that these writes depend on. Then the transaction must not be
+        committed. The value is valid after the next `sync` of the link."""
         return any(sent.rowcount != expected for sent, expected in self._sent)
 
     def send(self) -> None:
@@ -138,7 +138,7 @@ class Writes:
 
 
 def columns_of(record: Record) -> Columns:
-    """Return the fields of a record that its row repeats: the values of the longest list of `Dialect.columns`."""
+    """Return the fields of a record that its row repeats, for the longest list of `Dialect.columns`."""
     return (*indexed(record), record.attempts[-1].attempt_id if record.attempts else None)
 
 

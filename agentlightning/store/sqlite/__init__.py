@@ -1,4 +1,4 @@
-"""The store in one SQLite file; see `store.py` for the class and the writing of changes to disk."""
+"""The store in one SQLite file. The class is in `store.py`."""
 
 from agentlightning.store.sqlite.store import SQLiteBackend, SQLiteLightningStore
 

@@ -1,7 +1,7 @@
-"""The file of a SQLite store: reading it while a store uses it, and copying it.
+"""Read and copy the file of a SQLite store while it is in use.
 
-A reader sees the file at one moment (a read transaction of the write-ahead log), blocks no writer, and upgrades no
-tables. Source of the copy's guarantee: https://www.sqlite.org/backup.html
+A reader has a snapshot of the file (a read transaction of the write-ahead log), blocks no writer, and upgrades no
+tables. Source of the guarantee for the copy: https://www.sqlite.org/backup.html
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from agentlightning.base.private_files import make_private
 from agentlightning.errors import BadRequestError, ConflictError, StoreWriteError
 
 _PAGES = 1024
-"""Pages copied between two points at which the copy may be interrupted."""
+"""Number of pages copied in one step. The copy can be interrupted between two steps."""
 
 
 def backup_file(path: str | Path, target: str | Path, *, force: bool = False) -> int:
-    """Copy the store in `path` at one moment to the file `target`; return the size of the copy in bytes.
+    """Copy a snapshot of the store in `path` to the file `target`; return the size of the copy in bytes.
 
-    The copy is one self-contained file. It passes SQLite's integrity check before it gets its name, and a crash leaves
-    no partial file under that name. `force` replaces a file of that name.
+    The copy is one self-contained file. It is renamed to `target` after it has passed SQLite's integrity check, so a
+    crash leaves no partial file with this name. `force` replaces an existing file.
 
     Raises:
-        BadRequestError: `path` is no file that can be read as SQLite, or there is no folder for `target`.
-        ConflictError: `path` holds no store, or `target` is taken or in use.
+        BadRequestError: `path` cannot be read as SQLite, or the folder of `target` does not exist.
+        ConflictError: `path` contains no store, or `target` exists or is in use.
         StoreWriteError: the copy could not be written, or the check found it damaged.
     """
     path, target = Path(path), Path(target)
     with reading(path) as db:
         schema_version(db, path)
         if not target.parent.is_dir():
-            raise BadRequestError(f"There is no folder {str(target.parent)!r} for the backup {target.name!r}")
+            raise BadRequestError(f"The folder {str(target.parent)!r} for the backup {target.name!r} does not exist")
         if target.exists() and target.samefile(path):
             raise ConflictError(f"{str(target)!r} is the store itself; choose another file for its backup")
         if target.exists() and not force:
-            raise ConflictError(f"{str(target)!r} is there already; choose another file, or replace it with --force")
+            raise ConflictError(f"{str(target)!r} exists already; choose another file, or replace it with --force")
         log = target.with_name(target.name + "-wal")
         if log.exists():  # SQLite would apply it to the copy
             raise ConflictError(
-                f"{str(log)!r} is there: {str(target)!r} is a store in use, or one that was not closed. "
-                "Choose another file, or open and close that store first."
+                f"{str(log)!r} exists: {str(target)!r} is a store that is in use or was not closed. "
+                "Choose another file, or open and close this store first."
             )
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
@@ -66,10 +66,10 @@ def reading(path: Path) -> Generator[sqlite3.Connection]:
     """Open an existing file inside one read transaction.
 
     Raises:
-        BadRequestError: there is none, or it cannot be opened.
+        BadRequestError: the file does not exist or cannot be opened.
     """
     if not path.is_file():
-        raise BadRequestError(f"There is no store file {str(path)!r}; expected one that 'agl store' or a program made")
+        raise BadRequestError(f"There is no store file {str(path)!r}; pass a file that a store has created")
     try:
         db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None, timeout=10.0)
     except sqlite3.Error as error:
@@ -86,7 +86,7 @@ def schema_version(db: sqlite3.Connection, path: Path) -> int:
 
     Raises:
         BadRequestError: the file cannot be read as SQLite.
-        ConflictError: it holds no store.
+        ConflictError: the file contains no store.
     """
     try:
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
@@ -94,12 +94,12 @@ def schema_version(db: sqlite3.Connection, path: Path) -> int:
     except sqlite3.DatabaseError as error:
         raise BadRequestError(f"Cannot read {str(path)!r} as a SQLite store: {error}") from error
     if version < 1 or not {"rollouts", "spans", "rows"} <= tables:
-        raise ConflictError(f"The file {str(path)!r} is a SQLite database of another program, and holds no store")
+        raise ConflictError(f"The file {str(path)!r} is a SQLite database of another program and contains no store")
     return version
 
 
 def integrity(db: sqlite3.Connection) -> Iterator[str]:
-    """Yield the problems that SQLite's own check of the structure reports."""
+    """Yield the problems that the integrity check of SQLite reports."""
     for (line,) in db.execute("PRAGMA integrity_check"):
         if line != "ok":
             yield f"SQLite: {line}"
@@ -118,14 +118,14 @@ def _copy(db: sqlite3.Connection, path: Path, partial: Path) -> None:
     try:
         copy.execute("PRAGMA synchronous = OFF")  # made durable in one step, by `_give_name`
         db.backup(copy, pages=_PAGES)
-        copy.execute("PRAGMA journal_mode = DELETE")  # no second file beside the copy
+        copy.execute("PRAGMA journal_mode = DELETE")  # no second file next to the copy
         damage = list(integrity(copy))
     except sqlite3.Error as error:
         raise StoreWriteError(f"The store {str(path)!r} could not be copied: {error}") from error
     finally:
         copy.close()
     if damage:
-        raise StoreWriteError(f"The store {str(path)!r} is damaged, no backup was made: {'; '.join(damage[:3])}")
+        raise StoreWriteError(f"The store {str(path)!r} is damaged; no backup was created: {'; '.join(damage[:3])}")
 
 
 def _give_name(partial: Path, target: Path, force: bool) -> None:
@@ -137,7 +137,7 @@ def _give_name(partial: Path, target: Path, force: bool) -> None:
         else:
             os.link(partial, target)
     except FileExistsError:
-        raise ConflictError(f"{str(target)!r} has appeared meanwhile; choose another file, or --force") from None
+        raise ConflictError(f"{str(target)!r} was created meanwhile; choose another file, or use --force") from None
     except OSError:  # a file system without hard links
         os.rename(partial, target)
     _sync(target.parent)

@@ -1,6 +1,6 @@
 """The tables of the SQLite store, and the upgrade of a file of an earlier version.
 
-A version is one more entry of `STEPS`; `PRAGMA user_version` holds the version of a file (see `rules/durable.py`).
+Each version adds an entry to `STEPS`; `PRAGMA user_version` is the version of a file (see `rules/durable.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CREATE INDEX rollouts_sizes ON rollouts (run_id, attempts, span_count, span_byte
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('change', (SELECT coalesce(max(number), 0) FROM rollouts))
 """
-"""The end of a rollout without one is infinity, so that an index orders it last."""
+"""A rollout that has not ended has the end infinity, so that an index orders it last."""
 
 _FOURTH = """
 CREATE TABLE run_records (
@@ -76,7 +76,7 @@ CREATE INDEX summaries_step ON summaries (run, step, reward, outcome, mode, star
 CREATE INDEX summaries_start ON summaries (start_time, number);
 CREATE TABLE inputs (number INTEGER PRIMARY KEY, preview TEXT NOT NULL, searched TEXT NOT NULL)
 """
-"""`run` is empty for a rollout of no run, else a `/` and the id of the run. `number` is that of the rollout."""
+"""`run` is empty for a rollout without a run, else a `/` and the id of the run. `number` is the rollout's number."""
 
 
 def _begin(db: sqlite3.Connection) -> None:
@@ -121,14 +121,14 @@ STEPS: list[tuple[int, Callable[[sqlite3.Connection], None]]] = [
     (4, lambda db: _run(db, _FOURTH)),
     (5, _add_summaries),
 ]
-"""The upgrade step to each version from the one before."""
+"""The upgrade steps, each from one version to the next."""
 
 
 def prepare(db: sqlite3.Connection, path: str) -> None:
-    """Create the tables in a new file, or upgrade those of an older one, all in one transaction.
+    """Create the tables in a new file, or upgrade the tables of an older file, in one transaction.
 
     Raises:
-        ConflictError: a newer version wrote the file, or it is no store.
+        ConflictError: a newer version wrote the file, or it is not a store.
     """
     if check_version(db, path) == SCHEMA_VERSION:
         return
@@ -151,7 +151,7 @@ def check_version(db: sqlite3.Connection, path: str) -> int:
     """Return the version of a file.
 
     Raises:
-        ConflictError: it is a newer one.
+        ConflictError: a newer version wrote the file.
     """
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     check_not_newer(repr(path), version)

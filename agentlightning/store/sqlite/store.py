@@ -1,8 +1,8 @@
-"""The store in one SQLite file, durable and without a server. Several processes may use the file at the same time.
+"""The store in one SQLite file, durable and without a server. Several processes can use the file at the same time.
 
-One thread writes, many scripts in one transaction; reads use a second connection (write-ahead log). With
-`synchronous="FULL"` an acknowledged change survives a loss of power.
-Source of the file format's guarantees: https://www.sqlite.org/wal.html and https://www.sqlite.org/pragma.html#pragma_synchronous
+One thread writes, with many scripts in one transaction. Reads use a second connection (write-ahead log). With
+`synchronous="FULL"`, an acknowledged change survives a power failure.
+Source of the guarantees of SQLite: https://www.sqlite.org/wal.html and https://www.sqlite.org/pragma.html#pragma_synchronous
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COARSE_SECONDS = 2.5
 class SQLiteLightningStore(EngineStore):
     """A durable store in the file `path`, which is created if it does not exist.
 
-    `synchronous="NORMAL"` is faster and may lose the last changes if the machine (not the process) crashes.
+    `synchronous="NORMAL"` is faster, but can lose the last changes if the machine (not the process) crashes.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SQLiteLightningStore(EngineStore):
 
 
 class SQLiteBackend(SqlBackend["_Process"]):
-    """Runs scripts in one file: the thread of the caller reads, another one writes."""
+    """Run scripts in one file: the thread of the caller reads, and another thread writes."""
 
     def __init__(self, path: str, synchronous: Literal["FULL", "NORMAL"]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class SQLiteBackend(SqlBackend["_Process"]):
         return time.time()
 
     def set_clock(self) -> None:
-        """Do nothing: the file is on this machine."""
+        """Do nothing, because the file is on this machine."""
 
     def await_change(self, timeout: float) -> bool:
         here = self._process()
@@ -138,7 +138,7 @@ class _Process(Process):
         self._writer: sqlite3.Connection | None = None
         self.writing = threading.Lock()
         self.open = threading.Lock()
-        """Held until `close`, so that a thread can pause on it: an event would cost twice the processor time."""
+        """Held until `close`, so that a thread can wait for it. An event would take twice the processor time."""
         self.open.acquire()
 
     def _connect(self) -> sqlite3.Connection:
@@ -152,7 +152,7 @@ class _Process(Process):
         except sqlite3.Error as error:
             raise BadRequestError(
                 f"Cannot open the SQLite store {self._path!r}: {error}. "
-                "Expected a path to a new or existing store file in a folder that can be written."
+                "Expected the path of a new or existing store file in a writable folder."
             ) from error
         db.execute(f"PRAGMA synchronous = {self._synchronous}")
         db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
@@ -160,7 +160,7 @@ class _Process(Process):
         return db
 
     def writer(self) -> sqlite3.Connection:
-        """Return the writing connection; the caller holds `writing`."""
+        """Return the writing connection. The caller must hold `writing`."""
         self.check_open()
         if self._writer is None:
             self.presence.check_database()  # SQLite would make a new one
@@ -168,7 +168,7 @@ class _Process(Process):
         return self._writer
 
     def read(self, script: Callable[[Tx], R]) -> tuple[R, Notes]:
-        """Run a script that reads, on a snapshot."""
+        """Run a read-only script on a snapshot."""
         with self._reading:
             self.check_open()
             try:
@@ -200,7 +200,7 @@ class _Process(Process):
 
 
 class _Writing(Session):
-    """Runs scripts that write, on a connection that belongs to the process."""
+    """Run writing scripts on a connection that belongs to the process."""
 
     def __init__(self, path: str, db: sqlite3.Connection, lock: threading.Lock, presence: Presence) -> None:
         self._path = path
@@ -223,7 +223,7 @@ class _Writing(Session):
             except (sqlite3.Error, AgentLightningError) as error:
                 unwritten = StoreWriteError(
                     f"The SQLite store {self._path!r} could not write: {error}. "
-                    "Nothing of this call was stored; try it again when the cause is gone."
+                    "Nothing of this call was stored. Fix the cause and retry."
                 )
                 for job in jobs:
                     job.error = unwritten if isinstance(error, sqlite3.Error) else error

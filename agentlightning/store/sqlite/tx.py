@@ -23,15 +23,15 @@ _RUN_CHANGES = "SELECT change, key, NULL, body FROM rows WHERE change > ?"
 
 
 class SQLiteLink(Link):
-    """A connection, within a transaction."""
+    """A connection within a transaction."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         super().__init__(db, SQLITE, _render)
 
 
 class SQLiteTx(SqlTx):
-    """One script's view of the file. Spans and records of runs are written at once, since the table shows which of them
-    are new."""
+    """One script's view of the file. Spans and records of runs are written immediately, because the table shows which
+    ones are new."""
 
     def changes(self, after: str, limit: int) -> tuple[list[Record | RunRow], str]:
         cursor = read_cursor(after, int(self.last_change()))

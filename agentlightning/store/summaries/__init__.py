@@ -1,1 +1,1 @@
-"""Summaries of rollouts, on every store: facts of records for searching, pages of summaries, figures over many."""
+"""Summaries of rollouts for all stores: facts of records for searching, pages of summaries, and statistics."""

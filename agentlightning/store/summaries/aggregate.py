@@ -1,4 +1,4 @@
-"""Figures of many rollouts in groups: the plan of a call, the counts of each group, and the answer made of them."""
+"""Statistics of rollouts by group: the plan of a call, the counts of each group, and the result."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "worker": ("worker_id",),
     "none": (),
 }
-"""The facts that the rollouts of a group share."""
+"""The facts that all rollouts of a group have in common."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """The filter and grouping of rollouts, and the value that the figures describe."""
+    """The filter and grouping of rollouts, and the value for the statistics."""
 
     by: AggregateBy = "step"
     chosen: RolloutFilter = field(default_factory=RolloutFilter)
     buckets: int = 0
     dimension: str | None = None
-    """The dimension of the reward; None is the reward itself."""
+    """The dimension of the reward; None for the reward itself."""
 
     @classmethod
     def of(cls, by: Any, chosen: RolloutFilter | None, buckets: int, dimension: str | None) -> AggregatePlan:
@@ -49,7 +49,7 @@ class AggregatePlan:
         if by not in GROUPED:
             raise BadRequestError(f"Rollouts cannot be grouped by {by!r}; expected one of {', '.join(GROUPED)}")
         if type(buckets) is not int or not 0 <= buckets <= MOST_BUCKETS:
-            raise BadRequestError(f"buckets must be from 0 to {MOST_BUCKETS}; got {buckets!r}")
+            raise BadRequestError(f"buckets must be an integer from 0 to {MOST_BUCKETS}; got {buckets!r}")
         if dimension is not None and (type(dimension) is not str or len(dimension) > _LONGEST_NAME):
             raise BadRequestError(
                 f"dimension must be the name of a reward's dimension, of at most {_LONGEST_NAME} characters; "
@@ -67,7 +67,7 @@ class Tally:
     count: int = 0
     outcomes: Counter[str] = field(default_factory=Counter[str])
     seconds: float = 0.0
-    """Total of the rollouts that have ended."""
+    """Total duration of the ended rollouts in seconds."""
     ended: int = 0
     first: float = math.inf
     last: float = -math.inf
@@ -75,7 +75,7 @@ class Tally:
     """Rewards in ascending order."""
 
     def add(self, outcome: str | None, count: int, seconds: float, ended: int, first: float, last: float) -> None:
-        """Add so many rollouts of the group with this outcome."""
+        """Add a number of rollouts of the group with this outcome."""
         self.count += count
         if outcome is not None:
             self.outcomes[outcome] += count
@@ -85,7 +85,7 @@ class Tally:
 
 
 def aggregate_entries(entries: Iterable[Entry], plan: AggregatePlan) -> RolloutAggregate:
-    """Return figures of all rollouts of a store that keeps no table of their facts."""
+    """Return statistics of all rollouts of a store without a table of their facts."""
     by, dimension = plan.by, plan.dimension
     groups: dict[Any, list[Facts]] = {}
     columns = [Facts._fields.index(name) for name in COLUMNS[by]]
@@ -129,7 +129,7 @@ def dimension_values(texts: Iterable[str | None], dimension: str) -> list[float]
 
 
 def aggregate_of(plan: AggregatePlan, tallies: Iterable[Tally]) -> RolloutAggregate:
-    """Return the answer to a plan, made of the counts of its groups."""
+    """Return the result of a plan from the counts of its groups."""
     counted = [tally for tally in tallies if tally.count]
     edges = _edges([tally.rewards for tally in counted if tally.rewards], plan.buckets)
     groups = [_group(plan.by, tally, edges) for tally in counted]
@@ -193,7 +193,7 @@ def _buckets(rewards: Sequence[float], edges: list[float]) -> list[int]:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Return the quantile `part` of ordered values, interpolated between the two nearest."""
+    """Return the quantile `part` of sorted values, interpolated between the two nearest values."""
     place = part * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -1,4 +1,4 @@
-"""Summaries and figures over any store that has the contract's other operations. It is slow: it reads every rollout."""
+"""Summaries and statistics for any store with the other operations of the contract. Slow: it reads all rollouts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def query_summaries(
 async def aggregate(
     store: Readable, by: str, chosen: RolloutFilter | None, buckets: int, dimension: str | None
 ) -> RolloutAggregate:
-    """Return figures of rollouts in groups.
+    """Return statistics of rollouts by group.
 
     Raises:
         BadRequestError: an argument is wrong.
@@ -59,7 +59,7 @@ async def _entry(store: Readable, rollout: AttemptedRollout | Rollout) -> Entry:
 
 
 def final_reward(spans: Sequence[Span]) -> tuple[float | None, dict[str, float] | None]:
-    """Return the final reward of an attempt and its dimensions, from its spans in the order of their numbers."""
+    """Return the final reward of an attempt and its dimensions, from its spans in the order of numbers."""
     for span in reversed(spans):
         if span.attributes.get(STALE) is not True and (reward := reward_of_span(span)) is not None:
             return reward

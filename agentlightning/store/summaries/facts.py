@@ -1,4 +1,4 @@
-"""Facts of each rollout, kept beside its record, so that lists and figures of many rollouts need not read records."""
+"""Facts of each rollout, stored next to its record, so that lists and statistics need not read records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     mode: str | None
     step: int | None
     task: str | None
-    """The task as JSON, so that a text column holds numbers, too."""
+    """The task as JSON, so that a text column can also contain numbers."""
     sample: int | None
     start_time: float
     end_time: float | None
@@ -45,7 +45,7 @@ class Facts(NamedTuple):
 
 
 def facts_of(rollout: Rollout, attempt: Attempt | None, attempts: int) -> Facts:
-    """Return the facts of a rollout with its latest attempt and the number of its attempts."""
+    """Return the facts of a rollout, its latest attempt and the number of its attempts."""
     metadata = rollout.metadata
     step = task = sample = None
     if metadata:
@@ -66,7 +66,7 @@ def facts_of(rollout: Rollout, attempt: Attempt | None, attempts: int) -> Facts:
 
 
 def summary_of(facts: Facts, spans: int, preview: str) -> RolloutSummary:
-    """Return the summary made of facts, the number of spans and the preview."""
+    """Return the summary for facts, the number of spans and the preview."""
     fields: dict[str, Any] = facts._asdict()
     fields["task"] = task_of(facts.task)
     fields["rewards"] = None if facts.rewards is None else json.loads(facts.rewards)
@@ -74,12 +74,12 @@ def summary_of(facts: Facts, spans: int, preview: str) -> RolloutSummary:
 
 
 def task_of(text: str | None) -> int | str | None:
-    """Return the task whose JSON this is."""
+    """Return the task from its JSON."""
     return None if text is None else cast("int | str", json.loads(text))
 
 
 def task_text(task: int | str) -> str:
-    """Return a task in the form of its column."""
+    """Return a task as stored in its column."""
     return json.dumps(task, ensure_ascii=False)
 
 
@@ -97,7 +97,7 @@ def _task(value: object) -> str | None:
 
 
 def input_text(value: object) -> str:
-    """Return the first `SEARCHED` characters of an input: of the text itself, or else of its JSON."""
+    """Return the first `SEARCHED` characters of an input. An input that is not a text is converted to JSON."""
     if type(value) is str:
         return value[:SEARCHED].replace("\0", " ")
     text = json.dumps(_trimmed(value, SEARCHED)[0], ensure_ascii=False)
@@ -110,12 +110,12 @@ def preview_of(text: str) -> str:
 
 
 def searched(text: str) -> str:
-    """Return a text in a form for searching without regard to case."""
+    """Return a text in a form for case-insensitive search."""
     return text.casefold()
 
 
 def _trimmed(value: Any, room: int) -> tuple[Any, int]:
-    """Return a value cut after `room` characters of its JSON, and the number of remaining characters."""
+    """Return a value, truncated after `room` characters of its JSON, and the number of remaining characters."""
     if type(value) is str:
         return value[:room], room - len(value)
     if isinstance(value, Mapping):

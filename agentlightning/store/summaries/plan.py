@@ -1,4 +1,4 @@
-"""SummaryPlan, the filter, order and page of a query for summaries, and the making of a page from facts in Python."""
+"""SummaryPlan, the filter, order and page of a query for summaries, and the creation of a page from facts in Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Input:
         self._preview, self._searched = preview, searched
 
     def searched(self) -> str:
-        """Return the searched part, in a form without regard to case."""
+        """Return the searched part, in a form for case-insensitive search."""
         return self._searched
 
     def preview(self) -> str:
@@ -40,19 +40,19 @@ class Input:
 
 
 class Entry(NamedTuple):
-    """One rollout, as input for a page in Python."""
+    """One rollout as the input of a page in Python."""
 
     facts: Facts
     place: int | str
-    """Place among rollouts with an equal sort value; no two are the same."""
+    """Position among rollouts with the same sort value; unique."""
     spans: int
     input: Input
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryPlan:
-    """The filter, order and page of a query for summaries. Summaries without the sort value are last, in both
-    directions; equal ones are in the order of their places, in the direction of the page."""
+    """The filter, order and page of a query for summaries. Summaries without the sort value are last in both
+    directions. Summaries with the same value are in the order of their positions, in the direction of the page."""
 
     chosen: RolloutFilter = field(default_factory=RolloutFilter)
     sort_by: str = "start_time"
@@ -60,17 +60,17 @@ class SummaryPlan:
     limit: int = 100
     offset: int = 0
     after: Place | None = None
-    """The place after which the page begins."""
+    """The position after which the page begins."""
 
     @classmethod
     def of(
         cls, chosen: RolloutFilter | None, sort_by: str, sort_order: str, limit: int, offset: int, cursor: str | None,
         places: type[int] | type[str] = int,
     ) -> SummaryPlan:  # fmt: skip
-        """Return the plan of a call. `places` is the kind of places in the store.
+        """Return the plan of a call. `places` is the type of positions in the store.
 
         Raises:
-            BadRequestError: an argument is wrong, or the cursor is of another order.
+            BadRequestError: an argument is wrong, or the cursor belongs to another order.
         """
         sort_by = meant(AnySummarySort, sort_by)
         if sort_by not in SORTS:
@@ -92,7 +92,7 @@ class SummaryPlan:
         return cursor_behind(self.sort_by, self.descending, place)
 
     def page(self, matches: list[tuple[RolloutSummary, Place]], total: int) -> SummaryPage:
-        """Return the page made of these matches, which are one more than the limit if another page follows."""
+        """Return the page with these matches. If another page follows, there is one match more than the limit."""
         more, matches = len(matches) > self.limit, matches[: self.limit]
         return SummaryPage.model_construct(
             items=[summary for summary, _ in matches],
@@ -104,10 +104,10 @@ class SummaryPlan:
 
 
 def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
-    """Return a filter, validated.
+    """Return a validated filter.
 
     Raises:
-        BadRequestError: a value does not fit its field, or there is no such field.
+        BadRequestError: a value has the wrong type, or a field does not exist.
     """
     if chosen is None:
         return RolloutFilter()
@@ -124,8 +124,7 @@ def filter_of(chosen: RolloutFilter | dict[str, Any] | None) -> RolloutFilter:
 
 
 def tests_of(chosen: RolloutFilter) -> list[tuple[str, str, Any]]:
-    """Return a filter as tests: a column of the facts, a name of `_TESTS`, the operand. That of the input is not among
-    them."""
+    """Return a filter as tests (column of the facts, name in `_TESTS`, operand), without the test of the input."""
     tests: list[tuple[str, str, Any]] = [
         *((name, "in", getattr(chosen, f"{name}_in")) for name in ("status", "mode", "outcome", "rollout_id")),
         *((name, "=", getattr(chosen, name)) for name in ("outcome_reason", "worker_id", "resources_id")),
@@ -158,7 +157,7 @@ def _values(entries: list[Entry], sort_by: str) -> list[Any]:
 
 
 def matching(entries: Iterable[Entry], chosen: RolloutFilter) -> list[Entry]:
-    """Return the entries that pass a filter."""
+    """Return the entries that match a filter."""
     matches = list(entries)
     for column, test, operand in tests_of(chosen):
         place, passes = Facts._fields.index(column), _TESTS[test]
@@ -200,11 +199,11 @@ def page_of_entries(entries: Iterable[Entry], plan: SummaryPlan) -> SummaryPage:
 
 
 _Ranked = tuple[Any, int | str, Entry]
-"""Value, place, entry. Places are unique, so that entries are never compared."""
+"""Value, position, entry. Positions are unique, so entries are never compared."""
 
 
 def _behind(plan: SummaryPlan, entries: list[_Ranked]) -> list[_Ranked]:
-    """Return the entries after the place where the page begins. All of them have a value, or none has."""
+    """Return the entries after the position where the page begins. Either all of them have a value, or none."""
     after: Any = plan.after
     if not entries or (entries[0][0] is None) != (after[0] is None):
         return entries if entries and entries[0][0] is None else []

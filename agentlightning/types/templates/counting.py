@@ -1,4 +1,4 @@
-"""Count the work of one rendering of a jinja template: its budget, and the filters that charge it."""
+"""Limit the work of one rendering of a jinja template: its budget, and the filters that charge it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MOST_WORK = 40_000_000
 comparison or method `CALL`, a step of a loop or a call of a macro `STEP`: 100,000 steps, about two seconds."""
 STEP, CALL, ENTRY = 400, 40, 32
 MOST_SECONDS = 20.0
-"""Processor seconds of one rendering, checked with the charges: a last limit, for work that no count covers."""
+"""Largest processor time of one rendering in seconds, for work that is not counted. Checked with the charges."""
 _BETWEEN_LOOKS = 20_000
-"""Characters charged between two checks of the time, each of which is a system call."""
+"""Characters charged between two checks of the time; each check is a system call."""
 _TURN = "agentlightning_step"
 _JOINED = "agentlightning_concatenation"
 _COMPARED = "agentlightning_comparison"
@@ -40,7 +40,7 @@ class Budget:
         self._remaining -= amount
         if self._remaining < 0:
             raise ValueError(
-                f"The template asks for more work than {MOST_WORK} characters and steps; shorten its loops or values"
+                f"The template needs more work than {MOST_WORK} characters and steps; shorten its loops or values"
             )
         if self._remaining > self._looks_at:
             return
@@ -49,10 +49,10 @@ class Budget:
         self._looks_at = self._remaining - _BETWEEN_LOOKS
 
     def weight(self, value: object) -> int:
-        """Return the number of characters and entries of a value; lists within lists count each time they print.
+        """Return the number of characters and entries of a value; a nested list counts each time it is printed.
 
         Raises:
-            ValueError: it is more than the budget.
+            ValueError: the number is larger than the budget.
         """
         total = 0
         pending: list[object] = [value]
@@ -93,7 +93,7 @@ class Budget:
         return value
 
     def sought(self, value: object) -> object:
-        """Return the container of a membership test; a table is not charged, because it is not read through."""
+        """Return the container of a membership test. A dict or set is not charged, because a lookup reads one entry."""
         return cast("object", value) if isinstance(value, (dict, set, frozenset)) else self.compared(value)
 
     def sliced(self, value: object) -> object:
@@ -101,7 +101,7 @@ class Budget:
         return value
 
     def watched(self, values: Iterator[object]) -> Iterator[object]:
-        """Yield the output of a filter one by one, each charged on request."""
+        """Yield the items of a filter's output, and charge each one when it is requested."""
         for value in values:
             self.charge(ENTRY + self.weight(value))
             yield value
@@ -125,18 +125,18 @@ class Budget:
 
 
 def is_sequence(value: object) -> TypeGuard[Sized]:
-    """Return True for values that `*` and `+` make longer."""
+    """Return True for values that `*` and `+` can make longer."""
     return isinstance(value, (str, bytes, bytearray, list, tuple))
 
 
 def counting_filters(budget: Budget) -> dict[str, Callable[..., Any]]:
-    """Return the filters that `CountingVisitor` writes into a template."""
+    """Return the filters that `CountingVisitor` inserts into a template."""
     filters = {_TURN: budget.step, _COMPARED: budget.compared, _SOUGHT: budget.sought, _SLICED: budget.sliced}
     return {**{name: _passing_context(step) for name, step in filters.items()}, _JOINED: budget.joined}
 
 
 def _passing_context(step: Callable[[object], object]) -> Callable[..., Any]:
-    """Mark a filter as one that needs the context, which keeps Jinja from running it at compile time."""
+    """Mark a filter as one that needs the context, so that Jinja does not run it at compile time."""
 
     @pass_context
     def counted(context: Context, value: object) -> object:
@@ -146,7 +146,7 @@ def _passing_context(step: Callable[[object], object]) -> Callable[..., Any]:
 
 
 class CountingVisitor(NodeTransformer):
-    """Insert a step at the beginning of every body that may run again, and replace `~` by its counting form."""
+    """Insert a step at the beginning of every body that can run repeatedly, and replace `~` by its counting form."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

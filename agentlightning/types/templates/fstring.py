@@ -1,15 +1,15 @@
 """Prompt templates of the engine `f-string`: named placeholders, without access from a value to other objects.
 
-`str.format` walks attributes (`{x.__init__.__globals__}`) and fills any width (`{x:300000000}`). Whoever can publish a
-template could read the agent's process with the former and crash it with the latter, so the gaps are filled here:
+`str.format` reads attributes (`{x.__init__.__globals__}`) and pads to any width (`{x:300000000}`). The author of a
+template could use the first to read the agent's process and the second to crash it, so this module fills templates:
 
-| in a gap                       | allowed                                                                             |
+| Placeholder                    | Allowed                                                                            |
 | ------------------------------ | ----------------------------------------------------------------------------------- |
-| `{question}`                   | a name that `format` was given and that does not begin with an underscore           |
-| `{task[question]}`, `{xs[0]}`  | an entry of a dict, list or tuple; of nothing else                                  |
-| `{price:.2f}`, `{name:>20}`    | a format specification without gaps; at most `LONGEST_SPECIFICATION` and `WIDEST`   |
+| `{question}`                   | a name that was passed to `format` and does not begin with an underscore            |
+| `{task[question]}`, `{xs[0]}`  | an entry of a dict, list or tuple                                                   |
+| `{price:.2f}`, `{name:>20}`    | a format without placeholders; limits: `LONGEST_SPECIFICATION` characters, `WIDEST` |
 | `{name!r}`                     | `!r`, `!s` and `!a`                                                                 |
-| `{task.question}`              | refused: give the value itself, `format(question=task.question)`                    |
+| `{task.question}`              | not allowed; pass the value itself: `format(question=task.question)`                |
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from string import Formatter
 from typing import cast
 
 MOST_CHARACTERS = 16 * 1024 * 1024
-"""Length of a filled prompt."""
+"""Largest length of a filled prompt."""
 WIDEST = 1000
 """Largest width or precision."""
 LONGEST_SPECIFICATION = 256
-"""Characters of a format specification: a date's repeats its output for each `%`."""
+"""Largest length of a format specification. For a date, each `%` in it adds to the output."""
 _NUMBER = re.compile(r"\d+")
 _CONVERSIONS = {"r": repr, "s": str, "a": ascii}
 _SHOWN = 80
 
 
 def fill(template: str, values: Mapping[str, object]) -> str:
-    """Return the template with its gaps filled.
+    """Return the template with its placeholders filled.
 
     Raises:
-        KeyError: the value of a gap was not given.
-        ValueError: a gap needs more than is allowed, or the result is longer than `MOST_CHARACTERS`; names the gap.
+        KeyError: the value of a placeholder is missing.
+        ValueError: a placeholder is not allowed, or the result is longer than `MOST_CHARACTERS`.
     """
     parts: list[str] = []
     length = 0
@@ -43,7 +43,7 @@ def fill(template: str, values: Mapping[str, object]) -> str:
         parts.append(part)
         length += len(part)
         if length > MOST_CHARACTERS:
-            raise ValueError(f"The filled prompt is longer than {MOST_CHARACTERS} characters; shorten what is given")
+            raise ValueError(f"The filled prompt is longer than {MOST_CHARACTERS} characters; pass shorter values")
     return "".join(parts)
 
 
@@ -52,7 +52,7 @@ def _parts(template: str, values: Mapping[str, object]) -> Iterator[str]:
         yield text
         if gap is None:
             continue
-        place, spec = f"Gap {_shown(gap)} of the template", spec or ""
+        place, spec = f"Placeholder {_shown(gap)} of the template", spec or ""
         value = _value(gap, values)
         if conversion is not None:
             if conversion not in _CONVERSIONS:
@@ -64,7 +64,7 @@ def _parts(template: str, values: Mapping[str, object]) -> Iterator[str]:
                 f"at most {LONGEST_SPECIFICATION} are allowed"
             )
         if "{" in spec or "}" in spec:
-            raise ValueError(f"{place} has a gap in its format specification; write the width out")
+            raise ValueError(f"{place} has a placeholder in its format specification; write the width as a number")
         check_widths(spec, place)
         try:
             value_text = format(value, spec)
@@ -74,17 +74,17 @@ def _parts(template: str, values: Mapping[str, object]) -> Iterator[str]:
 
 
 def _value(gap: str, values: Mapping[str, object]) -> object:
-    """Return the value of a gap: a given value, or an entry of one at any depth."""
+    """Return the value of a placeholder: a given value, or an entry of it at any depth."""
     name, bracket, rest = gap.partition("[")
     if "." in name or name.startswith("_") or not name or name.isdecimal():
         raise ValueError(
-            f"Gap {_shown(gap)} of the template is not allowed: a gap is a name, such as {{question}}, without dots "
-            "and without an underscore at its beginning. Give format() the value itself under a plain name."
+            f"Placeholder {_shown(gap)} of the template is not allowed. A placeholder is a name such as {{question}}, "
+            "without dots and without a leading underscore. Pass the value itself to format() under a plain name."
         )
     if name not in values:
         missing = KeyError(name)
         missing.add_note(
-            f"The template has the gap {_shown(gap)}; format() was given: {', '.join(values) or 'nothing'}"
+            f"The template has the placeholder {_shown(gap)}; format() got: {', '.join(values) or 'no values'}"
         )
         raise missing
     value = values[name]
@@ -92,7 +92,8 @@ def _value(gap: str, values: Mapping[str, object]) -> object:
         key, closing, rest = rest.partition("]")
         bracket, after = rest[:1], rest[1:]
         if not closing or bracket not in ("", "["):
-            raise ValueError(f"Gap {_shown(gap)} of the template is not allowed: expected name[key] or name[key][key]")
+            place = f"Placeholder {_shown(gap)} of the template"
+            raise ValueError(f"{place} is not allowed: expected name[key] or name[key][key]")
         value = _entry(gap, value, key)
         rest = after
     return value
@@ -103,17 +104,17 @@ def _entry(gap: str, value: object, key: str) -> object:
         items = cast("tuple[object, ...]", value)
         if int(key) < len(items):
             return items[int(key)]
-        raise KeyError(f"{key} (gap {_shown(gap)} of the template: the list has {len(items)} entries)")
+        raise KeyError(f"{key} (placeholder {_shown(gap)} of the template: the list has {len(items)} entries)")
     if isinstance(value, dict):
         entries = cast("dict[object, object]", value)
         if key in entries:
             return entries[key]
         if key.isdecimal() and len(key) < 10 and int(key) in entries:
             return entries[int(key)]
-        raise KeyError(f"{key} (gap {_shown(gap)} of the template)")
+        raise KeyError(f"{key} (placeholder {_shown(gap)} of the template)")
     raise ValueError(
-        f"Gap {_shown(gap)} of the template is not allowed: brackets take an entry of a dict or list; "
-        f"this is a {type(cast('object', value)).__name__}"
+        f"Placeholder {_shown(gap)} of the template is not allowed: brackets select an entry of a dict or list, "
+        f"and this value is a {type(cast('object', value)).__name__}"
     )
 
 
@@ -121,7 +122,7 @@ def check_widths(spec: str, where: str) -> None:
     """Check that no number in a format specification is larger than `WIDEST`.
 
     Raises:
-        ValueError: one is; its text begins with `where`.
+        ValueError: a number is too large; the message begins with `where`.
     """
     for number in _NUMBER.finditer(spec):
         digits = number[0].lstrip("0")

@@ -1,13 +1,12 @@
-"""Prompt templates of the engine `jinja`: Jinja's sandbox, with bounds on a template's output and work.
+"""Prompt templates of the engine `jinja`: Jinja's sandbox, with limits on a template's output and work.
 
-The sandbox keeps a template away from attributes that lead out of a value. It does not keep it from `'a' * 300000000`,
-`|center(300000000)`, lists within lists that print as gigabytes, or loops within loops. Here each rendering has a
-budget: the characters that it reads and writes, and the steps of its loops and macros, are counted in advance (see
-`counting.py`). Of the methods of built-in values, only those that cannot grow a value beyond the counted size are
-available.
+The sandbox prevents a template from reading attributes that expose other objects. It does not prevent
+`'a' * 300000000`, `|center(300000000)`, nested lists that print as gigabytes, or nested loops. So each rendering has a
+budget: the characters that it reads and writes and the steps of its loops and macros are counted in advance (see
+`counting.py`). Only those methods of built-in values are available that cannot grow a value beyond the counted size.
 
-A loop over the caller's values, and a method of the caller's object, run like the caller's own code:
-give a template plain values.
+The limits do not apply to your own objects: iterating over them or calling their methods runs your code. Pass plain
+values to a template.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from agentlightning.types.templates.counting import CALL, Budget, CountingVisito
 from agentlightning.types.templates.fstring import MOST_CHARACTERS, check_widths
 
 MOST_TEMPLATE = 1024 * 1024
-"""Characters of a template."""
+"""Largest length of a template in characters."""
 MOST_TOKENS = 50_000
-"""Names, numbers, signs and texts of a template, which bound the cost of its compilation."""
+"""Largest number of names, numbers, operators and strings in a template. It limits the cost of compilation."""
 MOST_BITS = 4096
-"""Bits of an integer that a template computes."""
+"""Largest size in bits of an integer that a template computes."""
 _MOST_RANGE = 2**60
-"""Largest number of a range: beyond it, numbers can be chosen that all have the same hash."""
+"""Largest number of a range. Above it, a template could create many numbers with the same hash."""
 _WIDEST = 10_000
 _SLOW_CHARACTERS = 64 * 1024
-"""Longest value for filters whose time grows faster than their input."""
+"""Longest value for filters that take more than linear time."""
 _WIDENING = frozenset(("center", "indent", "wordwrap", "batch", "slice", "round", "tojson", "ljust", "rjust", "zfill"))
 _SORTING = frozenset(("sort", "dictsort", "groupby"))
 _PRODUCT = frozenset(("rfind", "rindex", "rpartition", "rsplit", "strip", "lstrip", "rstrip", "trim"))
-"""Methods that may compare every character of the value with every one of the argument."""
+"""Methods that can compare every character of the value with every character of the argument."""
 # fmt: off
 _COMPARING = frozenset((
     "in", "==", "eq", "equalto", "!=", "ne", ">", "gt", "greaterthan", ">=", "ge", "<", "lt", "lessthan", "<=", "le",
     "lower", "upper",
 ))
 # fmt: on
-"""Tests whose time grows with their arguments."""
+"""Tests that take time in proportion to their arguments."""
 _REMAINDERS = frozenset(("odd", "even", "divisibleby"))
 _SLOW = frozenset(("wordwrap", "urlize", "striptags", "xmlattr", "pprint"))
 _BUILTINS = (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset, type)
@@ -68,9 +67,9 @@ def render(template: str, values: Mapping[str, object]) -> str:
     """Return the template rendered with these values.
 
     Raises:
-        jinja2.UndefinedError: it names a value that was not given.
-        jinja2.TemplateError: it is not a template, or uses something that the sandbox forbids.
-        ValueError: it needs more than the bounds of this module.
+        jinja2.UndefinedError: the value of a placeholder is missing.
+        jinja2.TemplateError: the template is invalid, or uses something that the sandbox forbids.
+        ValueError: the template exceeds a limit of this module.
     """
     if len(template) > MOST_TEMPLATE:
         raise ValueError(f"The template has {len(template)} characters; at most {MOST_TEMPLATE} are rendered")
@@ -79,9 +78,9 @@ def render(template: str, values: Mapping[str, object]) -> str:
     try:
         return environment.from_string(template).render(**values)
     except RecursionError as error:
-        raise ValueError("The template is nested too deeply, or calls itself without end") from error
+        raise ValueError("The template is nested too deeply, or has an endless recursion") from error
     except MemoryError as error:  # Python's compiler raises it for deep nesting, too
-        raise ValueError("The template needs more memory than there is") from error
+        raise ValueError("The template needs more memory than is available") from error
 
 
 class _Bounded(ImmutableSandboxedEnvironment):
@@ -136,7 +135,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def _refused(self, obj: object, attribute: str) -> object:
-        """Return the entry of that name if the object is a dict that has one, else a value that raises on use."""
+        """Return the entry with that name if the object is a dict that has it, else a value that raises on use."""
         if isinstance(obj, dict) and attribute in obj:
             return cast("dict[str, object]", obj)[attribute]
         return self.unsafe_undefined(obj, attribute)
@@ -155,14 +154,14 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return result
 
     def _guarded(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
-        """Return a filter whose input and output are charged."""
+        """Return a filter that charges its input and output."""
         start = 1 if hasattr(call, "jinja_pass_arg") else 0
 
         def run(*args: object, **kwargs: object) -> object:
             values = args[start:]
             weight = self.budget.spend(*values, *kwargs.values())
             if name in _SLOW and weight > _SLOW_CHARACTERS:
-                raise ValueError(f"The filter {name} takes values of at most {_SLOW_CHARACTERS} characters")
+                raise ValueError(f"The filter {name} accepts values of at most {_SLOW_CHARACTERS} characters")
             self._check_growth(name, values[0] if values else "", values[1:], kwargs)
             result = call(*args, **kwargs)
             if is_sequence(result):
@@ -172,7 +171,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         return functools.update_wrapper(run, call)
 
     def _guarded_test(self, name: str, call: Callable[..., object]) -> Callable[..., object]:
-        """Return a test whose compared values are charged."""
+        """Return a test that charges the values that it compares."""
         start = 1 if hasattr(call, "jinja_pass_arg") else 0
 
         def run(*args: object, **kwargs: object) -> object:
@@ -186,7 +185,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
             else:
                 self.budget.charge(CALL)
             if name in _REMAINDERS and isinstance(values[0], (str, bytes, bytearray)):
-                raise ValueError(f"The test {name} takes numbers")  # on a text, % is string formatting
+                raise ValueError(f"The test {name} accepts only numbers")  # on a text, % is string formatting
             return call(*args, **kwargs)
 
         return functools.update_wrapper(run, call)
@@ -197,10 +196,11 @@ class _Bounded(ImmutableSandboxedEnvironment):
         numbers = [abs(number) for number in values if isinstance(number, int)]
         texts = [len(text) for text in values if isinstance(text, str)]
         if name == "round" and is_sequence(value):
-            raise ValueError("The filter round takes numbers")
+            raise ValueError("The filter round accepts only numbers")
         if name in _WIDENING:
             if any(number > _WIDEST for number in numbers):
-                raise ValueError(f"{name} takes numbers up to {_WIDEST}; got {max(numbers).bit_length()} bits")
+                bits = max(numbers).bit_length()
+                raise ValueError(f"{name} accepts numbers up to {_WIDEST}; got a number of {bits} bits")
             by = max([*numbers, *texts, 1])
             self.budget.charge(by * (_lines(value) if name in ("indent", "wordwrap") else 1))
             if name == "tojson":
@@ -219,15 +219,15 @@ class _Bounded(ImmutableSandboxedEnvironment):
         elif name == "format":
             _check_printf(str(value))
         elif name == "sum" and any(is_sequence(start) and not isinstance(start, str) for start in values):
-            raise ValueError("The filter sum adds numbers; for lists use a loop")
+            raise ValueError("The filter sum accepts only numbers; use a loop to join lists")
 
     # --- compilation -------------------------------------------------------------------------------------------------
 
     def check_tokens(self, template: str) -> None:
-        """Check that the template does not have more tokens than may be compiled."""
+        """Check that the template has at most `MOST_TOKENS` tokens."""
         for count, _ in enumerate(self.lex(template)):
             if count > MOST_TOKENS:
-                raise ValueError(f"The template has more than {MOST_TOKENS} names, signs and texts")
+                raise ValueError(f"The template has more than {MOST_TOKENS} names, operators and strings")
 
     @override
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -235,14 +235,14 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
 
 def _bounded_range(*args: int) -> range:
-    """Return the sandbox's range, with a bound on its numbers, too."""
+    """Return the sandbox's range, with an additional limit on its numbers."""
     if any(abs(number) > _MOST_RANGE for number in args):
-        raise ValueError(f"range takes numbers up to {_MOST_RANGE}")
+        raise ValueError(f"range accepts numbers up to {_MOST_RANGE}")
     return safe_range(*args)
 
 
 def _grows(obj: object, attribute: str) -> bool:
-    """Return True for a method of a built-in value that may make more than it was given."""
+    """Return True for a method of a built-in value that can return more than its input."""
     if not isinstance(obj, _BUILTINS) or attribute in _METHODS:
         return False
     kinds: tuple[type[object], ...] = type(cast("object", obj)).__mro__
@@ -259,5 +259,5 @@ def _check_printf(text: str | bytes) -> None:
     shown = text if isinstance(text, str) else text.decode("latin-1")
     for match in _PRINTF.finditer(shown):
         if "*" in match[1]:
-            raise ValueError("A template's % takes no width from its values (*); write the width out")
+            raise ValueError("A % of the template takes its width from a value (*); write the width as a number")
         check_widths(match[1], "A % of the template")

@@ -132,5 +132,5 @@ async def test_a_rollout_that_is_deleted_while_it_is_finished_is_not_found(given
         return await get(store, rollout_id)
 
     store.get_rollout_by_id = deleted_first  # type: ignore[method-assign]
-    with pytest.raises(NotFoundError, match="deleted just after"):
+    with pytest.raises(NotFoundError, match="deleted immediately after"):
         await getattr(store, name)(rollout.rollout_id)

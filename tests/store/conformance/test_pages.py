@@ -113,14 +113,16 @@ async def test_a_cursor_that_is_none_or_of_another_order_is_refused(store: Light
     page = await store.query_rollouts(sort_by="start_time", limit=2)
     assert page.cursor is not None
     for wrong in ("", "x", "é", "WzEsMl0", page.cursor[:-3], "9" * 400):
-        with pytest.raises(BadRequestError, match="is no cursor of this store; take it from an earlier page"):
+        with pytest.raises(BadRequestError, match="is not a cursor of this store; use the cursor of an earlier page"):
             await store.query_rollouts(sort_by="start_time", limit=2, cursor=wrong)
-    with pytest.raises(BadRequestError, match=r"sorted by 'start_time' 'asc'; this one is sorted by 'end_time' 'desc'"):
+    with pytest.raises(
+        BadRequestError, match=r"sorted by 'start_time' 'asc', but this list is sorted by 'end_time' 'desc'"
+    ):
         await store.query_rollouts(sort_by="end_time", sort_order="desc", limit=2, cursor=page.cursor)
-    with pytest.raises(BadRequestError, match=r"Give a cursor or an offset; got both \(offset=3\)"):
+    with pytest.raises(BadRequestError, match=r"Pass a cursor or an offset, not both; got offset=3"):
         await store.query_rollouts(sort_by="start_time", limit=2, offset=3, cursor=page.cursor)
     by_status = await store.query_rollouts(sort_by="status", limit=2)
-    with pytest.raises(BadRequestError, match="Begin again without a cursor"):
+    with pytest.raises(BadRequestError, match="Start again without a cursor"):
         await store.query_rollouts(limit=2, cursor=by_status.cursor)
 
 
@@ -181,9 +183,9 @@ async def test_no_record_is_lost_or_doubled_while_a_run_goes_on_or_back(store: L
 async def test_a_wrong_cursor_of_records_is_refused(store: LightningStore) -> None:
     await _add_records(store)
     cursor = required((await store.query_run_records("run", limit=2)).cursor)
-    with pytest.raises(BadRequestError, match=r"sorted by 'step' 'asc'; this one is sorted by 'step' 'desc'"):
+    with pytest.raises(BadRequestError, match=r"sorted by 'step' 'asc', but this list is sorted by 'step' 'desc'"):
         await store.query_run_records("run", limit=2, cursor=cursor, sort_order="desc")
-    with pytest.raises(BadRequestError, match=r"Give a cursor or an offset; got both \(offset=3\)"):
+    with pytest.raises(BadRequestError, match=r"Pass a cursor or an offset, not both; got offset=3"):
         await store.query_run_records("run", limit=2, offset=3, cursor=cursor)
-    with pytest.raises(BadRequestError, match="is no cursor of this store"):
+    with pytest.raises(BadRequestError, match="is not a cursor of this store"):
         await store.query_run_records("run", limit=2, cursor="x")

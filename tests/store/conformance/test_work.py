@@ -385,5 +385,5 @@ async def test_resources_of_ones_own_are_kept_as_custom_ones(store: LightningSto
     }
     with pytest.raises((TypeError, BadRequestError), match="object"):
         await store.update_resources("x", {"settings": CustomResource(values={"a": {"b": object()}})})
-    with pytest.raises(ValueError, match=r"write agl\.LLM"):
+    with pytest.raises(ValueError, match=r"Use agl\.LLM"):
         await store.add_resources({"llm": {"endpoint": "e", "model": "m"}})  # type: ignore[dict-item]  # pyright: ignore

@@ -298,7 +298,7 @@ async def test_a_store_that_fails_is_shown_as_down(caplog: pytest.LogCaptureFixt
     families = await page(Broken())
     assert families["agl_store_up"][0].value == 0
     assert "process_resident_memory_bytes" in families
-    assert "could not tell its sizes" in caplog.text
+    assert "cannot read the statistics of the store" in caplog.text
 
 
 async def test_the_page_is_served_in_the_format_that_is_asked_for() -> None:

@@ -71,7 +71,7 @@ async def test_an_outage_is_an_error_that_says_what_was_tried() -> None:
     server.server_launcher.bind()
     await server.start()
     await server.stop()
-    with pytest.raises(StoreUnreachableError, match=r"did not answer get_rollout_by_id \(tried \d+ times"):
+    with pytest.raises(StoreUnreachableError, match=r"did not respond to get_rollout_by_id \(tried \d+ times"):
         await client.get_rollout_by_id("x")
     with pytest.raises(StoreUnreachableError):
         await client.dequeue_rollout()
@@ -127,9 +127,7 @@ async def test_an_address_with_a_user_and_a_token_is_refused_without_a_word_of_t
     address = "http://me:pa55word@127.0.0.1:4747"
     if variable:
         monkeypatch.setattr("agentlightning.store.http.client.server_token", lambda: "t0ken")
-    with pytest.raises(
-        BadRequestError, match="AGL_TOKEN gives a token" if variable else "token= gives a token"
-    ) as error:
+    with pytest.raises(BadRequestError, match="AGL_TOKEN sets a token" if variable else "token= sets a token") as error:
         LightningStoreClient(address, token=None if variable else "t0ken")
     assert "pa55word" not in str(error.value)
     assert "t0ken" not in str(error.value)

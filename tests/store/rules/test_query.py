@@ -164,9 +164,9 @@ async def test_an_empty_list_of_choices_matches_nothing(store: LightningStore) -
 async def test_the_old_names_of_filters_work_and_warn(store: LightningStore) -> None:
     made = [await store.enqueue_rollout(i) for i in range(2)]
     await store.update_rollout(made[0].rollout_id, status="cancelled")
-    with pytest.warns(DeprecationWarning, match="status is deprecated, use status_in instead"):
+    with pytest.warns(DeprecationWarning, match="status is deprecated; use status_in instead"):
         assert (await store.query_rollouts(status=["cancelled"])).total == 1
-    with pytest.warns(DeprecationWarning, match="rollout_ids is deprecated, use rollout_id_in instead"):
+    with pytest.warns(DeprecationWarning, match="rollout_ids is deprecated; use rollout_id_in instead"):
         assert (await store.query_rollouts(rollout_ids=[made[1].rollout_id])).total == 1
     with pytest.warns(DeprecationWarning, match="status is deprecated"):
         assert (await store.query_rollouts(status=["cancelled"], status_in=["queuing"]))[0].input == 1
@@ -195,5 +195,5 @@ async def test_a_list_without_a_limit_comes_whole_however_long(serve: Serve) -> 
 
 async def test_a_status_of_other_words_is_refused_with_the_right_one() -> None:
     store: Any = InMemoryLightningStore()
-    with pytest.raises(BadRequestError, match=r"'done'; expected any of queuing, .*; write 'succeeded'$"):
+    with pytest.raises(BadRequestError, match=r"'done'; expected any of queuing, .*; use 'succeeded'$"):
         await store.query_rollouts(status_in=["done"])

@@ -80,26 +80,32 @@ async def test_a_store_in_the_midst_of_life_is_whole(store: SQLiteLightningStore
 @pytest.mark.parametrize(
     ("statement", "problem"),
     [
-        ("UPDATE rollouts SET status = 'queuing' WHERE status = 'succeeded'", "column status is 'queuing', its record"),
-        ("UPDATE rollouts SET available_at = NULL WHERE status = 'requeuing'", "column available_at is None, its"),
-        ("UPDATE rollouts SET attempts = 7 WHERE status = 'cancelled'", "column attempts is 7, its record says 1"),
-        ("UPDATE rollouts SET span_bytes = 1 WHERE status = 'succeeded'", "column span_bytes is 1, its record says"),
-        ("UPDATE rollouts SET worker_id = 'x' WHERE status = 'succeeded'", "column worker_id is 'x', its record says"),
-        ("UPDATE rollouts SET body = '{}' WHERE status = 'succeeded'", "its record cannot be read"),
+        (
+            "UPDATE rollouts SET status = 'queuing' WHERE status = 'succeeded'",
+            "column status is 'queuing', but the record",
+        ),
+        ("UPDATE rollouts SET available_at = NULL WHERE status = 'requeuing'", "column available_at is None, but"),
+        ("UPDATE rollouts SET attempts = 7 WHERE status = 'cancelled'", "column attempts is 7, but the record has 1"),
+        ("UPDATE rollouts SET span_bytes = 1 WHERE status = 'succeeded'", "column span_bytes is 1, but the record has"),
+        (
+            "UPDATE rollouts SET worker_id = 'x' WHERE status = 'succeeded'",
+            "column worker_id is 'x', but the record has",
+        ),
+        ("UPDATE rollouts SET body = '{}' WHERE status = 'succeeded'", "the record cannot be read"),
         ("DELETE FROM spans WHERE number = 1", "it has 2 spans of"),
         ("UPDATE spans SET attempt_id = 'at-other' WHERE number = 1", "belongs to attempt at-other, which the rollout"),
         ("UPDATE spans SET body = 'x' WHERE number = 1", "cannot be read: Invalid JSON"),
-        ("UPDATE spans SET span_id = 'other' WHERE number = 1", "span other lies under other ids than its own"),
+        ("UPDATE spans SET span_id = 'other' WHERE number = 1", "span other is stored under different ids"),
         ("DELETE FROM rollouts WHERE status = 'succeeded'", "3 spans belong to rollout ro-"),
         ("UPDATE counters SET value = 1", "the newest change has number"),
-        ("UPDATE rollouts SET change = 1", "8 rollouts or runs share the number of their change"),
+        ("UPDATE rollouts SET change = 1", "8 rollouts or runs have the same change number"),
         ("UPDATE rows SET body = 'x' WHERE kind = 'worker'", "the row 'w' of kind 'worker' cannot be read"),
         ("UPDATE rows SET kind = 'thing' WHERE kind = 'worker'", "the row 'w' of kind 'thing' cannot be read"),
         (
             "DELETE FROM rows WHERE kind = 'resources' AND key = 'prompts'",
-            "the latest resources are prompts, which are",
+            "the latest resources are prompts, which do",
         ),
-        ("DELETE FROM rows WHERE kind = 'resources_version'", "resources prompts: version 2 is not kept"),
+        ("DELETE FROM rows WHERE kind = 'resources_version'", "resources prompts: version 2 is missing"),
     ],
 )
 async def test_what_the_tables_and_the_records_say_must_agree(
@@ -112,11 +118,11 @@ async def test_what_the_tables_and_the_records_say_must_agree(
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('"queued_at":null', '"queued_at":1.0', "it is succeeded and in the queue"),
-        ('"deadline":null', '"deadline":1.0', "it is succeeded and has a deadline"),
-        ('"status":"succeeded"', '"status":"running"', "it is running and has an end_time"),
-        ('"sequence_id":1', '"sequence_id":2', "its attempts are not numbered 1, 2, 3"),
-        ('"spans_issued":3', '"spans_issued":2', "a span has number 3, and only 2 were given out"),
+        ('"queued_at":null', '"queued_at":1.0', "the status is succeeded, but it is in the queue"),
+        ('"deadline":null', '"deadline":1.0', "the status is succeeded, but it has a deadline"),
+        ('"status":"succeeded"', '"status":"running"', "the status is running, but it has an end_time"),
+        ('"sequence_id":1', '"sequence_id":2', "the attempts are not numbered 1, 2, 3"),
+        ('"spans_issued":3', '"spans_issued":2', "a span has number 3, but only 2 numbers were assigned"),
         ('"rollout_id":"ro-', '"rollout_id":"xx-', "column rollout_id is 'ro-"),
     ],
 )
@@ -138,7 +144,7 @@ async def test_damage_to_the_structure_is_found_and_does_not_end_in_a_traceback(
     damage(tmp_path / "copy.db")
     report = check_file(tmp_path / "copy.db")
     assert report.found > 0
-    assert any("SQLite" in line or "cannot be read further" in line for line in report.problems)
+    assert any("SQLite" in line or "the check stopped because" in line for line in report.problems)
 
 
 async def test_of_many_problems_the_first_are_listed_and_all_are_counted(store: SQLiteLightningStore) -> None:
@@ -233,7 +239,7 @@ async def test_a_copy_is_a_store_like_any_other(store: SQLiteLightningStore, tmp
 async def test_a_copy_does_not_replace_a_file_unless_told_to(store: SQLiteLightningStore, tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
     copy.write_text("mine")
-    with pytest.raises(ConflictError, match=r"is there already; choose another file, or replace it with --force"):
+    with pytest.raises(ConflictError, match=r"exists already; choose another file, or replace it with --force"):
         backup_file(store.path, copy)
     assert copy.read_text() == "mine"
     backup_file(store.path, copy, force=True)
@@ -284,7 +290,7 @@ async def test_a_damaged_store_makes_no_copy(store: SQLiteLightningStore, tmp_pa
 
 
 async def test_a_folder_that_is_not_there_is_named(store: SQLiteLightningStore, tmp_path: Path) -> None:
-    with pytest.raises(BadRequestError, match="There is no folder"):
+    with pytest.raises(BadRequestError, match=r"The folder .* does not exist"):
         backup_file(store.path, tmp_path / "no" / "copy.db")
 
 

@@ -130,7 +130,7 @@ def test_a_log_that_is_emptied_while_a_transaction_runs_is_noticed_though_it_gro
         db.execute("COMMIT")
         assert os.stat(presence.log).st_size > before
         for look in (presence.check, lambda: presence.begin(db)):
-            with pytest.raises(StoreWriteError, match="its write-ahead log was cut short"):
+            with pytest.raises(StoreWriteError, match="its write-ahead log was truncated"):
                 look()
 
 
