@@ -35,7 +35,7 @@ def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
     if name not in _warned:
         _warned.add(name)
         warnings.warn(
-            f"{name} speaks the deprecated v0.1 protocol; {instead}", DeprecationWarning, stacklevel=2 + depth
+            f"{name} uses the deprecated v0.1 protocol; {instead}", DeprecationWarning, stacklevel=2 + depth
         )
 
 

@@ -16,7 +16,7 @@ from agentlightning.legacy.runner import as_rollout
 from agentlightning.types import LLM, RolloutLegacy, Span, Task, Triplet
 from tests.stubs.processes import run_program
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.* uses the deprecated v0.1 protocol:DeprecationWarning")
 RESOURCES = {"main_llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m")}
 
 

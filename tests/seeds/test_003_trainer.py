@@ -23,7 +23,7 @@ def test_the_registry_of_strategies(shown: Shown) -> None:
 @pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, which must be named")
 def test_grpo_by_its_name_alone(shown: Shown) -> None:
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
-    with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
+    with shown.explains(TypeError, "GRPO is missing required settings: model"):
         shown.run(runner=runner, reward_fn=lambda output, expected: 1.0)
 
 
@@ -37,7 +37,7 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
 
 @pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
-    explanation = shown.explains(TypeError, "PPO needs settings that are missing: model")
+    explanation = shown.explains(TypeError, "PPO is missing required settings: model")
     with pytest.warns(DeprecationWarning, match="n_workers"), explanation:
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
     with pytest.warns(DeprecationWarning, match="n_workers"):
@@ -54,7 +54,7 @@ def test_training_below_a_kernel(shown: Shown) -> None:
     kernel = SimpleNamespace(on_violation=lambda callback: None)
     shown.project("agent_os", KernelSpace=lambda policy: kernel)
     shown.project("agent_os.policies", SQLPolicy=lambda deny: deny)
-    with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
+    with shown.explains(TypeError, "GRPO is missing required settings: model"):
         shown.run()
 
 

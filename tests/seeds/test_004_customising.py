@@ -80,7 +80,7 @@ def test_nothing_is_injected_into_an_algorithm_which_asks_for_what_it_needs_when
         def __init__(self, store: Any) -> None:
             self.kept = store
 
-    with pytest.raises(TypeError, match="Wants needs settings that are missing: store"):
+    with pytest.raises(TypeError, match="Wants is missing required settings: store"):
         Trainer(algorithm=Wants)
 
 
