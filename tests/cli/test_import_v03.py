@@ -225,7 +225,7 @@ async def test_spans_that_a_server_has_dropped_are_counted(tmp_path: Path) -> No
     made = older()
     async with older_server(made, evicted=("ro-000000000001",)) as address:
         code, report = await imported(address, tmp_path)
-    assert report["left_behind"] == {"workers": 1, "rollouts whose spans it had dropped from memory": 1}
+    assert report["left_behind"] == {"workers": 1, "rollouts with spans that it had dropped from memory": 1}
     assert (code, report["spans"]["new"]) == (0, 18)
 
 

@@ -120,7 +120,7 @@ async def test_the_server_answers_in_the_words_of_the_protocol(server: agl.Agent
 
 
 async def test_a_server_or_client_without_the_other_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(RuntimeError, match=r"does not run; await start\(\) first"):
+    with pytest.raises(RuntimeError, match=r"is not running; await start\(\) first"):
         await agl.AgentLightningServer(port=0).queue_task("x")
     client = agl.AgentLightningClient("http://127.0.0.1:1", timeout=1)
     assert await client.get_latest_resources_async() is None
@@ -160,7 +160,7 @@ def test_tasks_of_a_loader_come_in_turn_for_ever_and_results_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "text"), [([], "at least one task"), ([Task(rollout_id="r", input=1), 2], "tasks of one kind")]
+    ("tasks", "text"), [([], "at least one task"), ([Task(rollout_id="r", input=1), 2], "either Task objects or inputs")]
 )
 def test_wrong_tasks_of_a_loader_are_refused(tasks: list[Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
