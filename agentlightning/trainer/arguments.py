@@ -181,17 +181,13 @@ def check_algorithm_uses(
     unused = [name for name, value in settings.items() if value is not None and name in algorithm.unused_parts()]
     if unused:
         name = getattr(algorithm, "__name__", type(algorithm).__name__)
-        hint = (
-            f"; add a parameter {unused[0]!r} to the @algo function to use it" if hasattr(algorithm, "__name__") else ""
-        )
+        hint = f"; to use it, add a parameter {unused[0]!r}" if hasattr(algorithm, "__name__") else ""
         raise ValueError(f"{' and '.join(unused)} would have no effect: the algorithm {name} does not use it{hint}")
     if config is not None:
         algorithm.check_rollout_config(config)
     if progress == "live" and algorithm.shows_progress:
         name = type(algorithm).__name__
-        raise ValueError(
-            f"progress='live' would have no effect: {name} shows its own progress; set its progress to 'none'"
-        )
+        raise ValueError(f"progress='live' has no effect: {name} shows its own progress; set progress='none' there")
 
 
 def check_nothing_needs_an_algorithm(settings: Mapping[str, object], strategy: ExecutionStrategy) -> None:

@@ -189,9 +189,7 @@ class TrainerLegacy(TrainerParts):
                 "a dataset, call dev(agent, train_dataset=...)"
             )
         if self.algorithm is not None:
-            raise ValueError(
-                "fit_v0 uses no algorithm: the v0.1 server trains. To use an algorithm, call fit(agent, ...)"
-            )
+            raise ValueError("fit_v0 uses no algorithm: the server trains. To use one, call fit(agent, ...)")
         client = self._client_of(train_data)
         if isinstance(client, DevTaskLoader) and self.n_runners > 1:
             raise ValueError(

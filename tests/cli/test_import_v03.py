@@ -296,12 +296,12 @@ def test_ctrl_c_says_that_it_may_go_on(tmp_path: Path, terminal: Terminal) -> No
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("nowhere.json", "is no source; expected mongodb://"),
+        ("nowhere.json", "is not a source; expected mongodb://"),
         ("http://127.0.0.1:9", "does not answer"),
         ("mongodb://127.0.0.1:9/x?serverSelectionTimeoutMS=300", "cannot be reached"),
         ("empty", "holds none of resources.json"),
         ("number.json", "holds a int; expected one object of lists"),
-        ("broken.json", "is no JSON"),
+        ("broken.json", "is not valid JSON"),
         ("other.json", "holds an object of name, version"),
     ],
 )

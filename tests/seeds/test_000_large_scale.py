@@ -55,7 +55,7 @@ def test_the_settings_of_the_shared_memory_strategy(shown: Shown) -> None:
 @pytest.mark.snippet("000/client-server-settings", instead="`...` stands for arguments that the page left out")
 def test_the_settings_of_the_client_server_strategy(shown: Shown) -> None:
     read = SimpleNamespace()
-    with shown.explains(TypeError, "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE"):
+    with shown.explains(TypeError, "the first argument must be a variable, such as LightningEnvVar.AGL_MANAGED_STORE"):
         shown.run(self=read, resolved_role="both", n_runners=4, resolve_bool_env_var=resolve_bool_env_var)
     made = ClientServerExecutionStrategy(n_runners=4)
     assert (read.role, read.n_runners) == (made.role, made.n_runners)

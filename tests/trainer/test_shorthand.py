@@ -265,7 +265,7 @@ def test_a_loader_of_local_tasks_is_a_client_too() -> None:
             "http address such as http://host:8000; got 'localhost:8000'",
         ),
         ({}, {"train_data": "http://h:1", "dev_data": "http://h:2"}, "dev_data would have no effect"),
-        ({"algorithm": "baseline"}, {"train_data": "http://h:1"}, r"To use an algorithm, call fit\(agent"),
+        ({"algorithm": "baseline"}, {"train_data": "http://h:1"}, r"To use one, call fit\(agent"),
     ],
 )
 def test_what_fit_v0_cannot_do_is_told(trainer: Any, arguments: Any, message: str) -> None:

@@ -73,9 +73,7 @@ class AttemptFolder:
             if status.st_nlink > 1:
                 raise UnusableFile(f"has {status.st_nlink} names (hard links); expected exactly one")
             if status.st_uid != (os.geteuid() if self._owner is None else self._owner[0]):
-                raise UnusableFile(
-                    f"belongs to the user {status.st_uid}; expected a file that belongs to the program's user"
-                )
+                raise UnusableFile(f"belongs to the user {status.st_uid}; expected the program's user")
             if status.st_size > most_bytes:
                 raise UnusableFile(f"holds {status.st_size} bytes, which is more than {most_bytes}")
             data = os.read(descriptor, most_bytes + 1)
