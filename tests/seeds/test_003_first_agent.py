@@ -32,7 +32,7 @@ def test_an_agent_that_is_a_runner(shown: Shown) -> None:
 
 
 @pytest.mark.snippet(
-    "003/room-dataset", differs="an empty module stands for the package `datasets`, which is imported and not used"
+    "003/room-dataset", differs="an empty module replaces the package `datasets`, which is imported but not used"
 )
 def test_a_dataset_is_a_list(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     package = types.ModuleType("datasets")  # of another project; imported and not used
@@ -98,7 +98,7 @@ def critic(request: dict[str, Any]) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.snippet(
-    "003/train-rooms", differs="a model server of the test answers, and an empty module stands for `datasets`"
+    "003/train-rooms", differs="the model server is that of the test, and an empty module replaces `datasets`"
 )
 def test_training_awaited_with_everything_in_one_call(
     shown: Shown,

@@ -20,7 +20,7 @@ def test_the_registry_of_strategies(shown: Shown) -> None:
     assert type(agl.Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
 
 
-@pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, so its name is required")
 def test_grpo_by_its_name_alone(shown: Shown) -> None:
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
     with shown.explains(TypeError, "GRPO is missing required settings: model"):
@@ -35,7 +35,7 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
     assert made.trainer.result == {"policy": 2}
 
 
-@pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
+@pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, so its name is required")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
     explanation = shown.explains(TypeError, "PPO is missing required settings: model")
     with pytest.warns(DeprecationWarning, match="n_workers"), explanation:
@@ -48,7 +48,7 @@ def test_four_workers_in_shared_memory(shown: Shown) -> None:
         trainer.train()
 
 
-@pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, so its name is required")
 def test_training_below_a_kernel(shown: Shown) -> None:
     """For the effect of such a kernel on a run see `tests/contrib/test_agentos.py`."""
     kernel = SimpleNamespace(on_violation=lambda callback: None)

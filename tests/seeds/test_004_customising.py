@@ -44,7 +44,7 @@ def test_a_tracer_of_ones_own(shown: Shown) -> None:
     assert type(Trainer().tracer) is agl.OtelTracer, "the default needs no vendor"
 
 
-@pytest.mark.snippet("004/own-store", instead="no store in Redis belongs to the release")
+@pytest.mark.snippet("004/own-store", instead="the release has no Redis store")
 def test_a_store_of_ones_own(shown: Shown) -> None:
     shown.project("myproject.algos", MyAlgo=MyAlgo)
     with shown.explains(ModuleNotFoundError, r"subclass of agl\.LightningStore", "SQLiteLightningStore"):
