@@ -160,7 +160,8 @@ def test_tasks_of_a_loader_come_in_turn_for_ever_and_results_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "text"), [([], "at least one task"), ([Task(rollout_id="r", input=1), 2], "either Task objects or inputs")]
+    ("tasks", "text"),
+    [([], "at least one task"), ([Task(rollout_id="r", input=1), 2], "either Task objects or inputs")],
 )
 def test_wrong_tasks_of_a_loader_are_refused(tasks: list[Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -170,7 +170,7 @@ async def test_what_is_no_http_is_not_quoted_to_the_agent() -> None:
         async with GatewayHarness(model_list=[model]) as harness:
             status, body = await harness.ask()
             assert status == 502
-            assert "not an HTTP response" in body["error"]["message"]
+            assert "what came is no HTTP answer" in body["error"]["message"]
             assert "sk-of" not in str(body) + str(await harness.spans())
 
 

@@ -39,7 +39,7 @@ def test_fit_runs_every_task_and_keeps_what_the_algorithm_returned(where: str) -
 
 @pytest.mark.parametrize("agent", [7, agl.LitAgent, "http://127.0.0.1:4747"])
 def test_what_is_no_agent_is_refused(agent: Any) -> None:
-    with pytest.raises(TypeError, match="An agent is a LitAgent, a function"):
+    with pytest.raises(TypeError, match="An agent must be a LitAgent, a function"):
         agl.Trainer(algorithm="baseline", strategy="shm").fit(agent, train_dataset=[1])
 
 
@@ -292,7 +292,7 @@ def test_an_algorithm_that_max_rollouts_left_nothing_to_learn_from_has_not_faile
     trainer = agl.Trainer(algorithm=learns, strategy="shm", max_rollouts=2)
     with pytest.raises(error) if raised else contextlib.nullcontext():
         trainer.fit(tenth)
-    assert ("max_rollouts left the algorithm too little: nothing to learn from" in caplog.text) != raised
+    assert ("max_rollouts left too few rollouts for the algorithm: nothing to learn from" in caplog.text) != raised
 
 
 def test_a_failed_rollout_counts_and_its_retries_too() -> None:
