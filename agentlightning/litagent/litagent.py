@@ -142,7 +142,7 @@ class LitAgent(Generic[T]):
         """Return the trainer.
 
         Raises:
-            ValueError: there is none, or it is gone.
+            ValueError: it is not set, or has been deleted.
         """
         return _alive(self._trainer_ref, "Trainer")
 
@@ -159,7 +159,7 @@ class LitAgent(Generic[T]):
         """Return the runner.
 
         Raises:
-            ValueError: there is none, or it is gone.
+            ValueError: it is not set, or has been deleted.
         """
         return _alive(self._runner_ref, "Runner")
 

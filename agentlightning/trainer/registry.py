@@ -54,7 +54,7 @@ def short_name(spec: Any) -> str | None:
 
 
 def registered(name: str, registry: Registry | None) -> Any:
-    """Return the entry of a short name, as written or in lower case; None if there is none."""
+    """Return the entry of a short name, as written or in lower case, or None."""
     return (registry or {}).get(name, (registry or {}).get(name.lower()))
 
 

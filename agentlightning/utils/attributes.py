@@ -1,7 +1,7 @@
 """Span attributes: conversion of nested values to flat dotted keys and back, and values that a span may hold.
 
 A span holds strings, booleans, integers, floats and lists of one of these. Everything else is either converted
-(`sanitize_*`) or refused (`check_attributes_sanity`). Flattening loses empty containers, and keys that contain dots
+(`sanitize_*`) or rejected (`check_attributes_sanity`). Flattening loses empty containers, and keys that contain dots
 become nested when they are read back. To get a value back exactly, store it as JSON text.
 """
 

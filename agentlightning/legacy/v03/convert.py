@@ -51,7 +51,7 @@ class Converted(NamedTuple):
     size: int
     """Size of the value's JSON, in bytes."""
     change: str
-    """Description of the difference from the document; empty if there is none."""
+    """Description of the difference from the document, or an empty text."""
 
 
 @dataclass
