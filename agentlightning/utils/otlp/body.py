@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Message)
 
 
 def form_of(content_type: str) -> Form:
-    """Return the form that a `Content-Type` names; its parameters are ignored.
+    """Return the form that a `Content-Type` header (`content_type`) names; its parameters are ignored.
 
     Raises:
         UnsupportedMediaError: neither protobuf nor JSON.
