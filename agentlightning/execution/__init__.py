@@ -1,4 +1,4 @@
-"""Strategies: where algorithm and runners run, and how a run ends. Each is loaded on first use."""
+"""Strategies: where the algorithm and the runners run, and how a run ends. Each is loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

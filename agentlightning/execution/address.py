@@ -26,11 +26,11 @@ DEFAULT_PORT = 4747
 POLL_SECONDS = 0.01
 ANSWER_SECONDS = 5.0
 _LOCAL = {"0.0.0.0": LOOPBACK, "localhost": LOOPBACK, "::": "::1"}
-"""The host to which a process of this machine connects, by the host that the server binds."""
+"""The host to which a process on this machine connects, by the host that the server binds."""
 
 
 class HeldElsewhereError(RuntimeError):
-    """Another process with the role `both`, here or on another machine, has the address; this process joins its run."""
+    """Another process with the role `both`, here or on another machine, uses the address and this one joins its run."""
 
 
 class Address(NamedTuple):
@@ -41,16 +41,16 @@ class Address(NamedTuple):
     may_move: bool = False
     """True to use a free port if this one is in use, because the user did not choose it."""
     connect_host: str | None = None
-    """None is `host`, or the loopback address if `host` cannot be connected to (such as 0.0.0.0)."""
+    """Host to connect to. None is `host`, or the loopback address if clients cannot connect to it (such as 0.0.0.0)."""
     joins: str | None = None
-    """The address by which others find the server. A process that cannot bind it joins the run of the process that has.
-    None: a port in use is an error."""
+    """The address by which other processes find the server. A process that cannot bind it joins the run of the process
+    that has bound it. None: a port in use is an error."""
     on_listening: Callable[[str], None] | None = None
     """Called with the URL of the server, which also serves the dashboard, once its port is bound."""
 
     @property
     def of_the_other(self) -> Address:
-        """The address of the process whose run this one joins."""
+        """The address of the process that runs the algorithm of this run."""
         return self._replace(connect_host=self.connect_host or self.joins, joins=None)
 
     @property
@@ -71,9 +71,9 @@ class Address(NamedTuple):
         """Check, as far as possible in advance, that a server in a child process can bind the configured port.
 
         Raises:
-            RuntimeError: the port is in use, the address cannot be bound, or it is beyond loopback and there is no
-                token; says what to do.
-            HeldElsewhereError: this process joins the run of the one that has the address.
+            RuntimeError: the port is in use, the address cannot be bound, or it is beyond loopback and no token is
+                set.
+            HeldElsewhereError: another process uses the address, and this process joins its run.
         """
         check_bind(self.host, server_token())
         self.check_ours()
@@ -85,35 +85,35 @@ class Address(NamedTuple):
                 raise
 
     def check_ours(self) -> None:
-        """Check that the address by which others find the server belongs to this machine.
+        """Check that the address by which other processes find the server belongs to this machine.
 
         Raises:
-            HeldElsewhereError: it belongs to another machine.
+            HeldElsewhereError: the address belongs to another machine.
         """
         if self.joins is not None and self.port:
             try:
                 listen(self.joins, 0).close()
             except RuntimeError as error:
                 if getattr(error.__cause__, "errno", None) == errno.EADDRNOTAVAIL:
-                    raise HeldElsewhereError(f"{self.joins} is no address of this machine") from error
+                    raise HeldElsewhereError(f"{self.joins} is not an address of this machine") from error
 
     def check_in_the_way(self, error: RuntimeError) -> None:
-        """Check that the port is not held by another store server whose run this process can join.
+        """Check that the port is not used by another store server with a run that this process can join.
 
         Raises:
-            HeldElsewhereError: it is held by one.
+            HeldElsewhereError: another store server uses the port.
         """
         in_use = getattr(error.__cause__, "errno", None) == errno.EADDRINUSE
         if self.joins is not None and not self.may_move and in_use and _is_store(self.target, self.port):
-            raise HeldElsewhereError(f"another process of this machine has port {self.port}") from error
+            raise HeldElsewhereError(f"another process on this machine uses port {self.port}") from error
 
     def bound_server(self, store: LightningStore) -> LightningStoreServer:
-        """Return a store server that has bound its port and does not serve yet.
+        """Return a store server that has bound its port but does not serve yet.
 
         Raises:
-            RuntimeError: the port is in use, or `host` is beyond loopback and there is no token; says what to do.
+            RuntimeError: the port is in use, or `host` is beyond loopback and no token is set.
             ValueError: the store may not be called concurrently.
-            HeldElsewhereError: this process joins the run of the one that has the address.
+            HeldElsewhereError: another process uses the address, and this process joins its run.
         """
         from agentlightning.store.client_server import LightningStoreServer  # a web stack that other roles do not need
 
@@ -127,7 +127,7 @@ class Address(NamedTuple):
                 raise
             server = LightningStoreServer(store, self.host, 0)
             server.bind()
-            logger.info("Port %d is in use; the store server of this run takes %s", self.port, server.endpoint)
+            logger.info("Port %d is in use; the store server of this run uses %s", self.port, server.endpoint)
         if self.on_listening is not None:
             self.on_listening(server.endpoint)
         return server
@@ -151,9 +151,9 @@ def _is_store(host: str, port: int) -> bool:
 class PortReport:
     """A pipe through which a server in a child process reports its port to the parent.
 
-    The child chooses, because a port that the parent finds free may be another program's by the time the child binds
-    it, and a runner that connects there would work for that program's store. Inherited by forked children, and
-    picklable for children that are being spawned.
+    The child chooses the port: another program may bind a port that the parent found free before the child does, and
+    runners would then connect to that program. Inherited by forked children, and picklable for children that are being
+    spawned.
     """
 
     __slots__ = ("_reader", "_writer")
@@ -166,7 +166,7 @@ class PortReport:
         self._writer.send(port)
 
     async def port(self, event: ExecutionEvent) -> int | None:
-        """Wait for the port, and return it; None if the run ends first, as it does when the child dies."""
+        """Wait for the port, and return it; None if the run ends first, for example because the child dies."""
         while not event.is_set():
             if self._reader.poll():
                 return int(self._reader.recv())

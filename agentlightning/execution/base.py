@@ -1,8 +1,8 @@
 """The interface of strategies: the two bundles, `ExecutionStrategy`, and the errors of a run.
 
-A bundle is one coroutine function that holds everything it needs but the store. A strategy decides where the
-bundles run (threads, processes, machines) and how they end. This module also has what all strategies share: the number
-of open rollouts and the exit codes of processes."""
+A bundle is a coroutine function that holds everything it needs except the store. A strategy decides where the
+bundles run (threads, processes, machines) and how they end. This module also has the parts that all strategies share:
+the number of open rollouts and the exit codes of processes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class AlgorithmBundle(Protocol):
     """The algorithm's part of a run. Its return value is the result of the run.
 
-    It may also offer `scope(store) -> store`: the view of the store that holds only this run's rollouts; `run_id`;
-    `llm_proxy`, the gateway of the run; `store_unreachable_timeout`, as of a runner; and `interrupted`, which is set
-    to True when Ctrl+C ended the run.
+    Optional members: `scope(store) -> store`, the view of the store that holds only this run's rollouts; `run_id`;
+    `llm_proxy`, the gateway of the run; `store_unreachable_timeout`, as in `RunnerBundle`; and `interrupted`, which is
+    set to True when Ctrl+C ended the run.
     """
 
     async def __call__(self, store: LightningStore, event: ExecutionEvent) -> Any:
@@ -42,13 +42,13 @@ class AlgorithmBundle(Protocol):
 class RunnerBundle(Protocol):
     """A runner's part of a run; called once per worker.
 
-    It may also offer `run_id`; `max_rollouts`, after which each runner ends; `store_unreachable_timeout`: how long the
-    store may be unreachable, in seconds; and `wants_main_thread`: True if it makes calls on the main thread, so that
-    its event loop runs in another one.
+    Optional members: `run_id`; `max_rollouts`, the number of rollouts after which each runner ends;
+    `store_unreachable_timeout`, the seconds that the store may be unreachable; and `wants_main_thread`, True if the
+    bundle makes calls on the main thread, so that its event loop must run on another one.
     """
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> Any:
-        """Run rollouts as worker `worker_id` until `event` is set or no work remains."""
+        """Run rollouts as worker `worker_id` until `event` is set or the runner has run its `max_rollouts`."""
 
 
 class ExecutionStrategy:
@@ -62,18 +62,18 @@ class ExecutionStrategy:
     """True when the last `execute` was ended by Ctrl+C. `execute` itself then cleans up and returns."""
     runners_share_process: bool | None = None
     """True if several runners live in this process, so that each needs its own runner object; False if each has its own
-    process. None for a strategy that does not state it: it gets objects for both cases."""
+    process. None if the strategy does not declare it: the strategy gets objects for both cases."""
 
     def execute(self, algorithm: AlgorithmBundle, runner: RunnerBundle, store: LightningStore) -> Any:
         """Run both bundles until the algorithm ends, and return its result (None if it was interrupted).
 
-        Raises the algorithm's exception; `RunnerDiedError` when a runner failed for good; `StrandedWorkError` when
+        Raises the algorithm's exception; `RunnerDiedError` if a runner failed permanently; `StrandedWorkError` if
         rollouts are open and no runner remains.
         """
         raise NotImplementedError(f"{type(self).__name__} must define execute(algorithm, runner, store)")
 
     def note_interrupt(self, algorithm: AlgorithmBundle) -> None:
-        """Record that Ctrl+C ended the run, also in the bundle, for a strategy that delegates to this one."""
+        """Record that Ctrl+C ended the run; also in the bundle, for a strategy that delegates to this one."""
         self.interrupted = True
         if hasattr(algorithm, "interrupted"):
             cast("Any", algorithm).interrupted = True
@@ -88,7 +88,7 @@ class StalledError(AgentLightningError, RuntimeError):
 
 
 class AlgorithmDiedError(AgentLightningError, RuntimeError):
-    """The process that ran the algorithm ended in an unexpected way; holds its traceback if it left one."""
+    """The process that ran the algorithm ended unexpectedly; the message has its traceback if it left one."""
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class OpenWork:
     """The open rollouts of one run."""
 
     view: LightningStore
-    """The store as the run sees it."""
+    """The run's view of the store."""
     run_id: str | None = None
     max_rollouts: int | None = None
-    """Number of rollouts after which each runner ends, so that later ones are not run. None: no limit."""
+    """Number of rollouts after which each runner ends; further rollouts are not run. None: no limit."""
 
     @classmethod
     def of(cls, algorithm: AlgorithmBundle, store: LightningStore, runner: RunnerBundle | None = None) -> OpenWork:
@@ -140,7 +140,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def error_with(code: int | None) -> type[UnauthorizedError | StoreUnreachableError] | None:
-    """Return the error class of this exit code; None if there is none."""
+    """Return the error class of this exit code, or None."""
     return {
         ExitCode.UNAUTHORIZED.value: UnauthorizedError,
         ExitCode.STORE_UNREACHABLE.value: StoreUnreachableError,

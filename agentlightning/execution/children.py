@@ -1,11 +1,10 @@
 """Child processes: their tasks, their start, their reports. No child outlives its parent.
 
-`child_main` is what every child runs, whatever its start method. It is a module-level function and its task is a plain
-object, so that a child can be spawned as well as forked. Processes that agents start end with their runner.
+Every child runs `child_main`, with any start method. It is a module-level function and its task is a plain object, so
+that a child can be spawned as well as forked. Processes that agents start end with their runner.
 
 Forking a process that has threads copies locks that no thread will release. So a fork server is forked before the first
-thread is started, stays single-threaded, and forks every runner, the first as well as the later ones. It dies with its
-parent and the runners die with it.
+thread is started, stays single-threaded, and forks every runner. It ends with its parent, and the runners end with it.
 """
 
 from __future__ import annotations
@@ -51,9 +50,9 @@ logger = logging.getLogger(__name__)
 
 TRACEBACK_BYTES = 8192
 LOOK_SECONDS = 0.1
-"""Seconds between checks of the children, on systems that do not report their end."""
+"""Seconds between checks of the children on systems that do not report the end of a process."""
 CLOSE_SECONDS = 4.0
-"""Seconds that a killed child may take to end its remaining processes: its subreaper takes up to 2.5 s."""
+"""Seconds that a killed child may take to end its remaining processes; its subreaper takes up to 2.5 s."""
 
 ProcessContext = ForkContext | SpawnContext | ForkServerContext
 
@@ -61,7 +60,7 @@ ProcessContext = ForkContext | SpawnContext | ForkServerContext
 class ChildTask(Protocol):
     """The task of the children; `index` is the child's number. Must be picklable if children are spawned.
 
-    If its attribute `wants_main_thread` is true, its event loop runs in another thread than the main thread.
+    If its attribute `wants_main_thread` is true, its event loop runs on a thread other than the main thread.
     """
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
@@ -78,7 +77,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class ChildReport:
-    """The message of a child whose task has ended."""
+    """The message that a child sends when its task has ended."""
 
     result: Any = None
     """The return value of the task, if it can be pickled."""
@@ -87,7 +86,7 @@ class ChildReport:
     traceback: str | None = None
     """The last frames, at most 8 KiB."""
     restart_helps: bool = True
-    """False if another start would end in the same way."""
+    """False if a restart would end in the same way."""
     interrupted: bool = False
     """True if SIGINT ended it, so that it has no result."""
 
@@ -99,10 +98,10 @@ class ChildExit:
     index: int
     name: str
     exitcode: int | None
-    """The exit code as in `multiprocessing`: minus the signal number for a killed child. None if it is unknown."""
+    """The exit code as in `multiprocessing`: the negative signal number for a killed child. None if it is unknown."""
     report: ChildReport | None
     begun: bool = True
-    """False if it ended while it was starting, before its task began."""
+    """False if it ended during its start, before its task began."""
     pid: int | None = None
     """Id of the process that did the work, if it had begun."""
 
@@ -113,7 +112,7 @@ class ChildExit:
 
     @property
     def finished(self) -> bool:
-        """True if its task ended, by returning or by SIGINT; it then holds no attempt."""
+        """True if its task returned or was ended by SIGINT; it then holds no attempt."""
         return self.report is not None and self.report.cause is None
 
     def describe(self) -> str:
@@ -129,7 +128,7 @@ class ChildExit:
     def explain(self) -> str:
         """Return `describe` and, if the child reported them, the exception and its traceback."""
         if self.report is None or self.report.cause is None:
-            return f"{self.describe()}: it left no traceback"
+            return f"{self.describe()}: no traceback available"
         return f"{self.describe()}: {self.report.cause}\n{self.report.traceback}"
 
 
@@ -145,8 +144,8 @@ def child_main(
 ) -> None:
     """Run the task in this process and report how it ended; exit with 0 when it returned or was interrupted.
 
-    `_secrets` comes first, so that a spawned child holds them before it unpickles the rest. With `ends_descendants` all
-    descendants of this process end with it, however it ends.
+    `_secrets` is the first argument, so that a spawned child has them before it unpickles the others. With
+    `ends_descendants`, all descendants of this process end with it, however it ends.
     """
     if ends_descendants and go_below_subreaper(parent_pid, parents_folder):
         parent_pid = os.getppid()
@@ -174,7 +173,7 @@ def child_main(
         if ends_descendants:  # before the exit, which joins the processes that `multiprocessing` has started
             pids = end_descendants(os.getpid(), spared=helpers_of_python())
             if pids:
-                logger.warning("Processes that the agent started and that cannot be ended are left behind: %s", pids)
+                logger.warning("Could not end these processes, which the agent started: %s", pids)
 
 
 async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent, interrupts: Interrupts) -> Any:
@@ -189,7 +188,7 @@ async def _until_interrupted(task: ChildTask, index: int, event: ExecutionEvent,
     await asyncio.wait([working, hurried], return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
     if working.done() and not working.cancelled() and (error := working.exception()) is not None:
-        logger.warning("An error while the interrupted task was ending", exc_info=error)
+        logger.warning("The interrupted task failed while it was ending", exc_info=error)
     raise KeyboardInterrupt
 
 
@@ -204,13 +203,13 @@ def _report_result(name: str, result: object) -> ChildReport:
     try:
         pickle.dumps(result)
     except Exception as error:  # any class may refuse to be pickled, with any exception
-        logger.warning("The result of %s cannot be sent to the parent process: %s", name, error)
+        logger.warning("Could not send the result of %s to the parent process: %s", name, error)
         return ChildReport()
     return ChildReport(result=result)
 
 
 def begin_child(parent_pid: int, parents_folder: str | None = None) -> None:
-    """Release what a forked process inherited and does not own, and make it end with its parent."""
+    """Release the resources that a forked process inherited and does not own, and make it end with its parent."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # The exit would join the parent's worker threads, which do not exist here and may include this thread.
     executors = sys.modules.get("concurrent.futures.thread")
@@ -219,10 +218,10 @@ def begin_child(parent_pid: int, parents_folder: str | None = None) -> None:
 
 
 def die_with_parent(parent_pid: int, parents_folder: str | None = None) -> None:
-    """Make this process end when its parent ends, for whatever reason.
+    """Make this process end when its parent ends for any reason.
 
-    On Linux the kernel sends SIGKILL when the parent ends. Elsewhere, and for a child of a fork server, a thread waits
-    for the parent's end and removes the folder that a killed parent leaves behind.
+    On Linux the kernel sends SIGKILL when the parent ends. On other systems, and in a child of a fork server, a thread
+    waits for the parent's end and removes the folder that a killed parent leaves behind.
     """
     if os.getppid() == parent_pid and killed_with_parent(parent_pid):
         return
@@ -243,7 +242,7 @@ class _Child:
     process: BaseProcess
     reports: Connection | None
     ended: int | None
-    """Descriptor that becomes readable when the process ends; None if the system offers none."""
+    """Descriptor that becomes readable when the process ends; None if the system does not support it."""
     owns_ended: bool
     report: ChildReport | None = None
     pid: int | None = None
@@ -275,8 +274,8 @@ class _Child:
 class ChildProcesses:
     """Children of this process, by index. Owned by one thread.
 
-    `filenos` become readable when there is something to `collect`. If `look_seconds` is not None, call `collect` that
-    often as well.
+    `filenos` become readable when `collect` has something to return. If `look_seconds` is not None, call `collect` at
+    that interval as well.
     """
 
     ctx: ProcessContext
@@ -297,7 +296,7 @@ class ChildProcesses:
         """Start child `index`.
 
         Raises:
-            TypeError: the child is to be spawned, and a part of its task cannot be pickled; names it.
+            TypeError: the child is to be spawned, and a part of its task cannot be pickled.
         """
         reader, writer = cast("tuple[Connection, Connection]", self.ctx.Pipe(duplex=False))
         # Python removes the folder of a fork server's socket at its exit, but not when it is killed.
@@ -321,7 +320,7 @@ class ChildProcesses:
         return ends + [child.reports.fileno() for child in children if child.reports is not None]
 
     def collect(self) -> list[ChildExit]:
-        """Read the pending reports, and return the children that have ended, each once."""
+        """Read the pending reports, and return the children that have ended since the last call."""
         for child in self._children.values():
             child.read()
         ended = [index for index, child in self._children.items() if child.process.exitcode is not None]
@@ -429,11 +428,11 @@ class ForkServer:
         try:
             self._pipe.send(command)
         except OSError as error:  # it was killed: `collect` reports it
-            logger.debug("The fork server does not listen any more: %s", error)
+            logger.debug("The fork server has closed its pipe: %s", error)
 
 
 def fork_server_main(children: ChildProcesses, commands: Connection, far_end: Connection, parent_pid: int) -> None:
-    """Carry out commands and report children that ended, until the command to close or the parent's end."""
+    """Execute commands and report children that ended, until the command to close or the parent's end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the parent handles it
     begin_child(parent_pid)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as above; it ends with its parent
@@ -453,6 +452,6 @@ def fork_server_main(children: ChildProcesses, commands: Connection, far_end: Co
                 case _:
                     return
     except (EOFError, ConnectionError) as error:
-        logger.debug("The parent of the fork server is gone: %s", error)
+        logger.debug("The parent of the fork server has ended: %s", error)
     finally:
         children.close()

@@ -1,4 +1,4 @@
-"""`cs`: algorithm and runners as processes that share a store server, on one machine or several, in three layouts."""
+"""`cs`: the algorithm and the runners as processes that share a store server, on one or several machines."""
 
 from __future__ import annotations
 
@@ -48,40 +48,40 @@ logger = logging.getLogger(__name__)
 Role = Literal["algorithm", "runner", "both"]
 MainProcess = Literal["algorithm", "runner"]
 _KILL_SECONDS = 5.0
-"""Least number of seconds that an ordinary end waits for killed processes."""
+"""Minimum number of seconds to wait for killed processes at an ordinary end."""
 
 
 class ClientServerExecutionStrategy(ExecutionStrategy):
-    """Runs the algorithm beside a store server, and every runner in its own process.
+    """Runs the algorithm and a store server in one process, and every runner in its own process.
 
     Args:
-        role: the side of this process; None reads `AGL_CURRENT_ROLE`, which is `both` by default. If a process with the
-            role `both` cannot bind an address beyond loopback, because another machine or another such process has it,
-            its runners join the run there and it runs no algorithm.
+        role: the sides that this process runs: `algorithm`, `runner` or `both`. None reads `AGL_CURRENT_ROLE`, which is
+            `both` by default. If a process with the role `both` cannot bind an address beyond loopback because another
+            machine or another such process uses it, its runners join the run there and it runs no algorithm.
         server_host: address to bind, and to connect to; None reads `AGL_SERVER_HOST`, 127.0.0.1 by default.
-        server_port: None reads `AGL_SERVER_PORT`, 4747 by default. With the role `both`, 0 takes a free port, and so
-            does a default port that is in use.
-        n_runners: number of runner processes. Each is a child process, with the role `runner` too. The exception, with
-            a warning: a fork with an open accelerator, or a spawn with parts that cannot be pickled.
+        server_port: port of the store server; None reads `AGL_SERVER_PORT`, 4747 by default. With the role `both`, 0
+            selects a free port. If the default port is in use, a free port is selected too.
+        n_runners: number of runner processes. Each is a child process, also with the role `runner`. Exceptions, with a
+            warning: a fork with an open accelerator, or a spawn with parts that cannot be pickled.
         graceful_timeout: seconds between the stop event and the first signal, at an ordinary end. Set it higher than
-            the longest rollout, so that none is interrupted.
-        terminate_timeout: seconds after each of SIGINT and SIGTERM, and after SIGKILL, where it is 5 s at least: the
-            operating system may take that long to end a process on a busy machine.
-        main_process: the side that stays in this process; `runner` needs the role `both` and one runner,
-            and is for debugging: an agent that ends its process ends the program.
-        managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
-            passes the store to both sides unchanged.
+            the duration of the longest rollout, so that no rollout is interrupted.
+        terminate_timeout: seconds after each of SIGINT and SIGTERM, and after SIGKILL. After SIGKILL it is at least
+            5 s: the operating system may take that long to end a process on a busy machine.
+        main_process: the side that runs in this process. `runner` requires the role `both` and one runner. It is for
+            debugging: an agent that ends its process ends the program.
+        managed_store: whether to serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by
+            default. With False, both sides get the store unchanged.
         allowed_exit_codes: exit codes of children that do not count as a failure.
-        max_runner_restarts: how often each runner process may be restarted after it died.
-        start_method: `fork` (default on Linux), `spawn` (elsewhere) or `forkserver`.
-        connect_host: address for the runners where it differs from `server_host`.
+        max_runner_restarts: maximum number of restarts of each runner process that died.
+        start_method: `fork` (default on Linux), `spawn` (default elsewhere) or `forkserver`.
+        connect_host: address to which the runners connect, if it differs from `server_host`.
         stall_timeout: seconds without progress after which the run logs what each part waits for; None is never.
-        on_stall: `report` continues after that, `raise` ends the run with `StalledError`.
+        on_stall: `report` continues after the report, `raise` ends the run with `StalledError`.
         on_listening: called with the URL of the store server, which also serves the dashboard, once its port is bound;
-            in the process that serves.
+            in the process that runs the server.
 
     Raises:
-        ValueError, TypeError: a setting is out of range; names it.
+        ValueError, TypeError: a setting is out of range.
     """
 
     runners_share_process = False
@@ -125,7 +125,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         self._check_sides()
 
     def _check_sides(self) -> None:
-        """Refuse unknown or incompatible sides: both attributes may be set after construction."""
+        """Raise `ValueError` for unknown or incompatible sides: both attributes may be set after construction."""
         check_choice("role (AGL_CURRENT_ROLE)", self.role, get_args(Role))
         check_choice("main_process", self.main_process, get_args(MainProcess))
         if self.main_process == "runner" and self.role != "both":
@@ -133,11 +133,11 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         if self.main_process == "runner" and self.n_runners != 1:
             raise ValueError(f"main_process='runner' requires n_runners to be 1; got {self.n_runners}")
         if self._port == 0 and self.role != "both" and self.managed_store:
-            raise ValueError(f"server_port=0 is for role='both'; as {self.role!r} both sides must know the port")
+            raise ValueError(f"server_port=0 requires role='both'; with role={self.role!r}, set a port on both sides")
 
     @property
     def server_port(self) -> int:
-        """The configured port, else 4747."""
+        """The configured port; 4747 by default."""
         return DEFAULT_PORT if self._port is None else self._port
 
     @server_port.setter
@@ -158,7 +158,7 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         except HeldElsewhereError as held:
             assert execution.address is not None
             execution.address = execution.address.of_the_other
-            text = "%s: this process joins the run at %s, with %d runner(s) and without an algorithm"
+            text = "%s: this process joins the run at %s with %d runner(s) and runs no algorithm"
             logger.warning(text, held, execution.address.url, self.n_runners)
             return execution.only_runners()
 
@@ -170,23 +170,23 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
 
     @property
     def known_address(self) -> str:
-        """The address by which other machines know the server: `AGL_SERVER_HOST` where it listens on all addresses."""
+        """The server's address for other machines: `AGL_SERVER_HOST` if the server listens on all addresses."""
         everywhere = self.server_host in ("0.0.0.0", "::")
         return (resolve_str_env_var(LightningEnvVar.AGL_SERVER_HOST) if everywhere else None) or self.server_host
 
     @property
     def may_be_joined(self) -> bool:
-        """True for the role `both` on an address beyond loopback: a process that cannot bind it joins the run, so the
-        strategy does not generate a name for the run."""
+        """True for the role `both` on an address beyond loopback: a process that cannot bind it joins the run. So no
+        name is generated for the run."""
         return self.role == "both" and self.managed_store and not is_loopback(self.server_host)
 
 
 ONE_SIDE_INTERRUPTED = Patience(ask=0.0, interrupt=4.0)
-"""Patience after Ctrl+C if this process runs only the algorithm or only runners. Its children have the same time."""
+"""Patience after Ctrl+C if this process runs only the algorithm or only runners. Its children get the same time."""
 
 
 class _Execution:
-    """One execution of the strategy: its parts, and the layouts that place them in processes."""
+    """One execution of the strategy: its parts, and the layouts that assign them to processes."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class _Execution:
     ) -> None:
         self._strategy, self._algorithm, self._runner, self._store = strategy, algorithm, runner, store
         self.address = strategy.address() if strategy.managed_store else None
-        """Address of the store server; None passes the store to both sides unchanged."""
+        """Address of the store server; with None, both sides get the store unchanged."""
         seconds = strategy.terminate_timeout
         self._patience = Patience(strategy.graceful_timeout, seconds, seconds, kill=max(seconds, _KILL_SECONDS))
         self._stall = StallPolicy(strategy.stall_timeout, strategy.on_stall)
@@ -218,7 +218,7 @@ class _Execution:
             return run(main, terminable=True)
 
     def with_main_runner(self) -> Any:
-        """Run worker 0 here, algorithm and server in a child. The store's final contents stay in the child."""
+        """Run worker 0 here, and algorithm and server in a child. The store's final contents stay in the child."""
         if self.address is not None:
             self.address.check_free()
         report, event, released = PortReport(), MultiprocessingEvent(), MultiprocessingEvent()
@@ -256,8 +256,8 @@ class _Execution:
         task = replace(self._runner_task(self.address), remote=remote)
         if n_runners == 1 and (obstacle := obstacle_to_children(method, task)) is not None:
             logger.warning(
-                "The runner runs in this process, where nobody starts it again when the agent ends the process, "
-                "and what the agent starts may outlive it: %s",
+                "The runner runs in this process: it is not restarted if the agent ends the process, and processes "
+                "that the agent starts may outlive it. Reason: %s",
                 obstacle,
             )
             event = ThreadingEvent()
@@ -272,7 +272,7 @@ class _Execution:
     async def _main_runners(
         self, task: RunnerTask, team: ProcessTeam | None, event: ExecutionEvent, interrupts: Interrupts
     ) -> Any:
-        """Run the team's runners, or without a team one in this process, until their run ends."""
+        """Run the team's runners, or one runner in this process without a team, until their run ends."""
         assert task.remote is not None
         async with task.connected() as store:
             if team is not None:
@@ -289,7 +289,7 @@ class _Execution:
             async def drain() -> None:
                 """End in order at SIGTERM, which operators send before they remove a machine, without losing work."""
                 await interrupts.draining()
-                logger.warning("SIGTERM: no further rollouts; those under way have %g s", self._patience.ask)
+                logger.warning("SIGTERM: no further rollouts; running rollouts have %g s", self._patience.ask)
                 event.set()
 
             interrupts.drains = True

@@ -1,4 +1,4 @@
-"""Stop events: one for threads, one for processes. Both can be set from either side, any number of times."""
+"""Stop events for threads and for processes. Both sides of a run can set them, any number of times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class ExecutionEvent(Protocol):
-    """A flag that tells a bundle to stop."""
+    """A flag that requests a bundle to stop."""
 
     def set(self) -> None:
         """Raise the flag. May be called again."""
@@ -53,7 +53,7 @@ class ThreadingEvent:
 
 
 class MultiprocessingEvent:
-    """An `ExecutionEvent` for several processes: a pipe that nobody empties, so a byte in it is the flag.
+    """An `ExecutionEvent` for several processes: a pipe that is never emptied, so a byte in it is the flag.
 
     A pipe has no lock: a process that is killed while it reads the flag blocks no other. (The semaphores of
     `multiprocessing.Event` would stay locked.) Inherited by forked children, and picklable for children that are being

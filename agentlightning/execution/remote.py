@@ -1,7 +1,7 @@
 """The watch of a process with runners of a remote algorithm: it waits for the store, and for the end of the run.
 
-One watch per process, beside its runners: it checks once a second whether the run has to end, logs when the store
-becomes unreachable and reachable, and gives up after a configured outage. The runners themselves only claim and report.
+Each process has one watch: it checks once a second whether the run has to end, logs when the store becomes unreachable
+and reachable, and gives up after a configured outage. The runners only claim and report.
 The parent handles a SIGTERM to the whole process group."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSWER_SECONDS = 2.0
 AWAY_LOOK_SECONDS = 0.2
 """Seconds between checks of an unreachable store."""
 REPORT_SECONDS = 5.0
-"""Seconds between this process's reports that it is alive."""
+"""Seconds between heartbeats of this process."""
 LEAVE_SECONDS = 0.5
 """Seconds for the report that this process ends."""
 
@@ -51,8 +51,8 @@ class RunWatch:
     event: ExecutionEvent
     """Set when the run is to end."""
     heeds_old_notes: bool
-    """True to obey a stop note that is older than this process. False if the store serves several runs in turn under
-    one name, so that an old note does not concern the next run."""
+    """True to obey a stop note that is older than this process. False if the store serves several runs in turn with
+    the same name, so that an old note does not stop the next run."""
     _baseline: StopNote | None = field(default=None, init=False)
     _met: bool = field(default=False, init=False)
     _outage: Outage = field(init=False)
@@ -62,11 +62,11 @@ class RunWatch:
         self._outage = Outage(self.outage_seconds)
 
     async def watch(self) -> None:
-        """Return, with the event set, when the run has to end; also return if the store has no such operation.
+        """Set the event and return when the run has to end; also return if the store does not support stop notes.
 
         Raises:
             StoreUnreachableError: the store was unreachable for `outage_seconds`, from the start or later.
-            UnauthorizedError: it refuses the token.
+            UnauthorizedError: the store rejects the token.
         """
         while not self.event.is_set():
             began = time.monotonic()
@@ -84,11 +84,11 @@ class RunWatch:
                 note = None
             else:
                 if self._outage.tries:
-                    logger.warning("The store at %s answers after %.0f s", self.where, self._outage.away)
+                    logger.warning("The store at %s responds after %.0f s", self.where, self._outage.away)
                     self._reported = float("-inf")  # a restarted store may not know this process
                 self._outage.answered()
             if note is not None:
-                logger.info("Told of the end of %s: %s", name_of_run(self.remote.run_id), note.reason)
+                logger.info("Ending %s: %s", name_of_run(self.remote.run_id), note.reason)
                 self.event.set()
                 return
             pause = AWAY_LOOK_SECONDS if self._outage.tries else LOOK_SECONDS
@@ -101,7 +101,7 @@ class RunWatch:
             try:
                 await within(LEAVE_SECONDS, self.remote.report(self.store, told=True))
             except Exception as error:  # the end of the run then waits a little longer
-                logger.debug("Could not say that this process ends: %s", error)
+                logger.debug("Could not report that this process ends: %s", error)
 
     async def _look(self) -> StopNote | None:
         note = await stop_note(self.store, self.remote.run_id)
@@ -118,18 +118,18 @@ class RunWatch:
 
     def _note_away(self, began: float, error: BaseException) -> None:
         if not self._outage.tries:
-            state = "does not answer any more" if self._met else "does not answer yet"
+            state = "has stopped responding" if self._met else "does not respond yet"
             logger.warning("The store at %s %s; waiting up to %g s", self.where, state, self.outage_seconds)
         if self._outage.failed(began):
             raise StoreUnreachableError(
-                f"No answer from the store at {self.where} for {self._outage.away:.0f} s "
+                f"No response from the store at {self.where} for {self._outage.away:.0f} s "
                 f"(store_unreachable_timeout={self.outage_seconds:g}; last: {type(error).__name__}: {error}). "
-                "Is the algorithm running there, and may this machine reach the port?"
+                "Check that the algorithm runs there and that this machine can reach the port."
             ) from error
 
 
 async def until_known(remote: RemoteRunners, store: LightningStore, event: ExecutionEvent) -> None:
-    """Return once the watch of `remote`, here or in the parent, has reached the store, or the event is set."""
+    """Return once the watch of `remote`, here or in the parent, has reached the store, or once the event is set."""
     while not event.is_set():
         try:
             if await within(ANSWER_SECONDS, remote.is_known(store)):
@@ -142,7 +142,7 @@ async def until_known(remote: RemoteRunners, store: LightningStore, event: Execu
 
 
 async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent, is_open: ExecutionEvent) -> None:
-    """Set the event once a note asks this process's run to end. An unreachable store is ignored.
+    """Set the event once a stop note ends this process's run. An unreachable store is ignored.
 
     The algorithm opens its run as its first step; earlier notes are ignored.
     """
@@ -155,7 +155,7 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
         except NotImplementedError:  # a user's store without runs
             return
         except Exception as error:  # the callers that use the store get the same error and handle it
-            logger.debug("Could not look whether %s is to end: %s", name_of_run(run_id), error)
+            logger.debug("Could not check whether %s has to end: %s", name_of_run(run_id), error)
             continue
         if note is not None:
             logger.warning("Ending %s: %s", name_of_run(run_id), note.reason)
@@ -166,15 +166,15 @@ async def heed(store: LightningStore, run_id: str | None, event: ExecutionEvent,
 PARENT_SECONDS = 1.0
 """Seconds that the parent, which gets the same signal, may take to set the event."""
 TWICE_SECONDS = 3.0
-"""Seconds after a signal to the whole group in which one from the subreaper does not count as a second request."""
+"""Seconds after a signal to the process group during which one from the subreaper is not a second request."""
 
 
 @contextlib.asynccontextmanager
 async def term_left_to_parent(event: ExecutionEvent) -> AsyncGenerator[None]:
     """Let SIGTERM end this child process only if the event is not set within a second. No effect outside a child.
 
-    A service manager that stops a machine signals every process. The parent then sets the event, and kills processes
-    that ignore it.
+    A service manager that stops a machine sends the signal to every process. The parent then sets the event, and kills
+    processes that ignore it.
     """
     if multiprocessing.parent_process() is None or sys.platform == "win32":  # on Windows SIGTERM ends a process at once
         yield

@@ -1,4 +1,4 @@
-"""The roles of a run's processes: the algorithm beside its store, and a runner; picklable if they run in a child."""
+"""The roles of a run's processes: the algorithm with its store, and a runner; picklable if they run in a child."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ RELEASE_POLL_SECONDS = 0.02
 STOP_SECONDS = 3.0
 """Seconds that a store server may take to stop; after that it ends with the process."""
 TELL_SECONDS = 5.0
-"""Seconds that the end of a run waits for remote runners to notice it."""
+"""Seconds that the end of a run waits for remote runners to detect it."""
 HASTY_TELL_SECONDS = 0.5
 """The same after Ctrl+C."""
 _WRITE_SECONDS = 2.0
-"""Least number of seconds that the store has to record the end of a run."""
+"""Minimum number of seconds that the store has to record the end of a run."""
 
 
 @dataclass
@@ -81,11 +81,11 @@ class AlgorithmRole:
         all_are_away: bool = False,
         released: ExecutionEvent | None = None,
     ) -> Any:
-        """Run the algorithm beside the team of runners, end both, and return the result.
+        """Run the algorithm together with the team of runners, end both, and return the result.
 
-        `server` serves the store meanwhile. `work` is a call of this object that runs elsewhere. `runner` is the team's
-        bundle, if no other process runs the rollouts. `all_are_away`: see `until_told`. The server runs until
-        `released` is set, if others still need it.
+        `server` serves the store during this time. `work` is a call of this object that runs elsewhere. `runner` is the
+        team's bundle, if no other process runs the rollouts. `all_are_away`: see `until_told`. The server runs until
+        `released` is set, if other processes still need it.
         """
         async with own_connection(server or store, outage_of(self.algorithm)) as own:
             if server is not None:  # before runners can reach the store
@@ -120,7 +120,7 @@ class AlgorithmRole:
     async def _write_end(
         self, store: LightningStore, error: BaseException | None, interrupted: bool, all_are_away: bool
     ) -> None:
-        """Record the end of the run and inform possible remote runners. Never raises."""
+        """Record the end of the run and notify remote runners. Never raises."""
         run_id = run_of(self.algorithm)
         interrupted = interrupted or isinstance(error, (asyncio.CancelledError, KeyboardInterrupt))
         seconds = HASTY_TELL_SECONDS if interrupted else TELL_SECONDS
@@ -134,7 +134,7 @@ class AlgorithmRole:
         except (NotImplementedError, NotFoundError):  # a store without runs; a run deleted in the meantime
             return
         except Exception as failure:  # the run is over, even if the store and remote runners do not know it
-            logger.warning("The end of %s could not be written down or told: %r", name_of_run(run_id), failure)
+            logger.warning("Could not record the end of %s or notify its runners: %r", name_of_run(run_id), failure)
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,9 @@ class AlgorithmTask:
     patience: Patience
     stall: StallPolicy
     released: ExecutionEvent
-    """Set when no runner needs the server any more."""
+    """Set once no runner needs the server."""
     report: PortReport
-    """Receives the port of the server, if there is one."""
+    """Receives the port of the server, if it has one."""
 
     async def __call__(self, index: int, event: ExecutionEvent) -> Any:
         """Serve the store, run the bundle and return its result, once the runners have ended as well."""
@@ -171,7 +171,7 @@ class RunnerTask:
     url: str | None
     store: LightningStore | None
     remote: RemoteRunners | None = None
-    """Set in a process without an algorithm: wait for the store first, which may start later."""
+    """Set in a process without an algorithm, which first waits for the store."""
 
     @property
     def wants_main_thread(self) -> bool:
@@ -188,7 +188,7 @@ class RunnerTask:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncGenerator[LightningStore]:
-        """Yield a client of the server, closed at the end; without a URL the store, which stays open."""
+        """Yield a client of the server, which is closed at the end; without a URL the store, which stays open."""
         seconds = outage_of(self.runner)
         if self.url is None:
             assert self.store is not None
@@ -205,7 +205,7 @@ class RunnerTask:
 
 
 def outage_of(bundle: AlgorithmBundle | RunnerBundle) -> float:
-    """Return the seconds that the store may be unreachable for a side of the run."""
+    """Return the seconds that a side of the run tolerates an unreachable store."""
     return float(getattr(bundle, "store_unreachable_timeout", OUTAGE_SECONDS))
 
 
@@ -244,4 +244,4 @@ async def served(server: LightningStoreServer | None) -> AsyncGenerator[None]:
         try:
             await asyncio.wait_for(server.stop(), STOP_SECONDS)
         except Exception as error:  # the run is over: its result counts, not the end of the server
-            logger.error("The store server did not stop as it should: %r", error)
+            logger.error("The store server failed while stopping: %r", error)

@@ -1,8 +1,8 @@
-"""The state of a run in its store: the note that stops it, which every process of the run reads, and its end.
+"""The state of a run in its store: its end, and the stop note that every process of the run reads.
 
 A run has to end when it is stopped (`stop_run`) or when its algorithm has ended. A process with remote runners has a
 row among the store's workers, with an id that begins with `CONTROL_PREFIX`, so that the end of a run can wait until
-each of them has noticed it. Lists of workers omit these rows.
+each of them has detected it. Lists of workers omit these rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from agentlightning.utils.exceptions import readable
 LOOK_SECONDS = 1.0
 """Seconds between a process's checks for the end of its run."""
 SILENT_SECONDS = 15.0
-"""Seconds without a check after which a process with remote runners counts as ended."""
+"""Seconds without a heartbeat after which a process with remote runners counts as ended."""
 HAS_ENDED = "its algorithm has ended"
 _TELL_POLL_SECONDS = 0.1
 
@@ -37,22 +37,22 @@ class StopNote:
     """Time of the note by the store's clock, in Unix seconds; unique within a run."""
 
 
-async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "it was told to stop") -> StopNote:
-    """Ask every process of a run to end: its algorithm, and runners on all machines. May be called again.
+async def stop_run(store: LightningStore, run_id: str | None, *, reason: str = "a stop was requested") -> StopNote:
+    """Request every process of a run to end: its algorithm, and runners on all machines. May be called again.
 
-    They check about once a second. To run it again, start its algorithm.
+    The processes check about once a second. To continue the run, start its algorithm again.
 
     Raises:
-        NotImplementedError: the store keeps no runs.
+        NotImplementedError: the store does not support runs.
     """
     run = await complete(store).update_run(run_id or "", stop_reason=reason)
     return StopNote(reason, run.stop_time or 0.0)
 
 
 async def stop_note(store: LightningStore, run_id: str | None, *, told_only: bool = False) -> StopNote | None:
-    """Return the note that ends the run; None while it may continue, and before the store knows it.
+    """Return the stop note of the run; None while the run may continue, and before the store knows it.
 
-    `told_only` ignores the end of an algorithm: for the algorithm itself, which may have been started twice.
+    With `told_only`, the end of the algorithm is ignored: for the algorithm itself, which may have been started twice.
     """
     run = await complete(store).get_run_by_id(run_id or "")
     if run is None:
@@ -76,11 +76,11 @@ class RemoteRunners:
 
     run_id: str | None
     name: str
-    """Unique among all machines."""
+    """Name of the process, unique among all machines."""
     n_runners: int
 
     async def report(self, store: LightningStore, *, told: bool = False) -> None:
-        """Report that this process is alive and, with `told`, that it has noticed the end of the run."""
+        """Report that this process is alive and, with `told`, that it has detected the end of the run."""
         stats = {"run": self.run_id, "runners": self.n_runners, "told": told}
         await store.update_worker(self._row_id, stats)
 
@@ -94,7 +94,7 @@ class RemoteRunners:
 
 
 async def remote_runners(store: LightningStore, run_id: str | None) -> list[Worker]:
-    """Return the rows of all processes with remote runners of a run, ended ones too."""
+    """Return the rows of all processes with remote runners of a run, including those that have ended."""
     rows = await store.query_workers(worker_id_contains=f"{CONTROL_PREFIX}runners:")
     return [row for row in rows if row.heartbeat_stats is not None and row.heartbeat_stats.get("run") == run_id]
 
@@ -112,10 +112,10 @@ async def are_served_elsewhere(store: LightningStore, run_id: str | None) -> boo
 async def until_told(
     store: LightningStore, run_id: str | None, note: StopNote, *, seconds: float, all_are_away: bool
 ) -> None:
-    """Wait up to `seconds` until each live process with remote runners has noticed the end of the run.
+    """Wait up to `seconds` until each live process with remote runners has detected the end of the run.
 
-    `all_are_away` means that no runner is local: then every worker is remote, and this also waits for a process that
-    has just started.
+    `all_are_away` means that no runner is local. Every worker is then remote, and this function also waits for a
+    process that has just started.
     """
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -145,7 +145,7 @@ async def end_run(
 ) -> Run:
     """Record the end of a run and return it.
 
-    None is a run without a result: `failed` with an error, `stopped` if it was stopped, else `interrupted`.
+    With None, the run has no result: it is `failed` with an error, `stopped` if it was stopped, else `interrupted`.
     """
     whole = complete(store)
     if error is not None and state != "interrupted":

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MainThread = Literal["algorithm", "runner"]
 
 INTERRUPTED_ASK_SECONDS = 2.0
-"""Seconds that runners beside the algorithm may take to finish their rollouts after Ctrl+C."""
+"""Seconds that runners may take to finish their rollouts after Ctrl+C if the algorithm has the main thread."""
 INTERRUPT_SECONDS = 2.0
 """Seconds that coroutines may take to end after Ctrl+C cancelled them."""
 
@@ -49,14 +49,16 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
 
     Args:
         n_runners: number of runner threads.
-        main_thread: the side with the calling thread. None: the runner if there is exactly one, else the algorithm.
-        join_timeout: seconds to wait at the end for a thread whose bundle does not stop.
-        graceful_delay: seconds between the stop event and cancellation, and again after cancellation. Ctrl+C has 5 s in
-            all: with the algorithm on the main thread runners have 2 s of them to finish their rollouts.
+        main_thread: the side that runs on the calling thread. None: the runner if there is exactly one, else the
+            algorithm.
+        join_timeout: seconds to wait at the end for a thread if its bundle does not stop.
+        graceful_delay: seconds between the stop event and cancellation, and again after cancellation. After Ctrl+C, the
+            run ends within 5 s. If the algorithm runs on the main thread, runners have 2 s of them to finish rollouts.
         poll_interval: seconds between checks of the stop event.
-        managed_store: wrap the store in `LightningStoreThreaded`; None reads `AGL_MANAGED_STORE`, true by default.
+        managed_store: whether to wrap the store in `LightningStoreThreaded`; None reads `AGL_MANAGED_STORE`, which is
+            true by default.
         stall_timeout: seconds without progress after which the run logs what each part waits for; None is never.
-        on_stall: `report` continues after that, `raise` ends the run with `StalledError`.
+        on_stall: `report` continues after the report, `raise` ends the run with `StalledError`.
 
     Raises:
         ValueError: a setting is out of range, or `main_thread="runner"` with several runners.
@@ -89,12 +91,12 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         self.on_stall: OnStall = check_choice("on_stall", on_stall, get_args(OnStall))
 
     def _check_main_thread(self) -> None:
-        """Refuse an unknown side, or several runners on the main thread: both may be set after construction."""
+        """Raise `ValueError` for an unknown side or several runners on the main thread: both may be set later."""
         check_choice("main_thread", self.main_thread, get_args(MainThread))
         if self.main_thread == "runner" and self.n_runners != 1:
             raise ValueError(
-                f"main_thread='runner' has room for one runner, and n_runners is {self.n_runners}. "
-                "Set n_runners=1, or main_thread='algorithm' (None chooses by itself)."
+                f"main_thread='runner' allows one runner, but n_runners is {self.n_runners}. "
+                "Set n_runners=1 or main_thread='algorithm', or omit main_thread."
             )
 
     @override
@@ -116,7 +118,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
             timeout = 0.1 if self.interrupted else self.join_timeout
             alive = [thread.name for thread in threads if not thread.join(timeout)]
             if alive:
-                logger.error("Threads that did not end are left behind: %s", ", ".join(alive))
+                logger.error("These threads did not end: %s", ", ".join(alive))
 
     async def _conduct(
         self,
@@ -150,7 +152,7 @@ class SharedMemoryExecutionStrategy(ExecutionStrategy):
         finally:  # end attempts that runners still hold: a claim that a runner no longer awaited
             host, pid = socket.gethostname(), os.getpid()
             workers = {worker_label(host, pid, index) for index in range(self.n_runners)}
-            message = "its runner ended with its run, with this attempt in hand"
+            message = "its runner ended with its run during this attempt"
             with contextlib.suppress(Exception):  # the store is unreachable: then the lease runs out
                 ending = end_attempts(store, workers, message, stopped=True, run_id=run_of(runner))
                 await within(SETTLE_STOPPED_SECONDS, ending)

@@ -1,7 +1,7 @@
 """Stall detector: reports once that a run makes no progress, and what each part waits for.
 
-Progress is any change of a rollout of the run (a claim, a span, an end). While no rollout is open, an algorithm that
-uses the CPU counts as progress as well."""
+Progress is any change of a rollout of the run (a claim, a span, an end). While no rollout is open, CPU use of the
+algorithm also counts as progress."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ PAGE = 100
 """Changes per request."""
 DEFAULT_SECONDS = 300.0
 COMPUTING_SHARE = 0.2
-"""Share of a core above which a process counts as computing; a waiting one uses almost nothing."""
+"""Fraction of a core above which a process counts as computing; a waiting process uses almost none."""
 
 
 @dataclass(frozen=True)
 class StallPolicy:
-    """The time after which a run counts as stalled, and the reaction."""
+    """The time without progress after which a run counts as stalled, and the reaction to it."""
 
     seconds: float | None = DEFAULT_SECONDS
     """Seconds without progress; None disables the check."""
@@ -49,7 +49,7 @@ class StallDetector:
     policy: StallPolicy
     work: OpenWork
     gateway: Any = None
-    """The gateway of the run, if there is one."""
+    """The gateway of the run, if it has one."""
     position: Callable[[], list[str]] | None = None
     """Returns the algorithm's stack, if it is not a task of this loop."""
 
@@ -87,10 +87,10 @@ class StallDetector:
                     reported = True
                     await self._report()
             except NotImplementedError:
-                logger.warning("The store cannot tell what changes: a stall will not be noticed")
+                logger.warning("The store has no feed of changes, so stalls are not detected")
                 return
             except OSError as error:  # the callers of an unreachable store report it
-                logger.debug("Could not look for progress: %s", error)
+                logger.debug("Could not check for progress: %s", error)
             await asyncio.sleep(self.policy.look_seconds())
 
     async def _report(self) -> None:
@@ -108,9 +108,9 @@ class StallDetector:
 
 
 SHOWN = 20
-"""Number of rollouts and workers that are listed; the rest is counted."""
+"""Number of rollouts and workers to list; the others are only counted."""
 _LOOKED_BACK = 200
-"""Number of ended rollouts that are searched for the last one of each worker."""
+"""Number of ended rollouts to search for the last one of each worker."""
 
 
 async def stall_report(
@@ -118,8 +118,8 @@ async def stall_report(
 ) -> str:
     """Return the lines for the queue, each runner, the gateway and the algorithm.
 
-    `store` is the run's view; `algorithm` the lines at which it waits; `gateway` its counters, None if it is not in
-    use.
+    `store` is the run's view; `algorithm` holds the lines at which it waits; `gateway` holds its counters, None if it
+    is not used.
     """
     now = time.time()
     lines = [f"  queue: {await _queue(store, now)}"]
@@ -134,12 +134,12 @@ async def stall_report(
         lines += [f"  {_runner(w, at_work.get(w.worker_id), last.get(w.worker_id), now)}" for w in shown]
         lines += [f"  ... and {len(mine) - SHOWN} more runners"] if len(mine) > SHOWN else []
     else:
-        lines.append("  runners: none has ever asked for work of this run")
+        lines.append("  runners: none has requested work of this run")
     calls = "not in use"
     if gateway is not None:
         calls = f"{gateway['in_flight']} call(s) at model servers, {gateway['waiting']} waiting for a weight change"
     lines.append(f"  gateway: {calls}")
-    lines.append(f"  algorithm: {' > '.join(algorithm) if algorithm else 'its place is not known'}")
+    lines.append(f"  algorithm: {' > '.join(algorithm) if algorithm else 'its position is unknown'}")
     return "\n".join(lines)
 
 
@@ -149,9 +149,9 @@ async def _queue(store: LightningStore, now: float) -> str:
         return "empty"
     oldest = page.items[0]
     if oldest.not_before is not None and oldest.not_before > now:
-        return f"{page.total} rollout(s); {oldest.rollout_id} may be claimed in {oldest.not_before - now:.0f} s"
+        return f"{page.total} rollout(s); {oldest.rollout_id} can be claimed in {oldest.not_before - now:.0f} s"
     age = now - oldest.start_time
-    return f"{page.total} rollout(s) that nobody claims, the oldest {oldest.rollout_id} for {age:.0f} s"
+    return f"{page.total} unclaimed rollout(s); {oldest.rollout_id} has waited longest, for {age:.0f} s"
 
 
 def _by_worker(rollouts: Sequence[AttemptedRollout | Rollout]) -> dict[str, AttemptedRollout]:
@@ -165,12 +165,12 @@ def _by_worker(rollouts: Sequence[AttemptedRollout | Rollout]) -> dict[str, Atte
 
 def _runner(worker: Worker, at_work: AttemptedRollout | None, last: AttemptedRollout | None, now: float) -> str:
     last_sign = max(worker.last_heartbeat_time or 0.0, worker.last_dequeue_time or 0.0)
-    sign = f"last sign of life {now - last_sign:.0f} s ago" if last_sign else "no sign of life"
+    sign = f"last heartbeat {now - last_sign:.0f} s ago" if last_sign else "no heartbeat"
     if at_work is not None:
         attempt = at_work.attempt
         work = f"runs {at_work.rollout_id} (attempt {attempt.sequence_id}) for {now - attempt.start_time:.0f} s"
     elif last is not None:
         work = f"waits for work; its last rollout {last.rollout_id} ended {now - (last.end_time or now):.0f} s ago"
     else:
-        work = "waits for work; it has ended no rollout"
+        work = "waits for work; it has completed no rollout"
     return f"runner {worker.worker_id}: {work}; {sign}"

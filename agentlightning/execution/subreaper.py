@@ -1,8 +1,8 @@
 """A process between a runner and its parent, which ends all descendants of the runner, however the runner ends.
 
 A process that an agent starts may leave its group, its session and its parent. On Linux it cannot leave its subreaper:
-orphans go to the nearest ancestor that has asked for them. The runner cannot be that process itself: it would have to
-wait for children that it does not know, and it has already ended when the subreaper is needed.
+orphans become children of the nearest ancestor that is a subreaper. The runner cannot be its own subreaper: it would
+have to wait for children that it does not know, and it has already ended when the subreaper is needed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def _held_back() -> tuple[signal.Signals, ...]:
 def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bool:
     """Continue in a new process, which is killed with this one; this one becomes its subreaper and never returns.
 
-    The subreaper ends when the new process does, in the same way, and kills it when `parent_pid` ends. SIGTERM is
-    passed on. Return False, in the same process, if the system does not support it, or if a fork is unsafe: the
-    import of the user's program in a spawned process has started threads, or uses an accelerator.
+    The subreaper ends when the new process does, in the same way, and kills it when `parent_pid` ends. It forwards
+    SIGTERM. Return False, in the same process, if the system does not support subreapers, or if a fork is unsafe
+    because the import of the user's program in a spawned process has started threads or uses an accelerator.
     """
     if sys.platform != "linux" or threading.active_count() > 1 or uses_accelerator():
         return False
@@ -64,7 +64,7 @@ def go_below_subreaper(parent_pid: int, parents_folder: str | None = None) -> bo
 
 
 def uses_accelerator() -> bool:
-    """True if this process has opened one: its driver does not survive a fork. Linux only; elsewhere False."""
+    """Return whether this process has opened an accelerator, which cannot be used after a fork. Only on Linux."""
     if sys.platform != "linux":
         return False
     targets: list[str] = []

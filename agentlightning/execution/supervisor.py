@@ -1,9 +1,10 @@
 """The course of a run and of its end, the same for threads and processes.
 
-A run ends when the algorithm is done, a bundle or a watcher fails, someone sets the stop event, every runner has ended
-while work is open, or Ctrl+C. With `max_rollouts`, rollouts that are open when all runners have ended are cancelled,
-and the run ends when the algorithm enqueues more. Then algorithm and runners are asked to stop, interrupted, terminated
-and killed, each step with its own time. After Ctrl+C these times are shorter, and after a second one they are zero.
+A run ends when the algorithm has ended, a bundle or a watcher fails, the stop event is set, every runner has ended
+while rollouts are open, or Ctrl+C is pressed. With `max_rollouts`, rollouts that are open when all runners have ended
+are cancelled, and the run ends when the algorithm enqueues more. To end it, algorithm and runners are requested to
+stop, interrupted, terminated and killed, each step with its own time. After Ctrl+C these times are shorter, and after a
+second Ctrl+C they are zero.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ T = TypeVar("T")
 FAILURE_GRACE_SECONDS = 1.0
 """Seconds from the stop event to the cancellation of the algorithm, when a runner has failed."""
 NOTICE_SECONDS = 0.1
-"""Seconds that a cancelled task may take for its clean-up before its owner continues."""
+"""Seconds that a cancelled task may take to clean up before its owner continues."""
 STRANDED_POLL_SECONDS = 0.25
 """Seconds between queries for open work once every runner has ended."""
 CANCEL_POLL_SECONDS = 0.02
 """The same while an algorithm enqueues rollouts that are cancelled."""
 IDLE_SECONDS = 3.0
-"""Seconds without an enqueued rollout after which a further one counts as a new batch."""
+"""Seconds without an enqueued rollout after which another one counts as a new batch."""
 LAST_CANCEL_SECONDS = 2.0
 """Seconds that the store may take to cancel the last rollouts of an ended algorithm."""
 ENQUEUING_SECONDS = 10.0
@@ -48,7 +49,7 @@ ENQUEUING_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds for each step of an ending."""
+    """Seconds for each step of the end of a run."""
 
     ask: float
     """After the stop event."""
@@ -61,36 +62,36 @@ class Patience:
 
 
 INTERRUPTED = Patience(ask=1.0, interrupt=1.5, terminate=0.5, kill=0.5)
-"""Patience after Ctrl+C, which has 5 s in all; the rest is for the store server and the exit."""
+"""Patience after Ctrl+C, which may take 5 s in total; the remainder is for the store server and the exit."""
 
 
 class Team(Protocol):
-    """The runners of one run, in any place."""
+    """The runners of one run, wherever they run."""
 
     store: LightningStore | None
     """The run's store, once it is known."""
 
     async def watch(self) -> None:
-        """Return when every runner has ended in an ordinary way.
+        """Return when every runner has ended normally.
 
         Raises:
-            Exception: a runner failed for good.
+            Exception: a runner failed permanently.
         """
 
     async def end(self, patience: Patience) -> None:
         """End every runner.
 
         Raises:
-            RuntimeError: one of them ended in an unexpected way.
+            RuntimeError: a runner ended unexpectedly.
         """
 
     def abandon(self) -> None:
-        """Kill at once every runner that can be killed; abandon the others."""
+        """Kill immediately every runner that can be killed; abandon the others."""
 
 
 @dataclass
 class Supervision:
-    """Supervises one run: the team of runners, and everything that may end the run."""
+    """Supervises one run: the algorithm, the team of runners, and every event that may end the run."""
 
     team: Team
     event: ExecutionEvent
@@ -103,7 +104,7 @@ class Supervision:
     open_work: OpenWork | None = None
     """The open rollouts; None before they are known, and if other processes may run them."""
     watchers: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
-    """Coroutines that run beside algorithm and runners. An exception from one ends the run; a return does not."""
+    """Coroutines that run next to algorithm and runners. An exception from one ends the run; a return does not."""
     on_interrupt: Callable[[], None] | None = None
     """Called when Ctrl+C or SIGTERM ends the run."""
     interrupted: bool = field(default=False, init=False)
@@ -111,7 +112,7 @@ class Supervision:
     """True once every runner has run its `max_rollouts` and the remaining rollouts are cancelled."""
 
     async def conduct(self, algorithm: Coroutine[object, object, T]) -> T | None:
-        """Run the algorithm beside the team, end both, and return the algorithm's result.
+        """Run the algorithm together with the team, end both, and return the algorithm's result.
 
         The result is None when the algorithm was cancelled, by the stop event or by Ctrl+C (`interrupted`).
         The first failure is raised; later ones are logged.
@@ -143,7 +144,7 @@ class Supervision:
     def _note_interrupt(self, failure: BaseException | None) -> None:
         if not self.interrupted and (self.interrupts.is_asked() or isinstance(failure, KeyboardInterrupt)):
             what = "SIGTERM" if self.interrupts.terminated else "KeyboardInterrupt"
-            logger.warning("%s received on main thread: ending the run (again: at once)", what)
+            logger.warning("%s received on main thread: ending the run (repeat to end immediately)", what)
             self.interrupted = True
             if self.on_interrupt is not None:
                 self.on_interrupt()
@@ -153,17 +154,17 @@ class Supervision:
         error = failure_of(algorithm_task)
         if not (self._spent and isinstance(error, NoScoredRolloutError)):
             return error
-        logger.warning("max_rollouts left the algorithm too little: %s", error)
+        logger.warning("max_rollouts left too few rollouts for the algorithm: %s", error)
         return None
 
     async def _until_runners_end(self) -> None:
-        """Return when every runner has run its `max_rollouts` and the algorithm enqueues more than that.
+        """Return when every runner has run its `max_rollouts` and the algorithm enqueues more rollouts.
 
-        Rollouts that are open by then are cancelled; an algorithm that is still enqueuing them may continue.
+        Rollouts that are open when the runners end are cancelled; an algorithm that is still enqueuing may continue.
 
         Raises:
             Exception: a runner has failed.
-            StrandedWorkError: rollouts are open, no runner remains, and there is no `max_rollouts`.
+            StrandedWorkError: rollouts are open, no runner remains, and `max_rollouts` is not set.
         """
         await self.team.watch()
         began = latest = 0.0
@@ -176,16 +177,16 @@ class Supervision:
             if work is not None and count and not self.event.is_set():
                 if work.max_rollouts is None:
                     raise StrandedWorkError(
-                        f"Every runner has ended, and {count} rollout(s) are still open that nobody would run. "
-                        "Raise n_runners, or give the algorithm less to do."
+                        f"Every runner has ended, and {count} rollout(s) are still open. "
+                        "Increase n_runners, or let the algorithm enqueue fewer rollouts."
                     )
                 reason = f"every runner has run max_rollouts={work.max_rollouts}"
                 if not self._spent:
-                    logger.info("%s; what is open is cancelled", reason.capitalize())
+                    logger.info("%s; open rollouts are cancelled", reason.capitalize())
                     self._spent, began, latest = True, now, now
                 asks_for_more = now - latest > IDLE_SECONDS or now - began > ENQUEUING_SECONDS
                 if asks_for_more:
-                    logger.info("%s, and the algorithm asks for more; the run ends", reason.capitalize())
+                    logger.info("%s, and the algorithm enqueues more; the run ends", reason.capitalize())
                     with contextlib.suppress(NotImplementedError, NotFoundError):
                         await stop_run(work.view, work.run_id, reason=reason)
                 await work.cancel()
@@ -195,7 +196,7 @@ class Supervision:
             await asyncio.sleep(CANCEL_POLL_SECONDS if now - latest < IDLE_SECONDS else STRANDED_POLL_SECONDS)
 
     async def _end(self, algorithm_task: asyncio.Task[object], grace: float) -> BaseException | None:
-        """End algorithm and runners, and return the team's error while it ended, if any."""
+        """End algorithm and runners, and return the error that the team raised while it ended, if any."""
         while True:
             patience = self.hasty if self.interrupted else self.patience
             closing = _end_algorithm(algorithm_task, 0.0 if self.interrupted else grace, patience)
@@ -220,11 +221,11 @@ class Supervision:
         if self.interrupted:
             for error in failures:
                 if not isinstance(error, KeyboardInterrupt):
-                    logger.warning("The run was interrupted; besides: %s", error)
+                    logger.warning("The run was interrupted; another error followed: %s", error)
             return None
         for error in failures[1:]:
             if error is not failures[0]:
-                logger.warning("The run has failed already; besides: %s", error)
+                logger.warning("The run has already failed; another error followed: %s", error)
         if failures:
             raise failures[0]
         gave = algorithm_task.done() and not algorithm_task.cancelled() and algorithm_task.exception() is None
@@ -242,7 +243,7 @@ class TaskTeam:
             task.add_done_callback(failure_of)
 
     async def watch(self) -> None:
-        """Return when all have ended; raise the first failure. A cancellation is not a failure."""
+        """Return when all tasks have ended; raise the first failure. A cancellation is not a failure."""
         if not self._tasks:
             await asyncio.Event().wait()  # no local runner to wait for
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -252,10 +253,10 @@ class TaskTeam:
         await asyncio.wait(self._tasks)
 
     async def end(self, patience: Patience) -> None:
-        """Wait for those that obey the event, cancel the others, and abandon those that do not react."""
+        """Wait for the tasks that obey the event, cancel the others, and abandon those that do not react."""
         before = self._failure()
         if await _wait(self._tasks, patience.ask):
-            logger.debug("Every runner finished by itself during grace period")
+            logger.debug("Every runner finished during the grace period")
         else:
             logger.debug("Graceful delay elapsed: cancelling the runners")
             self.abandon()
@@ -268,7 +269,7 @@ class TaskTeam:
             raise failed
 
     def abandon(self) -> None:
-        """Cancel all of them."""
+        """Cancel all tasks."""
         for task in self._tasks:
             task.cancel()
 
@@ -283,7 +284,7 @@ async def until_set(event: ExecutionEvent, poll_interval: float) -> None:
 
 
 def failure_of(task: asyncio.Future[Any]) -> BaseException | None:
-    """Return the exception of the task; None if it runs, has returned or was cancelled."""
+    """Return the exception of the task; None if it is running, has returned or was cancelled."""
     return task.exception() if task.done() and not task.cancelled() else None
 
 
@@ -297,7 +298,7 @@ async def cancel_all(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 async def _until_one_fails(watchers: Sequence[Callable[[], Coroutine[object, object, None]]]) -> None:
-    """Run all of them concurrently. Never return; raise the first failure."""
+    """Run all watchers concurrently. Never return; raise the first failure."""
     tasks = [asyncio.create_task(watcher(), name="watcher") for watcher in watchers]
     try:
         while tasks:
@@ -322,7 +323,7 @@ async def _end_algorithm(algorithm_task: asyncio.Task[object], grace: float, pat
 
 
 async def _wait(tasks: Sequence[asyncio.Task[object]], seconds: float) -> bool:
-    """Wait up to `seconds` for all of them and return whether all are done."""
+    """Wait up to `seconds` for all tasks and return whether all are done."""
     if not all(task.done() for task in tasks) and seconds > 0:
         await asyncio.wait(tasks, timeout=seconds)
     return all(task.done() for task in tasks)

@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 RESTART_PAUSE_SECONDS = 0.1
-"""Pause before a child is restarted; doubled for each further death in short order, up to the ceiling."""
+"""Seconds before a child is restarted; doubled for each further death in quick succession, up to the ceiling."""
 RESTART_PAUSE_CEILING_SECONDS = 10.0
 CALM_SECONDS = 10.0
-"""Seconds of life after which a child's death does not count as one in short order."""
+"""Seconds after which a child's death does not count as one in quick succession."""
 SETTLE_SECONDS = 5.0
 """Seconds that the store may take to end the attempts of a dead child."""
 SETTLE_STOPPED_SECONDS = 0.5
-"""The same at the end of the run, which has 5 s in all after Ctrl+C."""
+"""The same at the end of the run, which may take 5 s in total after Ctrl+C."""
 
 
 class Starter(Protocol):
@@ -59,7 +59,7 @@ class Starter(Protocol):
         ...
 
     def collect(self) -> list[ChildExit]:
-        """Return the children that have ended, each once."""
+        """Return the children that have ended since the last call."""
         ...
 
     def signal(self, index: int, signum: int) -> None:
@@ -85,10 +85,10 @@ def make_starter(
 ) -> Starter:
     """Return the starter of one run's children. With `fork` and restarts it is a process that must be started first.
 
-    With `ends_descendants` all descendants of a child end with it.
+    With `ends_descendants`, all descendants of a child end with it.
 
     Raises:
-        TypeError: children are to be spawned and the task cannot be pickled; names the part and the ways out.
+        TypeError: children are to be spawned and a part of the task cannot be pickled.
     """
     ctx = cast(ProcessContext, multiprocessing.get_context(method))
     if method == "fork" and restarts:
@@ -99,7 +99,7 @@ def make_starter(
 
 
 def restart_pause(hasty_deaths: int) -> float:
-    """Return the seconds before a restart of a child that has died this often in short order."""
+    """Return the seconds before a restart of a child that has died this often in quick succession."""
     return doubled(hasty_deaths + 1, RESTART_PAUSE_SECONDS, RESTART_PAUSE_CEILING_SECONDS)
 
 
@@ -108,8 +108,8 @@ class ProcessTeam:
     """A `Team` of child processes.
 
     A child that ends with a code that is not allowed, or while it holds attempts, is restarted, up to `max_restarts`
-    times; then the team fails. Deaths with the same rollout count once: the retries of the rollout bound them. Owned by
-    the loop that watches it, except `start`.
+    times; then the team fails. Deaths with the same rollout count once, because the rollout has its own limit of
+    retries. Owned by the loop that watches it, except `start`.
     """
 
     starter: Starter
@@ -119,14 +119,14 @@ class ProcessTeam:
     allowed_exit_codes: Sequence[int] = (0, -15)
     max_restarts: int = 3
     error: Callable[[str], Exception] = RunnerDiedError
-    """The exception to raise when a child has failed for good."""
+    """The exception to raise when a child has failed permanently."""
     alone: bool = False
-    """True if the children alone decide the result of this process: an allowed exit code is then an ordinary end only
-    if the child's task has ended, and an error with its own exit code is raised here, too."""
+    """True if the children alone decide the result of this process: an allowed exit code is then a normal end only if
+    the child's task has ended, and an error with its own exit code is also raised here."""
     store: LightningStore | None = None
     """The store in which to end the attempts of a child that died."""
     result: Any = field(default=None, init=False)
-    """Result of the last child that returned."""
+    """Result of the child that returned last."""
     _alive: set[int] = field(default_factory=set[int], init=False)
     _due: dict[int, float] = field(default_factory=dict[int, float], init=False)
     """Time of each child's next restart, on the monotonic clock."""
@@ -134,7 +134,7 @@ class ProcessTeam:
     _begun: dict[int, float] = field(default_factory=dict[int, float], init=False)
     """Time of each child's last start, on the monotonic clock."""
     _hasty_deaths: dict[int, int] = field(default_factory=dict[int, int], init=False)
-    """Number of each child's deaths in short order."""
+    """Number of each child's deaths in quick succession."""
     _sent: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]], init=False)
     """Child and signal, for each signal that this team sent."""
     _blamed: set[str] = field(default_factory=set[str], init=False)
@@ -147,10 +147,10 @@ class ProcessTeam:
             self._start(index)
 
     async def watch(self) -> None:
-        """Return when every child has ended in an ordinary way; restart those that did not.
+        """Return when every child has ended normally; restart those that did not.
 
         Raises:
-            Exception: `error`; a child ended otherwise and may not be restarted again.
+            Exception: `error`; a child did not end normally and may not be restarted again.
         """
         while self._alive or self._due:
             await self._collect(min(self._due.values()) - time.monotonic() if self._due else None)
@@ -161,9 +161,9 @@ class ProcessTeam:
                 self._start(index)
 
     async def end(self, patience: Patience) -> None:
-        """Ask the children to stop, interrupt, terminate, kill; each step only for those that are still alive.
+        """Request the children to stop, then interrupt, terminate and kill those that are still alive.
 
-        A child that another process kills meanwhile, and that would have been restarted before, is not a failure.
+        A child that another process kills during this time, and that could have been restarted, is not a failure.
 
         Raises:
             Exception: `error`; a child ended with a code that is not allowed during this time.
@@ -184,7 +184,7 @@ class ProcessTeam:
             while self._alive and (remaining := deadline - time.monotonic()) > 0:
                 await self._collect(remaining)
         for index in sorted(self._alive):
-            logger.error("%s is alive after SIGKILL", name_of(self.prefix, index))
+            logger.error("%s is still alive after SIGKILL", name_of(self.prefix, index))
         if len(self._failed) > before:
             raise self._died()
 
@@ -199,7 +199,7 @@ class ProcessTeam:
         self.starter.start(index)
 
     async def _collect(self, timeout: float | None) -> None:
-        """Wait until a child has ended or time is up, and handle those that have ended."""
+        """Wait until a child has ended or the time is up, and handle the children that have ended."""
         waits = [seconds for seconds in (timeout, self.starter.look_seconds) if seconds is not None]
         await until_readable(self.starter.filenos(), min(waits, default=None))
         for exit_ in self.starter.collect():
@@ -209,13 +209,13 @@ class ProcessTeam:
     async def _settle(self, exit_: ChildExit) -> frozenset[str]:
         """End the attempts that a child held when it ended; return the rollouts if the run continues.
 
-        Rollouts of a child that died are queued again, up to `infrastructure_retries` times; those of a child that
-        ended with its run are not retried.
+        Rollouts of a child that died are requeued, up to `infrastructure_retries` times; rollouts of a child that ended
+        with its run are not retried.
         """
         if exit_.finished or exit_.worker_id is None or self.store is None:
             return frozenset()
         stopped, trace = self.event.is_set(), None
-        message = f"{exit_.describe()} {'ended with its run,' if stopped else 'died'} with this attempt in hand"
+        message = f"{exit_.describe()} {'ended with its run' if stopped else 'died'} during this attempt"
         if exit_.report is not None and not stopped:
             trace = exit_.report.traceback
         try:
@@ -223,15 +223,15 @@ class ProcessTeam:
             held = await within(SETTLE_STOPPED_SECONDS if stopped else SETTLE_SECONDS, settling)
         except Exception as error:  # the store is unreachable, or does not know the operation
             if stopped:  # the end of the run does not wait for it
-                logger.debug("what %s had in hand could not be ended: %r", exit_.describe(), error)
+                logger.debug("could not end the attempts of %s: %r", exit_.describe(), error)
             else:
-                text = "%s died, and what it had in hand could not be ended; its leases will run out: %r"
+                text = "%s died, and its attempts could not be ended; their leases will expire: %r"
                 logger.warning(text, exit_.describe(), error)
             return frozenset()
         return frozenset() if stopped else held
 
     def _judge(self, exit_: ChildExit, held: frozenset[str]) -> None:
-        """Decide what follows from a child's end; `held` are the rollouts that it held, if it was not asked to end."""
+        """Handle a child's end; `held` are the rollouts that it held, if it was not requested to end."""
         done = exit_.finished or self.event.is_set() or not self.alone
         if done and not held and exit_.exitcode is not None and exit_.exitcode in self.allowed_exit_codes:
             if exit_.report is not None and not exit_.report.interrupted:
@@ -241,7 +241,7 @@ class ProcessTeam:
         signum = -exit_.exitcode if exit_.exitcode is not None and exit_.exitcode < 0 else None
         obeyed = signum == signal.SIGINT and (exit_.index, signum) in self._sent
         if obeyed or (self.event.is_set() and not exit_.begun):  # it ended while it was starting, or during its exit
-            logger.debug("%s has ended, outside its task", exit_.describe())
+            logger.debug("%s has ended outside its task", exit_.describe())
             return
         is_known = not self._blamed.isdisjoint(held)
         self._blamed |= held
@@ -252,13 +252,13 @@ class ProcessTeam:
             self._failed.append(exit_)
             return
         if self.event.is_set():  # without the end of the run it would have been restarted
-            logger.warning("%s was killed while the run was ending; what the run has done stays", exit_.describe())
+            logger.warning("%s was killed while the run was ending; the results of the run are kept", exit_.describe())
             return
         calm = time.monotonic() - self._begun[exit_.index] >= CALM_SECONDS
         hasty = self._hasty_deaths[exit_.index] = 0 if calm else self._hasty_deaths.get(exit_.index, -1) + 1
         self._restarts[exit_.index] = used
         self._due[exit_.index] = time.monotonic() + restart_pause(hasty)
-        with_what = f" with {', '.join(sorted(held))} in hand" if held else ""
+        with_what = f" during {', '.join(sorted(held))}" if held else ""
         logger.warning(
             "%s ended unexpectedly%s; restart %d of %d", exit_.describe(), with_what, used, self.max_restarts
         )
@@ -272,7 +272,7 @@ class ProcessTeam:
         return (error or self.error)(text)
 
     def _restarted(self) -> str:
-        """Return the restarts of the failed children, for the end of a sentence; empty if there were none."""
+        """Return the restarts of the failed children for a message; empty without restarts."""
         spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
         return f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})" if spent else ""
 
@@ -296,9 +296,9 @@ async def until_readable(filenos: Sequence[int], timeout: float | None) -> None:
 
 
 def obstacle_to_children(method: StartMethod, task: ChildTask) -> str | None:
-    """Return the reason why this process cannot start children for the task; None if it can."""
+    """Return the reason why this process cannot start children for the task, or None."""
     if method == "fork":
-        return "it has opened an accelerator, whose driver does not survive a fork" if uses_accelerator() else None
+        return "it has opened an accelerator, which cannot be used after a fork" if uses_accelerator() else None
     try:
         check_picklable(task, method)
     except TypeError as error:
@@ -307,20 +307,20 @@ def obstacle_to_children(method: StartMethod, task: ChildTask) -> str | None:
 
 
 def check_picklable(task: ChildTask, method: str) -> None:
-    """Raise a TypeError that names the part of the task that cannot be pickled, and the ways out."""
+    """Raise a `TypeError` that names the part of the task that cannot be pickled."""
     try:
         pickle.dumps(task)
     except Exception as error:  # any class may refuse to be pickled, with any exception
         part = part_not_pickled(task, pickle.dumps, depth=5)
         raise TypeError(
             f"start_method={method!r} sends the parts of the run to the child processes, and {part} cannot be pickled "
-            f"({type(error).__name__}: {error}). Ways out: define functions and classes at the top level of a module; "
-            "pass a class, factory or dict instead of an instance; use start_method='fork' on Linux; or strategy='shm'."
+            f"({type(error).__name__}: {error}). Define functions and classes at the top level of a module, pass a "
+            "class, factory or dict instead of an instance, use start_method='fork' on Linux, or use strategy='shm'."
         ) from error
 
 
 def part_not_pickled(value: object, dumps: Callable[[object], bytes], *, depth: int, path: str = "") -> str:
-    """Return the path of the smallest part of `value`, `depth` attributes down at most, that cannot be pickled."""
+    """Return the path of the smallest part of `value` that cannot be pickled, at most `depth` attributes deep."""
     for name, part in vars(value).items() if depth and hasattr(value, "__dict__") else ():
         try:
             dumps(part)
@@ -338,9 +338,9 @@ async def end_attempts(
     stopped: bool = False,
     run_id: str | Unset | None = UNSET,
 ) -> frozenset[str]:
-    """End the attempts that workers hold, of one run or of all, and return the ids of the rollouts.
+    """End the attempts that workers hold, of one run or of all runs, and return the ids of the rollouts.
 
-    An attempt that was already reported, or has another worker, is not changed. With `stopped` the attempts are
+    An attempt that was already reported, or has another worker, is not changed. With `stopped`, the attempts are
     cancelled; otherwise they count as lost with their runner and are retried.
     """
     store = complete(store)

@@ -1,8 +1,8 @@
-"""Models of frameworks that need more than a base URL, a key and a model's name, one function each.
+"""Models for frameworks that need more than a base URL, a key and a model's name; one function per framework.
 
-One module per framework, named after its package, which is imported by the call only. A function takes the
-`llm` of the agent and returns the framework's own object, configured so that every call reaches the gateway:
-no cache in the client, the dialect that keeps thoughts. The guides are in docs/how-to/frameworks.
+Each module is named after the framework's package, which is imported only by the call. The function takes the
+`llm` of the agent and returns an object of the framework that sends every call to the gateway: without a client
+cache, and with the dialect that keeps thoughts. The guides are in docs/how-to/frameworks.
 """
 
 from agentlightning.base.lazy import attach_stub

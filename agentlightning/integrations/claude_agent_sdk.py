@@ -1,8 +1,8 @@
-"""Options with which the Claude Agent SDK runs its command against the model of an attempt, and nothing else.
+"""Options for the Claude Agent SDK, so that its command calls only the model of an attempt.
 
-The command reads its address from its environment, which the SDK copies from the runner. So a key, a login
-or a cloud account of the machine is overridden here, as is everything by which one rollout could affect
-another (settings, memories) or by which the command makes calls beside the agent's own.
+The command reads its address from its environment, which the SDK copies from the runner. So the options override
+keys, logins and cloud accounts of the machine, settings and memories through which one rollout could affect
+another, and features that make calls in addition to the agent's.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _EXTRA_BODY = "CLAUDE_CODE_EXTRA_BODY"
 
 
 def claude_agent_options(llm: LLM, **options: Any) -> Any:
-    """Return `ClaudeAgentOptions` whose calls go to `llm`, with its key, model and sampling parameters.
+    """Return `ClaudeAgentOptions` that send all calls to `llm`, with its key, model and sampling parameters.
 
-    Settings files and MCP servers of the machine are excluded unless `setting_sources` and `strict_mcp_config` say
-    otherwise.
+    Settings files and MCP servers of the machine are excluded unless `setting_sources` and `strict_mcp_config` include
+    them.
 
     Args:
         llm: the model of the agent.
-        options: further options of `ClaudeAgentOptions`; variables in `env` are added, and override our defaults.
+        options: further options of `ClaudeAgentOptions`; variables in `env` are added, and override the defaults.
 
     Raises:
         ImportError: claude-agent-sdk is not installed.
@@ -55,7 +55,7 @@ def claude_agent_options(llm: LLM, **options: Any) -> Any:
     address = _address(llm)
     conflicts = sorted(own.keys() & address.keys()) + [name for name in ("model",) if name in options]
     if conflicts:
-        raise ValueError(f"{', '.join(conflicts)} cannot be set: they come from llm (model {llm.model!r})")
+        raise ValueError(f"Remove {', '.join(conflicts)}: the values come from llm (model {llm.model!r})")
     env = {**_DEFAULTS, **own, **address, **_around_proxies(llm, own)}
     if body := {**llm.sampling_parameters, **_extra_body(own)}:
         env[_EXTRA_BODY] = json.dumps(body)

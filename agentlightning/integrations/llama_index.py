@@ -15,9 +15,9 @@ def llama_index_llm(llm: LLM, **settings: Any) -> Any:
     """Return an `OpenAILike` for this attempt that uses chat and tool calls.
 
     By default, `OpenAILike` uses text completions, assumes that the model has no tools, and sends
-    `temperature=0.1`, with which the rollouts of a group hardly differ. Here the temperature is that of
-    `llm.sampling_parameters`, else 1.0. `settings` are those of `OpenAILike`, such as `context_window` (tokens; 3900
-    by default), and take precedence.
+    `temperature=0.1`, at which the rollouts of a group hardly differ. Here the temperature is that of
+    `llm.sampling_parameters`, or 1.0 without one. `settings` are those of `OpenAILike`, such as `context_window`
+    (tokens; 3900 by default), and take precedence.
 
     Raises:
         ImportError: llama-index-llms-openai-like is not installed.
@@ -26,8 +26,8 @@ def llama_index_llm(llm: LLM, **settings: Any) -> Any:
     module = package_of("llama_index_llm", "llama_index.llms.openai_like", "llama-index-llms-openai-like")
     if conflicts := sorted({"model", "api_base", "api_key"} & set(settings)):
         raise ValueError(
-            f"llama_index_llm takes {', '.join(conflicts)} from the llm of the attempt: "
-            "leave it out, or make an OpenAILike yourself."
+            f"llama_index_llm uses {', '.join(conflicts)} of the attempt's llm. "
+            "Remove the setting, or create an OpenAILike."
         )
     sampling = dict(llm.sampling_parameters)
     own = {name: sampling.pop(name) for name in _FIELDS if name in sampling}

@@ -1,4 +1,4 @@
-"""Import of a framework's package, with an error that says what to install."""
+"""Import of a framework's package, with an error that names the package to install."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def package_of(function: str, module: str, install: str) -> Any:
     """Import a module and return it.
 
     Raises:
-        ImportError: its package is not installed; the text names `function` and the argument of `pip install`.
+        ImportError: its package is not installed; the message names `function` and the argument of `pip install`.
     """
     try:
         return importlib.import_module(module)
@@ -18,7 +18,7 @@ def package_of(function: str, module: str, install: str) -> Any:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise  # it is installed, but one of its own imports is missing
         raise ImportError(
-            f"agl.integrations.{function} needs the package {module!r}, which is not installed: "
-            f"pip install {install}. See docs/how-to/frameworks.",
+            f"agl.integrations.{function} requires the package {module!r}, which is not installed. "
+            f"Run pip install {install}. See docs/how-to/frameworks.",
             name=error.name,
         ) from error

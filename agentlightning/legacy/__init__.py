@@ -1,8 +1,8 @@
 """The v0.1 protocol, for scripts that still use it: a server that distributes tasks, a client, and a runner.
 
-Nothing else in this package uses it. Everything here is deprecated and warns once: a `Trainer` with a store does the
-same work, durably and with traces. `agentlightning.client`, `agentlightning.server` and `agentlightning.runner.legacy`
-are the old import paths.
+Nothing else in this package uses it. All of it is deprecated and warns once. Use a `Trainer` with a store instead,
+which also keeps results durably and records traces. `agentlightning.client`, `agentlightning.server` and
+`agentlightning.runner.legacy` are the old import paths.
 """
 
 from agentlightning.base.lazy import attach_stub

@@ -1,4 +1,4 @@
-"""The v0.1 client: it gets tasks and resources from a server and posts results; each call is sync and async.
+"""The v0.1 client: gets tasks and resources from a server and posts results. Each call has a sync and an async form.
 
 `DevTaskLoader` is a client without a server, to try an agent on a few tasks.
 """
@@ -30,20 +30,18 @@ _LOCAL = "local"
 def warn_once(name: str, instead: str, *, depth: int = 1) -> None:
     """Warn that `name` is deprecated, unless this process has warned before.
 
-    `depth` is the number of our constructors between this function and the code of the user.
+    `depth` is the number of the package's constructors between this function and the user's code.
     """
     if name not in _warned:
         _warned.add(name)
-        warnings.warn(
-            f"{name} speaks the deprecated v0.1 protocol; {instead}", DeprecationWarning, stacklevel=2 + depth
-        )
+        warnings.warn(f"{name} uses the deprecated v0.1 protocol; {instead}", DeprecationWarning, stacklevel=2 + depth)
 
 
 class AgentLightningClient:
     """Deprecated: a client of `AgentLightningServer`. Use `LightningStoreClient`.
 
-    It polls the server at `endpoint` for a task every `poll_interval` seconds. If the server does not answer, methods
-    return None and log a warning. Sends `AGL_TOKEN` if it is set.
+    It polls the server at `endpoint` for a task every `poll_interval` seconds. If the server does not respond, methods
+    return None and log a warning. Requests contain `AGL_TOKEN` if it is set.
     """
 
     _deprecated: ClassVar = ("AgentLightningClient", "use agl.Trainer, or agl.LightningStoreClient", 1)
@@ -62,7 +60,7 @@ class AgentLightningClient:
     # --- tasks -----------------------------------------------------------------------------------------------------
 
     def poll_next_task(self) -> Task | None:
-        """Return the next task; blocks until there is one."""
+        """Return the next task; block until one is available."""
         while (task := self._ask_for_task()) is None:
             time.sleep(self.poll_interval)
         return task
@@ -81,7 +79,7 @@ class AgentLightningClient:
     # --- resources -------------------------------------------------------------------------------------------------
 
     def get_resources_by_id(self, resource_id: str) -> ResourcesUpdate | None:
-        """Return resources, requested once per id; None if the server does not have them."""
+        """Return the resources with this id, or None if the server does not have them. Each id is requested once."""
         if resource_id not in self._resources:
             answer = self._request(f"/resources/{resource_id}")
             if answer is None:
@@ -93,7 +91,7 @@ class AgentLightningClient:
         return await asyncio.to_thread(self.get_resources_by_id, resource_id)
 
     def get_latest_resources(self) -> ResourcesUpdate | None:
-        """Return the resources that were published last; None if there are none."""
+        """Return the resources that were published last, or None."""
         answer = self._request("/resources/latest")
         if answer is None:
             return None
@@ -107,7 +105,7 @@ class AgentLightningClient:
     # --- results ---------------------------------------------------------------------------------------------------
 
     def post_rollout(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
-        """Send a result and return the server's answer."""
+        """Send a result and return the server's response."""
         return self._request("/rollout", rollout.model_dump_json().encode())
 
     async def post_rollout_async(self, rollout: RolloutLegacy) -> dict[str, Any] | None:
@@ -121,19 +119,19 @@ class AgentLightningClient:
             with _opener.open(request, timeout=self.timeout) as reply:
                 return json.load(reply)
         except (OSError, ValueError) as error:  # by the protocol: return None, and the caller continues
-            logger.warning("%s%s gave no answer: %s", self.endpoint, path, error)
+            logger.warning("%s%s did not respond: %s", self.endpoint, path, error)
             return None
 
 
 class DevTaskLoader(AgentLightningClient):
-    """Deprecated: returns its tasks in turn, forever, and stores the results in `rollouts`. Use `Trainer.dev`.
+    """Deprecated: returns its tasks in turn, endlessly, and stores the results in `rollouts`. Use `Trainer.dev`.
 
-    `tasks` are inputs, or `Task`s, not both. `resources` are by name, or a `ResourcesUpdate`.
+    `tasks` are inputs or `Task`s, but not both. `resources` is a dict by name or a `ResourcesUpdate`.
 
-    Further settings are those of `AgentLightningClient`.
+    Other settings are those of `AgentLightningClient`.
 
     Raises:
-        ValueError: no tasks, or tasks of both kinds.
+        ValueError: `tasks` is empty or mixes both kinds.
     """
 
     _deprecated = ("DevTaskLoader", "use agl.Trainer(...).dev(agent, tasks)", 2)
@@ -144,9 +142,9 @@ class DevTaskLoader(AgentLightningClient):
             raise ValueError("DevTaskLoader requires at least one task; got none")
         kinds = {isinstance(task, Task) for task in tasks}
         if len(kinds) > 1:
-            raise ValueError("DevTaskLoader takes tasks of one kind: all of them Task, or none; got both")
+            raise ValueError("DevTaskLoader requires either Task objects or inputs as tasks; got both")
         self.rollouts: list[RolloutLegacy] = []
-        """Results, in the order of their posts."""
+        """Results, in the order in which they were posted."""
         if not isinstance(resources, ResourcesUpdate):
             now = time.time()
             resources = ResourcesUpdate(
@@ -174,7 +172,7 @@ class DevTaskLoader(AgentLightningClient):
             ValueError: `resource_id` is another id.
         """
         if resource_id != self._local.resources_id:
-            raise ValueError(f"There are no resources {resource_id!r}; this loader has {self._local.resources_id!r}")
+            raise ValueError(f"Resources {resource_id!r} do not exist; this loader has {self._local.resources_id!r}")
         return self._local
 
     @override

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class LegacyAgentRunner(ParallelWorkerBase):
     """Deprecated: the runner of the v0.1 protocol; use `LitAgentRunner`. The caller initialises the tracer.
 
-    `client` provides tasks and `triplet_exporter` converts the spans of an attempt to triplets.
-    `iter` ends after `max_tasks` tasks.
+    `client` provides the tasks, and `triplet_exporter` converts the spans of an attempt into triplets. `iter` ends
+    after `max_tasks` tasks.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class LegacyAgentRunner(ParallelWorkerBase):
         self.max_tasks = max_tasks
 
     def run(self) -> bool:
-        """Run one task; return False if there was none, or its resources are missing."""
+        """Run one task; return False if no task was available or its resources are missing."""
         return asyncio.run(self.run_async())
 
     def iter(self) -> int:
-        """Run tasks until `max_tasks` of them are done; return their number."""
+        """Run tasks until `max_tasks` are done and return their number."""
         return asyncio.run(self.iter_async())
 
     async def iter_async(self) -> int:
@@ -70,7 +70,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
         else:
             resources = await self.client.get_resources_by_id_async(task.resources_id)
         if resources is None:
-            logger.error("[Rollout %s] there are no resources %s", task.rollout_id, task.resources_id or "at all")
+            logger.error("[Rollout %s] no resources %s", task.rollout_id, task.resources_id or "are published")
             return False
         rollout = RolloutLegacy(rollout_id=task.rollout_id, task=task)
         try:
@@ -114,7 +114,7 @@ class LegacyAgentRunner(ParallelWorkerBase):
 
 
 def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: TraceAdapter[Any]) -> RolloutLegacy:
-    """Return a result: the agent's return value, completed from the trace; the reward is that of the last triplet.
+    """Return a result: the agent's return value, completed from the trace. The reward is that of the last triplet.
 
     Raises:
         TypeError: `output` is not a number, None, a `RolloutLegacy`, or a list of triplets, dicts or spans.
@@ -129,9 +129,9 @@ def as_rollout(output: object, task: Task, spans: Sequence[Span], exporter: Trac
         elif all(isinstance(item, (dict, ReadableSpan, BaseModel)) for item in items):
             fields["trace"] = [_plain(item) for item in items]
         else:
-            raise TypeError(f"An agent of v0.1 may return a list of triplets, of dicts or of spans; got {items[:3]!r}")
+            raise TypeError(f"A list from a v0.1 agent must hold triplets, dicts or spans; got {items[:3]!r}")
     elif output is not None and not isinstance(output, (list, RolloutLegacy)):
-        raise TypeError(f"An agent of v0.1 may return None, a number, a RolloutLegacy or a list; got {output!r}")
+        raise TypeError(f"A v0.1 agent must return None, a number, a RolloutLegacy or a list; got {output!r}")
     result = output if isinstance(output, RolloutLegacy) else RolloutLegacy(rollout_id=task.rollout_id, **fields)
     triplets = result.triplets
     if triplets is None and spans:

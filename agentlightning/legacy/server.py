@@ -31,14 +31,14 @@ from agentlightning.utils.http.byte_budget import client_hold, read_body
 from agentlightning.utils.server_launcher import PythonServerLauncher, PythonServerLauncherArgs
 
 _WAKE_SECONDS = 1.0
-"""Longest time between two checks of a waiting caller, which every result wakes, too."""
+"""Maximum seconds between two checks of a waiting caller, which every result also wakes."""
 
 
 class AgentLightningServer:
-    """Deprecated: gives tasks to v0.1 clients and collects their results. Use a `LightningStoreServer`.
+    """Deprecated: distributes tasks to v0.1 clients and collects their results. Use a `LightningStoreServer`.
 
-    It listens on `host` and `port`; a task that no client reports within `task_timeout_seconds` is queued again. Its
-    methods belong to the loop that called `start`. Beyond loopback it requires `AGL_TOKEN`, like every server.
+    It listens on `host` and `port`. A task without a result after `task_timeout_seconds` is requeued. Call its methods
+    from the loop that called `start`. Beyond loopback it requires `AGL_TOKEN`, like every server.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 8000, task_timeout_seconds: float = 300.0) -> None:
@@ -72,7 +72,7 @@ class AgentLightningServer:
         return self._launcher.access_endpoint
 
     async def start(self) -> None:
-        """Serve in the running loop; return once requests are answered."""
+        """Serve in the running loop; return once the server accepts requests."""
         self.loop = asyncio.get_running_loop()
         await self._launcher.start()
         self.startup_event.set()
@@ -103,7 +103,7 @@ class AgentLightningServer:
         """Queue a task, `sample`, and return its rollout id.
 
         Raises:
-            RuntimeError: the server does not run.
+            RuntimeError: the server is not running.
         """
         self._check_running()
         task = Task(
@@ -119,7 +119,7 @@ class AgentLightningServer:
         return task.rollout_id
 
     async def update_resources(self, resources: NamedResources) -> str:
-        """Publish resources, which become the latest, and return their id."""
+        """Publish resources as the latest ones and return their id."""
         self._check_running()
         resources_id, now = f"res-{uuid.uuid4()}", time.time()
         self._resources[resources_id] = ResourcesUpdate(
@@ -133,7 +133,7 @@ class AgentLightningServer:
         return self._completed.pop(rollout_id, None)
 
     async def poll_completed_rollout(self, rollout_id: str, timeout: float | None = None) -> RolloutLegacy | None:
-        """Wait for a result, at most `timeout` seconds, and delete it; None after the time-out."""
+        """Wait at most `timeout` seconds for a result, return it and delete it; None after the timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         while (rollout := await self.get_completed_rollout(rollout_id)) is None:
             remaining = _WAKE_SECONDS if end is None else min(_WAKE_SECONDS, end - time.monotonic())
@@ -152,12 +152,12 @@ class AgentLightningServer:
 
     def _check_running(self) -> None:
         if not self.startup_event.is_set():
-            raise RuntimeError("The server does not run; await start() first")
+            raise RuntimeError("The server is not running; await start() first")
 
     # --- for clients -----------------------------------------------------------------------------------------------
 
     async def _claim(self, request: Request) -> Response:
-        """Answer with the next task; expired claims are queued again first."""
+        """Respond with the next task; requeue expired claims first."""
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
         now = time.time()
@@ -172,7 +172,7 @@ class AgentLightningServer:
         return _model(TaskIfAny(is_available=True, task=claimed_task))
 
     async def _get_resources(self, request: Request) -> Response:
-        """Answer with the resources of an id; `latest` are those published last."""
+        """Respond with the resources of an id; `latest` are those published last."""
         if not self.startup_event.is_set():
             return _refused(503, "The server has not started.")
         resources_id = request.path_params["resources_id"]
@@ -193,7 +193,7 @@ class AgentLightningServer:
             return _refused(error.http_status, str(error), headers)
         except ValidationError as error:
             return _refused(
-                422, f"The body is no RolloutLegacy: {error.errors(include_url=False, include_input=False)}"
+                422, f"The body is not a RolloutLegacy: {error.errors(include_url=False, include_input=False)}"
             )
         self._claimed.pop(rollout.rollout_id, None)
         self._completed[rollout.rollout_id] = rollout

@@ -1,6 +1,6 @@
 """Workers of the v0.1 protocol: one in this process, or several in their own processes.
 
-`kill_recorded` ends only the workers that this process has started: no process is looked up by its name.
+`kill_recorded` ends only the workers that this process has started: processes are not looked up by name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def serve_in_processes(count: int, agent: LitAgent[Any], *parts: Any) -> None:
     """Run `serve` in `count` processes until each has done its tasks; they end with this process.
 
     Raises:
-        RunnerDiedError: a process ended in another way; the others were ended, too.
+        RunnerDiedError: a process ended otherwise; the others were ended as well.
     """
     context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     workers: list[BaseProcess] = []

@@ -1,4 +1,4 @@
-"""Agents: the class that users subclass, the decorators that turn a function into an agent, and programs as agents.
+"""Agents: the class that users subclass, the decorators that convert a function into an agent, and programs as agents.
 Each is loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub

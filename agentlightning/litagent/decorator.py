@@ -1,8 +1,9 @@
-"""`@rollout`, `@llm_rollout`, `@prompt_rollout`: a function as an agent. Its parameters are read once, when it is
-decorated.
+"""`@rollout`, `@llm_rollout`, `@prompt_rollout`: convert a function into an agent. Its parameters are read once, when
+it is decorated.
 
-A parameter is filled by name first (`llm`, `prompt_template`, `rollout`, `resources`, `tracer`), then by its annotated
-type. A parameter for a resource gets the resource of the same name, else the first of its type.
+The argument for a parameter is selected by the parameter's name (`llm`, `prompt_template`, `rollout`, `resources`,
+`tracer`), then by its annotated type. A parameter for a resource gets the resource with the same name, or the first of
+its type.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _TYPE_NAMES: dict[str, object] = {
 
 
 class PickledByName:
-    """The object that a decorator makes of a function; pickled by name if its module has it under that name."""
+    """The object that a decorator returns for a function; pickled by name if its module has it under that name."""
 
     @override
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
@@ -70,10 +71,10 @@ class PickledByName:
 
 
 class FunctionalLitAgent(PickledByName, LitAgent[T]):
-    """A function as an agent. It has the function's name, and a call of it calls the function.
+    """A function as an agent. It has the function's name, and calling it calls the function.
 
-    With `strip_proxy` (the default) a `ProxyLLM` reaches the function as a plain `LLM` whose address belongs to the
-    attempt. It is pickled by name if its module has the decorated name, else with the function.
+    With `strip_proxy` (the default), the function gets a plain `LLM` with the address of the attempt instead of a
+    `ProxyLLM`. The agent is pickled by name if its module has the decorated name, else with the function.
 
     Raises:
         ValueError: a parameter is unknown.
@@ -104,10 +105,10 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
 
     @override
     def rollout(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Call the function with the parameters that it names.
+        """Call the function with arguments for its parameters.
 
         Raises:
-            RuntimeError: it is asynchronous.
+            RuntimeError: the function is asynchronous.
         """
         if self._is_async:
             raise RuntimeError(f"{self._func} is asynchronous; call rollout_async")
@@ -115,10 +116,10 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
 
     @override
     async def rollout_async(self, task: T, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
-        """Call the coroutine function with the parameters that it names.
+        """Call the coroutine function with arguments for its parameters.
 
         Raises:
-            RuntimeError: it is synchronous.
+            RuntimeError: the function is synchronous.
         """
         if not self._is_async:
             raise RuntimeError(f"{self._func} is synchronous; call rollout")
@@ -147,8 +148,8 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
             return resource
         if not isinstance(rollout, AttemptedRollout):
             raise ValueError(
-                "A ProxyLLM can be given its address only within an attempt; "
-                f"got a {type(rollout).__name__} without one. Use strip_proxy=False to get the ProxyLLM itself."
+                f"A ProxyLLM has an address only within an attempt; got a {type(rollout).__name__} without an attempt. "
+                "Use strip_proxy=False to get the ProxyLLM itself."
             )
         return resource.with_attempted_rollout(rollout)
 
@@ -158,11 +159,11 @@ def rollout(func: Func, *, strip_proxy: bool = True) -> FunctionalLitAgent[Any]:
 @overload
 def rollout(func: None = None, *, strip_proxy: bool = True) -> Callable[[Func], FunctionalLitAgent[Any]]: ...
 def rollout(func: Func | None = None, *, strip_proxy: bool = True) -> Any:
-    """Make an agent of a function `(task, ...)`. It may have the parameters `llm`, `prompt_template`, `rollout`,
+    """Convert a function `(task, ...)` into an agent. It may have the parameters `llm`, `prompt_template`, `rollout`,
     `resources`, `tracer`, or resources by their type. They are checked here, not at the first rollout.
 
     Raises:
-        NotImplementedError: the parameters do not fit.
+        NotImplementedError: a parameter is invalid.
     """
     if func is None:
         return functools.partial(rollout, strip_proxy=strip_proxy)
@@ -177,10 +178,10 @@ def llm_rollout(func: Func, *, strip_proxy: bool = True) -> FunctionalLitAgent[A
 @overload
 def llm_rollout(func: None = None, *, strip_proxy: bool = True) -> Callable[[Func], FunctionalLitAgent[Any]]: ...
 def llm_rollout(func: Func | None = None, *, strip_proxy: bool = True) -> Any:
-    """Make an agent of a function `(task, llm, ...)`.
+    """Convert a function `(task, llm, ...)` into an agent.
 
     Raises:
-        ValueError: the parameters do not fit.
+        ValueError: a parameter is missing or invalid.
     """
     if func is None:
         return functools.partial(llm_rollout, strip_proxy=strip_proxy)
@@ -193,10 +194,10 @@ def prompt_rollout(func: Func) -> FunctionalLitAgent[Any]: ...
 @overload
 def prompt_rollout(func: None = None) -> Callable[[Func], FunctionalLitAgent[Any]]: ...
 def prompt_rollout(func: Func | None = None) -> Any:
-    """Make an agent of a function `(task, prompt_template, ...)`.
+    """Convert a function `(task, prompt_template, ...)` into an agent.
 
     Raises:
-        ValueError: the parameters do not fit.
+        ValueError: a parameter is missing or invalid.
     """
     if func is None:
         return prompt_rollout
@@ -205,11 +206,11 @@ def prompt_rollout(func: Func | None = None) -> Any:
 
 
 def as_agent(agent: object) -> LitAgent[Any]:
-    """Return an agent: itself if it is one; a function, or an object's `run(task, ...)`, is converted by `rollout`.
+    """Return an agent: a `LitAgent` unchanged; a function, or an object's `run(task, ...)`, is converted by `rollout`.
 
     Raises:
-        TypeError: it is none of these.
-        NotImplementedError: the function's parameters do not fit.
+        TypeError: the object is none of these.
+        NotImplementedError: a parameter of the function is invalid.
     """
     if isinstance(agent, LitAgent):
         return cast(LitAgent[Any], agent)
@@ -217,15 +218,15 @@ def as_agent(agent: object) -> LitAgent[Any]:
         return rollout(agent)
     if not isinstance(agent, type) and _runs_tasks(run := getattr(agent, "run", None)):
         return cast("LitAgent[Any]", rollout(cast("Func", run)))
-    form = f"the class {agent.__name__}; give an object of it" if isinstance(agent, type) else f"{agent!r}"
+    form = f"the class {agent.__name__}; pass an instance of it" if isinstance(agent, type) else f"{agent!r}"
     raise TypeError(
-        "An agent is a LitAgent, a function (task, ...) such as @agl.rollout takes, or an object with run(task, ...); "
+        "An agent must be a LitAgent, a function (task, ...) as for @agl.rollout, or an object with run(task, ...); "
         f"got {form}"
     )
 
 
 def _runs_tasks(run: object) -> bool:
-    """Return whether the `run` of an object is an agent's, and not the one of the base class `Runner`."""
+    """Return whether the `run` of an object belongs to an agent, and not to the base class `Runner`."""
     if not inspect.ismethod(run):
         return False
     return next(iter(inspect.signature(run).parameters), None) == "task"
@@ -247,12 +248,12 @@ def _check_callable(func: object) -> None:
         raise TypeError(f"An agent function must be callable; got {func!r}")
     if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
         raise TypeError(
-            f"{func} is a generator; an agent returns its reward. Emit rewards on the way with emit_reward."
+            f"{func} is a generator; an agent must return its reward. To report rewards earlier, call emit_reward."
         )
 
 
 def is_coroutine_function(func: Any) -> bool:
-    """Return whether this is a coroutine function, or an object whose `__call__` is one."""
+    """Return whether this is a coroutine function, or an object with a `__call__` that is one."""
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(type(func).__call__)
 
 
@@ -267,17 +268,17 @@ class Ask(NamedTuple):
     resource: type[Resource] = Resource
     """The class of the resource; for kind `resource`."""
     optional: bool = False
-    """True if it has a default or may be None: it is omitted or None if there is no such resource."""
+    """True if it has a default or may be None: it is omitted or None if no such resource is published."""
     default_none: bool = False
     """True if it may be None and has no default."""
     as_dict: bool = False
-    """True if it takes a dictionary: the contents of the custom resource of this name."""
+    """True if it takes a dictionary: the contents of the custom resource with this name."""
 
     def find(self, resources: Mapping[str, Resource]) -> Resource | None:
-        """Return the resource of this name, else the first of the class.
+        """Return the resource with this name, or the first of the class.
 
         Raises:
-            ValueError: there is none and the parameter requires one.
+            ValueError: no such resource is published and the parameter requires one.
         """
         resources = {name: agents_form(each, self.resource) for name, each in resources.items()}
         named = resources.get(self.name)
@@ -288,7 +289,8 @@ class Ask(NamedTuple):
             fitting = [key for key in fitting if not isinstance(resources[key], SystemPrompt)] or fitting
         if len(fitting) > 1:
             logger.warning(
-                "Several resources fit the parameter '%s': %s; taking '%s'. Name the parameter after the one you want.",
+                "Several resources match the parameter '%s': %s. Using '%s'; to use another one, name the parameter "
+                "after it.",
                 self.name,
                 ", ".join(fitting),
                 fitting[0],
@@ -306,8 +308,7 @@ def asks_of(func: Callable[..., object]) -> list[Ask]:
     """Return the parameters of the function other than the task.
 
     Raises:
-        ValueError: its first parameter is not a positional `task`; a parameter is unknown; or it cannot be called with
-            keywords.
+        ValueError: its first parameter is not a positional `task`; a parameter is unknown or positional-only.
     """
     parameters = list(inspect.signature(func).parameters.values())
     first = parameters[0] if parameters else None
@@ -350,9 +351,9 @@ def _ask(func: Callable[..., object], parameter: inspect.Parameter, annotation: 
     if has_default:
         return None
     raise ValueError(
-        f"The parameter '{parameter.name}' of {_name(func)} does not say what it wants. Call it llm, prompt_template, "
-        f"rollout, resources or tracer; or annotate it with the type of a resource ({parameter.name}: agl.LLM); "
-        "or give it a default."
+        f"Cannot determine what to pass for parameter '{parameter.name}' of {_name(func)}. Name it llm, "
+        "prompt_template, rollout, resources or tracer, annotate it with the type of a resource "
+        f"({parameter.name}: agl.LLM), or set a default."
     )
 
 
@@ -380,7 +381,7 @@ def _resolve(annotation: object) -> tuple[object, bool]:
 
 
 def _is_class(value: object) -> TypeGuard[type[Any]]:
-    """Return whether this is a class. A subscripted one such as `dict[str, int]` claims to be one, and is not."""
+    """Return whether this is a class. A subscripted class such as `dict[str, int]` does not count as one."""
     return isinstance(value, type) and typing.get_origin(value) is None
 
 

@@ -1,4 +1,4 @@
-"""LitAgent: the base class of agents that are written as a class."""
+"""LitAgent: the base class for agents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _METHODS: dict[RolloutMode | None, tuple[str, ...]] = {
     "test": _VALIDATION,
     None: (*_GENERAL, *_VALIDATION[:2], *_TRAINING[:2]),
 }
-"""The methods for each mode, from the most to the least special; the asynchronous one of each pair comes first."""
+"""The methods for each mode, from the most to the least specific; the asynchronous one of each pair comes first."""
 
 
 class AgentTrainer(Protocol):
@@ -57,21 +57,21 @@ class AgentFault(AgentLightningError):
 
 
 class LitAgent(Generic[T]):
-    """An agent that can be trained. Override one of `rollout` and `rollout_async`, or a pair of more special ones.
+    """An agent that can be trained. Override `rollout` or `rollout_async`, or a method for each mode.
 
     A method gets the task, the resources by name and the attempt, and returns the attempt's reward: a number; None if
-    it emitted rewards itself; or spans. Synchronous methods run on the main thread, or in a thread.
+    it emitted rewards itself; or spans. Synchronous methods run on the main thread or on another thread.
     """
 
     needs_resources: bool = True
-    """False allows attempts without published resources; they get an empty dictionary."""
+    """False allows attempts without published resources; they get an empty dictionary of resources."""
     _trainer_ref: weakref.ref[AgentTrainer] | None = None
     _runner_ref: weakref.ref[AgentRunner] | None = None
 
     def __init__(self, *, trained_agents: str | None = None) -> None:
         if trained_agents is not None:
             warnings.warn(
-                "trained_agents is deprecated; give the adapter agent_match=... instead",
+                "trained_agents is deprecated; set agent_match=... of the adapter instead",
                 DeprecationWarning,
                 stacklevel=2,
             )
@@ -112,10 +112,10 @@ class LitAgent(Generic[T]):
         return any(_overridden(self, name) for name in (*_TRAINING, *_VALIDATION) if name.endswith("_async"))
 
     def method_for(self, mode: RolloutMode | None) -> Callable[..., Any]:
-        """Return the method that runs a rollout of this mode: the most special one that is overridden.
+        """Return the method that runs a rollout of this mode: the most specific one that is overridden.
 
         Raises:
-            NotImplementedError: none is overridden.
+            NotImplementedError: no method for this mode is overridden.
         """
         for name in _METHODS[mode]:
             if _overridden(self, name):
@@ -125,7 +125,7 @@ class LitAgent(Generic[T]):
         )
 
     def has_sync_method(self) -> bool:
-        """Return whether a method that is not a coroutine function runs the rollouts of some mode."""
+        """Return whether a synchronous method runs the rollouts of any mode."""
         for mode in _METHODS:
             with contextlib.suppress(NotImplementedError):
                 if not inspect.iscoroutinefunction(self.method_for(mode)):
@@ -135,14 +135,14 @@ class LitAgent(Generic[T]):
     # --- where it runs ---------------------------------------------------------------------------------------------
 
     def set_trainer(self, trainer: AgentTrainer) -> None:
-        """Remember the trainer, weakly."""
+        """Store a weak reference to the trainer."""
         self._trainer_ref = weakref.ref(trainer)
 
     def get_trainer(self) -> AgentTrainer:
         """Return the trainer.
 
         Raises:
-            ValueError: there is none, or it is gone.
+            ValueError: it is not set, or has been deleted.
         """
         return _alive(self._trainer_ref, "Trainer")
 
@@ -152,14 +152,14 @@ class LitAgent(Generic[T]):
         return self.get_trainer()
 
     def set_runner(self, runner: AgentRunner) -> None:
-        """Remember the runner, weakly."""
+        """Store a weak reference to the runner."""
         self._runner_ref = weakref.ref(runner)
 
     def get_runner(self) -> AgentRunner:
         """Return the runner.
 
         Raises:
-            ValueError: there is none, or it is gone.
+            ValueError: it is not set, or has been deleted.
         """
         return _alive(self._runner_ref, "Runner")
 
@@ -210,13 +210,13 @@ def _alive(reference: weakref.ref[R] | None, what: str) -> R:
 @explain_fields
 @dataclass
 class DataProto:
-    """An agent's result that `Trainer(reward_fn=...)` scores: a record with names, and the model's own words.
+    """A result of an agent for `Trainer(reward_fn=...)` to score: fields by name, and the model's raw reply.
 
-    An agent may return any other value as well. This class is unrelated to the tensor batches of the same name in some
-    training frameworks.
+    An agent may return any other value as well. This class is unrelated to the tensor batches with the same name in
+    some training frameworks.
     """
 
     data: dict[str, Any] = field(default_factory=dict[str, Any])
     """The result by field."""
     raw_response: str | None = None
-    """The model's answer before it was parsed."""
+    """The model's reply before it was parsed."""

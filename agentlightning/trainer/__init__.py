@@ -1,4 +1,4 @@
-"""The Trainer, which connects all parts. Loaded on first use."""
+"""The Trainer, which builds all parts and runs them. Loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

@@ -34,24 +34,24 @@ logger = logging.getLogger(__name__)
 F = TypeVar("F", bound=Callable[..., None])
 
 ELSEWHERE: dict[str, str] = {
-    "epochs": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'max_steps': ...}",
-    "learning_rate": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
-    "lr": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
-    "max_iterations": "it goes to train(), or is a setting of the algorithm: {'type': 'grpo', 'max_steps': ...}",
-    "model": "it is a setting of the algorithm: algorithm={'type': 'grpo', 'model': ...}",
-    "agent": "the agent goes to fit(agent, train_dataset=...)",
-    "dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",
-    "train_dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",
-    "val_dataset": "datasets go to fit(agent, train_dataset=..., val_dataset=...)",
+    "epochs": "this is a setting of the algorithm: algorithm={'type': 'grpo', 'max_steps': ...}",
+    "learning_rate": "this is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
+    "lr": "this is a setting of the algorithm: algorithm={'type': 'grpo', 'learning_rate': ...}",
+    "max_iterations": "pass it to train(), or use the setting of the algorithm: {'type': 'grpo', 'max_steps': ...}",
+    "model": "this is a setting of the algorithm: algorithm={'type': 'grpo', 'model': ...}",
+    "agent": "pass the agent to fit(agent, train_dataset=...)",
+    "dataset": "pass datasets to fit(agent, train_dataset=..., val_dataset=...)",
+    "train_dataset": "pass datasets to fit(agent, train_dataset=..., val_dataset=...)",
+    "val_dataset": "pass datasets to fit(agent, train_dataset=..., val_dataset=...)",
 }
-"""Settings that users often give to the Trainer by mistake, and their right place."""
+"""Settings that users often pass to the Trainer by mistake, each with a hint."""
 
 RETRIED: Final = ("failed", "timeout", "unresponsive")
 """Statuses of an attempt that may be retried."""
 
 
 def refuse_unknown(init: F) -> F:
-    """Make a constructor refuse unknown keywords, with the nearest valid name or their right place."""
+    """Make a constructor reject unknown keywords, with the nearest valid name or a hint."""
     names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
@@ -67,24 +67,24 @@ def refuse_unknown(init: F) -> F:
 
 
 def resolve_alias(old_name: str, old: object, new_name: str, new: object) -> Any:
-    """Return the value of a setting that also has an old name; the new name takes precedence. Warns of the old name."""
+    """Return the value of a setting that also has an old name; the new name takes precedence. Warn about the old."""
     if old is None:
         return new
     _warn(f"Trainer({old_name}=...) is deprecated; use {new_name}=")
     if new is not None and new != old:
-        _warn(f"{new_name}={new!r} and {old_name}={old!r} differ; {new_name} wins")
+        _warn(f"{new_name}={new!r} and {old_name}={old!r} differ; using {new_name}")
     return old if new is None else new
 
 
 def same_setting(name: str, value: object, other_name: str, other: object) -> Any:
     """Return the value of a setting that has two names."""
     if value is not None and other is not None and value is not other and value != other:
-        raise TypeError(f"{name} and {other_name} are two names of one setting and differ: {value!r}, {other!r}")
+        raise TypeError(f"{name}={value!r} and {other_name}={other!r} are the same setting. Pass only one of them.")
     return other if value is None else value
 
 
 def check_hooks(hooks: object) -> tuple[Hook, ...]:
-    """Return hooks as a tuple; accepts None, one hook, or a sequence."""
+    """Return hooks as a tuple. Accept None, one hook, or a sequence."""
     if hooks is None:
         return ()
     if isinstance(hooks, Hook):
@@ -95,8 +95,8 @@ def check_hooks(hooks: object) -> tuple[Hook, ...]:
     for number, hook in enumerate(checked):
         if not isinstance(hook, Hook):
             is_class = isinstance(hook, type) and issubclass(hook, Hook)
-            hint = f"; give an object: {hook.__name__}()" if is_class else "; derive its class from agl.Hook"
-            raise TypeError(f"hooks[{number}] is no Hook: {hook!r}{hint}")
+            hint = f"; pass an instance: {hook.__name__}()" if is_class else "; derive its class from agl.Hook"
+            raise TypeError(f"hooks[{number}] is not a Hook: {hook!r}{hint}")
     for hook in checked:
         check_hook(hook)
     return checked
@@ -107,7 +107,7 @@ def check_resources(resources: object, setting: str = "initial_resources") -> Na
     if resources is None:
         return None
     if not isinstance(resources, Mapping):
-        raise TypeError(f"{setting} must be a dict of names to resources; got {type(resources).__name__}")
+        raise TypeError(f"{setting} must be a dict from names to resources; got {type(resources).__name__}")
     named = cast("Mapping[Any, Any]", resources)
     for name, resource in named.items():
         if not isinstance(name, str) or not isinstance(resource, Resource | Mapping):
@@ -134,18 +134,18 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ValueError(f"rollout_config: {where}={first['input']!r} is not accepted: {first['msg']}") from error
+            raise ValueError(f"rollout_config: {where}={first['input']!r} is invalid: {first['msg']}") from error
     if not isinstance(config, RolloutConfig):
         raise TypeError(f"rollout_config must be an agl.RolloutConfig or a dict of its fields; got {config!r}")
     if config.mode is not None:
         raise ValueError(
-            f"rollout_config: mode={config.mode!r} would have no effect: the algorithm gives each rollout its mode, "
-            "'train' for those of train_dataset and 'val' for those of val_dataset"
+            f"rollout_config: mode={config.mode!r} would have no effect: the algorithm sets the mode of each rollout, "
+            "'train' for tasks of train_dataset and 'val' for tasks of val_dataset"
         )
     for name in ("timeout_seconds", "unresponsive_seconds"):
         seconds = getattr(config, name)
         if seconds is not None and seconds <= 0:
-            raise ValueError(f"rollout_config: {name} must be above 0 seconds; got {seconds}")
+            raise ValueError(f"rollout_config: {name} must be more than 0 seconds; got {seconds}")
     idle = [status for status in config.retry_condition if status not in RETRIED]
     if idle:
         raise ValueError(
@@ -153,12 +153,12 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
         )
     if config.max_attempts > 1 and not config.retry_condition:
         raise ValueError(
-            f"rollout_config: max_attempts={config.max_attempts} has no effect without retry_condition, which says "
-            f"after what to try again: some of {', '.join(map(repr, RETRIED))}"
+            f"rollout_config: max_attempts={config.max_attempts} has no effect without retry_condition. Set it to the "
+            f"statuses after which to retry: some of {', '.join(map(repr, RETRIED))}"
         )
     if config.retry_condition and config.max_attempts == 1:
         raise ValueError(
-            f"rollout_config: retry_condition={config.retry_condition} has no effect with max_attempts=1; raise it"
+            f"rollout_config: retry_condition={config.retry_condition} has no effect with max_attempts=1; increase it"
         )
     return config
 
@@ -166,9 +166,9 @@ def check_rollout_config(config: object) -> RolloutConfig | None:
 def check_run_id(run_id: object) -> str | None:
     """Return the name of a run if it is valid."""
     if run_id is not None and not isinstance(run_id, str):
-        raise TypeError(f"run_id must be a text that names the run; got {run_id!r}")
+        raise TypeError(f"run_id must be a string that names the run; got {run_id!r}")
     if run_id == "":
-        raise ValueError("run_id must not be empty; leave it out for a run without a name")
+        raise ValueError("run_id must not be empty; omit it for a run without a name")
     return run_id
 
 
@@ -181,21 +181,21 @@ def check_algorithm_uses(
     unused = [name for name, value in settings.items() if value is not None and name in algorithm.unused_parts()]
     if unused:
         name = getattr(algorithm, "__name__", type(algorithm).__name__)
-        hint = f"; an @algo function asks for it by a parameter {unused[0]!r}" if hasattr(algorithm, "__name__") else ""
+        hint = f"; to use it, add a parameter {unused[0]!r}" if hasattr(algorithm, "__name__") else ""
         raise ValueError(f"{' and '.join(unused)} would have no effect: the algorithm {name} does not use it{hint}")
     if config is not None:
         algorithm.check_rollout_config(config)
     if progress == "live" and algorithm.shows_progress:
         name = type(algorithm).__name__
-        raise ValueError(f"progress='live' would have no effect: {name} draws its own; give it progress='none'")
+        raise ValueError(f"progress='live' has no effect: {name} shows its own progress; set progress='none' there")
 
 
 def check_nothing_needs_an_algorithm(settings: Mapping[str, object], strategy: ExecutionStrategy) -> None:
-    """Check that no setting is set that only an algorithm in this process uses."""
+    """Raise `ValueError` if a setting is set that only an algorithm in this process uses."""
     unused = [name for name, value in settings.items() if value is not None]
     if unused and getattr(strategy, "role", "both") != "runner":
         raise ValueError(
-            f"Without an algorithm nobody uses {', '.join(unused)}: give the Trainer an algorithm, or call dev()"
+            f"{', '.join(unused)} would have no effect without an algorithm: set Trainer(algorithm=...) or call dev()"
         )
 
 
@@ -205,12 +205,12 @@ def runner_count(strategy: ExecutionStrategy, own: int, requested: int | None) -
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         return own
     if requested is not None and count != requested:
-        logger.warning("n_runners=%d has no effect: the strategy has n_runners=%d of its own", requested, count)
+        logger.warning("n_runners=%d has no effect: the strategy has its own n_runners=%d", requested, count)
     return count
 
 
 def tell_of_old_settings(dev: bool, daemon: bool) -> None:
-    """Warn of settings that belong to the v0.1 protocol."""
+    """Warn about settings that belong to the v0.1 protocol."""
     if dev:
         _warn("Trainer(dev=True) is deprecated; call trainer.dev(...)")
     if not daemon:
@@ -232,9 +232,9 @@ def check_children_can_import(method: str | None, *parts: object) -> None:
         if pickler.found:
             names = ", ".join(pickler.found)
             raise TypeError(
-                f"start_method={method!r} begins child processes that import what they need, and {names} "
-                "is defined in a cell of this session, where they cannot find it. Ways out: put it into a module and "
-                "import it; strategy='shm', which has no child processes; or start_method='fork' on Linux."
+                f"start_method={method!r} starts child processes, which cannot import {names} because it is defined "
+                "in a notebook cell or an interactive session. Move it into a module and import it from there, use "
+                "strategy='shm', which starts no child processes, or use start_method='fork' on Linux."
             )
 
 

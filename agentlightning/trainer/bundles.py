@@ -46,7 +46,7 @@ EVENT_POLL_SECONDS = 0.1
 
 
 def scoped(store: LightningStore, run_id: str | None) -> LightningStore:
-    """Return the view of the store for a run, with all operations; without a run, the whole store."""
+    """Return the view of the store for a run, with all operations; without a run, the store itself."""
     return complete(store) if run_id is None else LightningStoreScoped(store, run_id)
 
 
@@ -64,22 +64,22 @@ class AlgorithmSide:
     run_id: str | None
     rollout_config: RolloutConfig | None = None
     report: RunReport | None = None
-    """The report that is shown of the run; None shows nothing."""
+    """Report on the run's progress; None shows none."""
     progress: Style = "none"
     seen: set[str] | None = None
-    """Ids of the rollouts that this program has enqueued itself, for a named run, which may be resumed."""
+    """Ids of the rollouts that this program has enqueued, for a named run, which may be resumed."""
     config: Mapping[str, object] = field(default_factory=dict[str, object])
     """Settings of the Trainer, recorded with the run."""
     trackers: Sequence[Tracker] = ()
     """Trackers that receive the run's records."""
     store_unreachable_timeout: float = OUTAGE_SECONDS
-    """Seconds that the store may be unreachable for the algorithm and the gateway; the same as for the runner."""
+    """Seconds that the algorithm and the gateway tolerate an unreachable store; the same as for the runner."""
     result: Any = field(default=None, init=False)
     """The algorithm's return value, if it ran in this process."""
     interrupted: bool = field(default=False, init=False)
-    """True if Ctrl+C ended the run; set by the strategy, also by one that another delegates to."""
+    """True if Ctrl+C ended the run; set by the strategy, or by a strategy that it delegates to."""
     _opened: bool = field(default=False, init=False)
-    """True once a strategy has opened the run; it then also records the end."""
+    """True once a strategy has opened the run; the strategy then also records the run's end."""
     _opened_at: float | None = field(default=None, init=False)
     """Time at which the run was opened, by the store's clock, in Unix seconds."""
 
@@ -95,7 +95,7 @@ class AlgorithmSide:
         """Begin the run in the store, or resume it.
 
         Raises:
-            NotImplementedError: the store keeps no runs.
+            NotImplementedError: the store does not support runs.
         """
         self._opened = True
         name, config = self._recorded()
@@ -117,7 +117,7 @@ class AlgorithmSide:
         return self._run(store, event) if self._opened else self._run_alone(store, event)
 
     async def _run_alone(self, store: LightningStore, event: ExecutionEvent) -> Any:
-        """Open the run, run the algorithm and record its end, for a strategy that does not handle runs."""
+        """Open the run, run the algorithm and record its end; for a strategy that does not handle runs."""
         with contextlib.suppress(NotImplementedError):
             await self.open_run(store)
         try:
@@ -176,7 +176,7 @@ class RunnerSide:
 
     agent: LitAgent[Any]
     runners: tuple[Runner[Any], ...]
-    """One runner per worker if workers may share a process; else one runner, of which each process has a copy."""
+    """One runner per worker if workers may share a process; otherwise one runner, which is copied to each process."""
     hooks: tuple[Hook, ...]
     run_id: str | None
     _serving: set[int] = field(default_factory=set[int], init=False, repr=False)
@@ -184,7 +184,7 @@ class RunnerSide:
 
     @property
     def store_unreachable_timeout(self) -> float:
-        """Seconds that the store may be unreachable for the runner."""
+        """Seconds that the runner tolerates an unreachable store."""
         return float(getattr(self.runners[0], "store_unreachable_timeout", OUTAGE_SECONDS))
 
     @property
@@ -194,20 +194,20 @@ class RunnerSide:
 
     @property
     def wants_main_thread(self) -> bool:
-        """True if the agent should have the main thread, and the runner's loop another one."""
+        """True if the agent should run on the main thread, and the runner's loop on another one."""
         wants: Callable[[LitAgent[Any]], bool] | None = getattr(self.runners[0], "wants_main_thread", None)
         return wants is not None and wants(self.agent)
 
     async def __call__(self, store: LightningStore, worker_id: int, event: ExecutionEvent) -> None:
-        """Serve until the event."""
+        """Serve rollouts until the event is set."""
         place = worker_id % len(self.runners)
         runner = self.runners[place]
         if place in self._serving:
             raise RuntimeError(
-                f"Worker {worker_id} would share one {type(runner).__name__} with another: the strategy runs more "
-                f"workers in one process than the {len(self.runners)} that it has runners for. Say "
-                "Trainer(n_runners=...), or give a strategy of your own runners_share_process = True and an attribute "
-                "n_runners"
+                f"Worker {worker_id} would share one {type(runner).__name__} with another worker: the strategy runs "
+                f"more workers in this process than there are runners ({len(self.runners)}). Set "
+                "Trainer(n_runners=...), or add runners_share_process = True and an attribute n_runners to your "
+                "strategy"
             )
         self._serving.add(place)
         try:

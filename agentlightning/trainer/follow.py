@@ -1,7 +1,7 @@
-"""The progress of a run beside its algorithm: a live line on a terminal, and the summary at the end.
+"""The progress of a run while its algorithm runs: a live line on a terminal, and the summary at the end.
 
-The rollouts come from the store's feed of changes, so every algorithm is shown alike. Nothing is requested if nobody
-would see it (no terminal, no handler for INFO).
+The rollouts come from the store's feed of changes, so the output is the same for every algorithm. Nothing is requested
+if nothing would be shown (no terminal, no handler for INFO).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CATCH_UP_SECONDS = 0.3
 async def followed(report: RunReport, store: LightningStore, style: Style, *, live: bool) -> AsyncGenerator[None]:
     """Follow the run of the view `store` during the body, and show the summary when the body ends or fails.
 
-    `live=False` shows nothing: the algorithm draws its own progress, and the summary is in the log.
+    `live=False` shows no live line: the algorithm shows its own progress, and the summary is in the log.
     """
     stream: TextIO | None = sys.stderr  # a process without a terminal may have none
     shown = stream is not None and (style == "live" or (style == "auto" and stream.isatty()))
@@ -74,7 +74,7 @@ class _Feed:
         self._cursor: str | None = None
 
     async def begin(self) -> None:
-        """Take the current cursor, so that no rollout of the body ends before the first request for changes."""
+        """Read the current cursor, so that no rollout of the body ends before the first request for changes."""
         self._cursor = (await self._page(0.0)).cursor
 
     async def follow(self, draw: Callable[[], None]) -> None:
@@ -83,9 +83,9 @@ class _Feed:
                 await self._take(await self._page(LOOK_SECONDS))
                 draw()
         except NotImplementedError:  # a user's store without a feed of changes
-            logger.debug("%s tells of no changes", type(self._store).__name__)
+            logger.debug("%s has no feed of changes", type(self._store).__name__)
         except Exception as error:  # a failure of the display must not end the run
-            logger.warning("The run can no longer be followed: %s", error)
+            logger.warning("Cannot follow the progress of the run any further: %s", error)
 
     async def catch_up(self) -> None:
         try:
@@ -101,7 +101,7 @@ class _Feed:
         return await self._store.query_events(after=self._cursor, limit=PAGE, timeout=timeout)
 
     async def _take(self, page: EventPage) -> bool:
-        """Record the changes of a page and return whether there may be more."""
+        """Record the changes on a page and return whether there may be more."""
         await self._note(page.events)
         self._cursor = page.cursor
         return bool(page.events or page.runs)
@@ -172,7 +172,7 @@ class EndedRollout(NamedTuple):
     outcome: str
     """Outcome of its latest attempt; the status of the rollout if no runner claimed it."""
     seconds: float
-    """Seconds from the enqueue to the end."""
+    """Seconds from enqueueing to the end."""
     reward: float | None = None
 
 
@@ -190,7 +190,7 @@ class RunReport:
     """Statuses of open rollouts by rollout id."""
 
     def note(self, event: RolloutEvent, reward: float | None) -> None:
-        """Record the state of a rollout; the last call counts."""
+        """Record the state of a rollout; a later call replaces an earlier one."""
         if event.status not in FINISHED:
             self.ended.pop(event.rollout_id, None)
             self.statuses[event.rollout_id] = event.status
@@ -208,7 +208,7 @@ class RunReport:
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the rollouts that earned one."""
+        """Rewards of the rollouts that have one."""
         return [rollout.reward for rollout in self.ended.values() if rollout.reward is not None]
 
     @property
@@ -218,7 +218,7 @@ class RunReport:
 
     @property
     def running(self) -> int:
-        """Rollouts that a runner runs."""
+        """Rollouts that are running."""
         return len(self.statuses) - self.waiting
 
     def line(self, seconds: float) -> str:
@@ -242,10 +242,10 @@ class RunReport:
         return f"mean reward {math.fsum(rewards) / len(rewards):.3f} (of {len(rewards)})" if rewards else "no reward"
 
     def duration_text(self) -> str:
-        """Return the durations of rollouts from the enqueue to the end."""
+        """Return the durations of rollouts from enqueueing to the end."""
         seconds = sorted(rollout.seconds for rollout in self.ended.values())
         return (
-            f"from queue to end median {quantile(seconds, 0.5):.2f} s, nine in ten within "
+            f"from queue to end: median {quantile(seconds, 0.5):.2f} s, 90% within "
             f"{quantile(seconds, 0.9):.2f} s, longest {seconds[-1]:.2f} s"
         )
 
@@ -268,7 +268,7 @@ class RunReport:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest of the sorted values that at least `share` of them do not exceed."""
+    """Return the quantile of sorted values: the smallest that is not exceeded by at least `share` of them."""
     assert ordered
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 

@@ -1,4 +1,4 @@
-"""Specs: an instance, a class, a factory, an import string, a short name or a dict becomes a component."""
+"""Builds components from specs: an instance, a class, a factory, an import string, a short name or a dict."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from agentlightning.trainer.registry import NEEDED_BY, Registry, known_names, re
 T = TypeVar("T")
 
 ComponentSpec: TypeAlias = T | type[T] | Callable[[], T] | str | dict[str, Any] | None
-"""A component, or a specification from which one is built."""
+"""A component, or a spec from which one is built."""
 OptionalDefaults: TypeAlias = Mapping[str, Any]
 """Values, or functions without arguments that make them, for unset parameters that a constructor names."""
 
 _MISTAKEN = {
-    "algorithm": "a function that is an algorithm is decorated with @agl.algo",
-    "runner": "the agent goes to fit(agent, train_dataset=...)",
+    "algorithm": "to use a function as the algorithm, decorate it with @agl.algo",
+    "runner": "pass the agent to fit(agent, train_dataset=...)",
 }
-"""Arguments that users often pass to the wrong setting, with a hint."""
+"""Settings that often get the wrong argument, each with a hint."""
 
 
 def build_component(
@@ -38,23 +38,24 @@ def build_component(
     invalid_spec_error_fmt: str | None = None,
     registry: Registry | None = None,
 ) -> T | None:
-    """Return the component that `spec` means.
+    """Return the component that `spec` describes.
 
     An instance is returned unchanged. A class, a string or a dict is instantiated; `optional_defaults` fill parameters
     that its constructor names. A factory is called without arguments.
 
     Args:
-        spec_name: name of the component in errors.
+        spec_name: name of the component in error messages.
         default_factory: makes the component for `None`.
         allow_none: return None for `None`.
-        dict_requires_type: a dict must have `type`; else it holds settings of `dict_default_cls`.
-        type_error_fmt: text of the `TypeError`, instead of the default.
-        invalid_spec_error_fmt: text of the `ValueError`, instead of the default.
+        dict_requires_type: a dict must have `type`; if false, a dict without it holds settings of `dict_default_cls`.
+        type_error_fmt: text of the `TypeError`, instead of the default text.
+        invalid_spec_error_fmt: text of the `ValueError`, instead of the default text.
         registry: short names.
 
     Raises:
-        ValueError: the spec has no known form, or a name in it is unknown; lists known and near names.
-        TypeError: the component is not an `expected_type`, or a constructor does not accept the settings; names them.
+        ValueError: the spec has no known form, or a name in it is unknown; the message lists known and similar names.
+        TypeError: the component is not an `expected_type`, or a constructor does not accept the settings that the
+            message names.
     """
     if isinstance(spec, expected_type):
         return spec
@@ -100,7 +101,7 @@ def instantiate_from_spec(
     An import string may also name an existing instance of `expected_type`.
 
     Raises:
-        TypeError: the spec is neither; or the constructor does not accept the settings.
+        TypeError: the spec has another type, or the constructor does not accept the settings.
         ValueError: a name is unknown, or the dict has no type.
     """
     if isinstance(spec, str):
@@ -115,7 +116,7 @@ def instantiate_from_spec(
     settings = dict(spec)
     for key in cast("dict[Any, Any]", settings):
         if not isinstance(key, str):
-            raise TypeError(f"{spec_name} dict must have the names of settings as keys; got the key {key!r}")
+            raise TypeError(f"{spec_name} dict must have setting names (strings) as keys; got the key {key!r}")
     if "type" in settings:
         target = _resolve(settings.pop("type"), registry, spec_name)
     elif registry is not None and "name" in settings:
@@ -138,7 +139,7 @@ def instantiate_component(
     """Call a class (or function) with its settings, and with the optional defaults that its signature names.
 
     Raises:
-        TypeError: a setting is unknown (names the nearest right one), or a required one is missing (lists them).
+        TypeError: a setting is unknown (the message names the nearest one), or a required one is missing.
     """
     return cls(**_complete(cls, provided_kwargs or {}, optional_defaults))
 
@@ -147,11 +148,11 @@ def load_class(path: str) -> Any:
     """Return the object at an import path such as `package.module.Name`.
 
     Raises:
-        ValueError: the path is malformed, or nothing is there.
+        ValueError: the path is malformed, or the module or object does not exist.
     """
     module_path, _, name = path.rpartition(".")
     if not all(part.isidentifier() for part in path.split(".")) or not module_path:
-        raise ValueError(f"{path!r} is no import path such as 'package.module.Name'")
+        raise ValueError(f"{path!r} is not an import path such as 'package.module.Name'")
     try:
         module = importlib.import_module(module_path)
     except ModuleNotFoundError as error:
@@ -159,7 +160,7 @@ def load_class(path: str) -> Any:
             raise  # the module exists, but one of its imports does not
         raise ValueError(f"{path!r} cannot be imported: there is no module {error.name!r}") from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{path!r} is no import path such as 'package.module.Name': {error}") from error
+        raise ValueError(f"{path!r} is not an import path such as 'package.module.Name': {error}") from error
     try:
         return getattr(module, name)
     except AttributeError:
@@ -168,9 +169,9 @@ def load_class(path: str) -> Any:
 
 
 def _make(target: Any, settings: dict[str, Any], optional_defaults: OptionalDefaults | None, spec_name: str) -> Any:
-    """Call a class or function with its settings; errors from inside name the component and its settings."""
+    """Call a class or function with its settings; errors that it raises name the component and its settings."""
     if not callable(target):
-        raise TypeError(f"{spec_name}: expected a class or something to call, and {target!r} is not callable")
+        raise TypeError(f"{spec_name}: expected a class or another callable; got {target!r}")
     try:
         complete = _complete(target, settings, optional_defaults)
     except TypeError as error:
@@ -180,7 +181,7 @@ def _make(target: Any, settings: dict[str, Any], optional_defaults: OptionalDefa
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
         arguments = ", ".join(f"{name}={value!r}" for name, value in settings.items())
         called = f"{getattr(target, '__name__', repr(target))}({arguments})"
-        raise TypeError(f"{spec_name}: {called} cannot be made: {error or type(error).__name__}") from error
+        raise TypeError(f"{spec_name}: {called} failed: {error or type(error).__name__}") from error
 
 
 def _complete(
@@ -208,8 +209,8 @@ def _complete(
 def _missing(name: str, required: Sequence[str]) -> TypeError:
     example = ", ".join(f"{n!r}: ..." for n in required)
     return TypeError(
-        f"{name} needs settings that are missing: {', '.join(required)}. "
-        f"Give them in a dict: {{'type': {name!r}, {example}}}"
+        f"{name} is missing required settings: {', '.join(required)}. "
+        f"Pass them in a dict: {{'type': {name!r}, {example}}}"
     )
 
 
@@ -218,7 +219,7 @@ def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered
     if not isinstance(name, str):
         if callable(name) and not registered_only:
             return name
-        raise ValueError(f"{spec_name}: a type is a class, an import path{known_names(registry)}; got {name!r}")
+        raise ValueError(f"{spec_name}: 'type' must be a class, an import path{known_names(registry)}; got {name!r}")
     entry = registered(name, registry)
     if entry is None and "." in name and not registered_only:
         entry = name
@@ -230,7 +231,7 @@ def _resolve(name: Any, registry: Registry | None, spec_name: str, *, registered
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters by name; empty for a callable without a readable signature."""
+    """Return the parameters by name; none for a callable without a readable signature."""
     try:
         return dict(inspect.signature(target).parameters)
     except (TypeError, ValueError):
@@ -238,7 +239,7 @@ def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return the end of a sentence about an unknown setting: the nearest valid name, or all valid names."""
+    """Return the end of an error message about an unknown setting: the nearest valid name, or all valid names."""
     return did_you_mean(name, known) or (f"; it has: {', '.join(known)}" if known else "; it has none")
 
 
@@ -252,7 +253,7 @@ def _call_factory(factory: Callable[..., Any], spec_name: str) -> Any:
         name = getattr(factory, "__name__", repr(factory))
         hint = f" ({_MISTAKEN[spec_name]})" if spec_name in _MISTAKEN else ""
         raise ValueError(
-            f"Invalid {spec_name}: a factory takes no arguments, and {name} needs {', '.join(required)}{hint}"
+            f"Invalid {spec_name}: a factory must take no arguments, but {name} requires {', '.join(required)}{hint}"
         )
     return factory()
 

@@ -1,7 +1,7 @@
-"""Construction of a Trainer's parts from their specs, with one `_make_*` method each that subclasses may override.
+"""Construction of a Trainer's parts from their specs. Each part has a `_make_*` method that subclasses may override.
 
-Also the checks of runners (each serves the queue and uses every setting of the Trainer), and the choice of the store:
-by name, by default, and suitable for the strategy.
+Also checks that runners serve the queue and use every setting of the Trainer, and chooses the store: by name, by
+default, and suitable for the strategy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 _NOTHING = object()
 _NO_TRACKER = (
-    "trackers: {actual_type} is no tracker; expected one of "
+    "trackers: {actual_type} is not a tracker; expected one of "
     + ", ".join(map(repr, TrackerRegistry))
     + ", or an object with start(run), record(record) and finish(ending)"
 )
@@ -80,7 +80,7 @@ class TrainerParts:
         )
 
     def _make_trackers(self, trackers: object) -> tuple[Tracker, ...]:
-        """Return trackers as a tuple; accepts None, one spec, or a sequence."""
+        """Return trackers as a tuple. Accept None, one spec, or a sequence."""
         from agentlightning.trackers.tracker import Tracker
 
         if trackers is None:
@@ -122,7 +122,7 @@ class TrainerParts:
         check_address_is_used(strategy, made)
         serves = getattr(made, "server_port", None) is not None and getattr(made, "managed_store", True)
         if port is not None and not serves:
-            logger.warning("port=%d has no effect: %s serves no store", port, type(made).__name__)
+            logger.warning("port=%d has no effect: %s runs no store server", port, type(made).__name__)
         return made
 
     def _make_store(self, store: ComponentSpec[LightningStore], strategy: ExecutionStrategy) -> LightningStore:
@@ -187,7 +187,7 @@ def _made(component: object) -> Any:
 
 
 def _serving(spec: Any) -> Any:
-    """Return the spec of a runner; a class that has only `execute` is replaced with one that serves the queue."""
+    """Return the spec of a runner. Replace a class that has only `execute` with one that serves the queue."""
     if isinstance(spec, dict) and "type" in spec:
         settings = cast("dict[str, Any]", spec)
         return {**settings, "type": _serving(settings["type"])}
@@ -201,25 +201,25 @@ def _serving(spec: Any) -> Any:
 
 
 def check_serves(runner: Runner[Any]) -> None:
-    """Check that a runner serves the queue."""
+    """Raise `TypeError` if a runner does not serve the queue."""
     kind: Any = type(runner)
     if kind.iter is cast("Any", Runner).iter:
         from agentlightning.runner.agent import overrides_only_execute
 
-        unused = " Nobody calls its run()." if "run" in vars(kind) else ""
+        unused = " Its run() is never called." if "run" in vars(kind) else ""
         if overrides_only_execute(kind):
-            unused = f" Give the class itself, runner={kind.__name__}, and its execute() is called."
+            unused = f" Pass the class itself, runner={kind.__name__}, so that its execute() is called."
         raise TypeError(
-            f"The runner {kind.__name__} has no iter(), so it would serve nothing.{unused} Derive from "
-            "agl.LitAgentRunner and override execute(task), step or iter; an agent is no runner: it is a "
-            "function or an agl.LitAgent, and goes to fit(agent, train_dataset=...)."
+            f"The runner {kind.__name__} has no iter(), so it would claim no rollouts.{unused} Derive it from "
+            "agl.LitAgentRunner and override execute(task), step or iter. An agent (a function or an agl.LitAgent) "
+            "is not a runner: pass it to fit(agent, train_dataset=...)."
         )
 
 
 def replicas(
     first: Runner[Any], build: Callable[[], Runner[Any] | None], count: int, share_process: bool | None
 ) -> tuple[Runner[Any], ...]:
-    """Return `count` runners, including the first: the others are built from the spec, or copied if it is an instance.
+    """Return `count` runners: the first, and others that are built from the spec, or copied if the spec is an instance.
 
     Return only the first if each runner has its own process, or may have one and cannot be copied.
     """
@@ -232,8 +232,8 @@ def replicas(
             if not share_process:
                 return (first,)
             raise TypeError(
-                f"Several runners in one process need a runner each, and this {type(first).__name__} cannot be copied "
-                f"({type(error).__name__}: {error}). Give runner= as a class, a factory or a dict, or use "
+                f"Each worker in a process needs its own runner, and this {type(first).__name__} cannot be copied "
+                f"({type(error).__name__}: {error}). Pass a class, a factory or a dict as runner=, or use "
                 "strategy='cs'."
             ) from error
     return tuple(runners)
@@ -242,7 +242,7 @@ def replicas(
 def check_settings_are_used(
     runner: Runner[Any], spec: object, settings: dict[str, object], tracer: Tracer | None
 ) -> None:
-    """Check that an existing runner, or one from a factory, agrees with the settings of the Trainer."""
+    """Raise `ValueError` if an existing runner, or one from a factory, differs from the settings of the Trainer."""
     ready_made = spec is runner or (callable(spec) and not isinstance(spec, type))
     named = () if ready_made else inspect.signature(type(runner)).parameters
     expected = settings if tracer is None else {**settings, "tracer": tracer}
@@ -250,8 +250,8 @@ def check_settings_are_used(
         own = getattr(runner, name, getattr(runner, f"_{name}", _NOTHING))
         if name not in named and own is not value and own != value:
             raise ValueError(
-                f"{name} of the Trainer would have no effect: the runner {type(runner).__name__} does not take it from "
-                f"here. Give it to the runner itself: runner={{'type': ..., {name!r}: ...}}, or leave one of them out."
+                f"{name} of the Trainer would have no effect: the runner {type(runner).__name__} does not accept it. "
+                f"Set it on the runner: runner={{'type': ..., {name!r}: ...}}, or omit runner= or {name}=."
             )
 
 
@@ -266,10 +266,10 @@ def named_store(text: str) -> LightningStore | None:
 
 
 def default_store(strategy: ExecutionStrategy) -> LightningStore:
-    """Return a store in memory; for an unmanaged strategy a client of the server in the environment variables.
+    """Return a store in memory; for an unmanaged strategy, a client of the server in the environment variables.
 
-    That is `AGENT_LIGHTNING_STORE_URL`; without it, if processes need a shared store, the server at `AGL_SERVER_HOST`
-    and `AGL_SERVER_PORT`, if one of them is set.
+    The server is at `AGENT_LIGHTNING_STORE_URL`. Without that variable, and if processes need a shared store, it is at
+    `AGL_SERVER_HOST` and `AGL_SERVER_PORT`, if one of them is set.
     """
     from agentlightning.store.memory import InMemoryLightningStore
 
@@ -279,11 +279,13 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
         address = None if managed or strategy.runners_share_process else _address_of_environment()
         if address is None:
             return InMemoryLightningStore()
-        logger.info("The store of this run is the server at %s (AGL_MANAGED_STORE=0, %s, %s)", address, _HOST, _PORT)
+        logger.info("Using the store server at %s (AGL_MANAGED_STORE=0, %s, %s)", address, _HOST, _PORT)
         return store_from_spec(address)
     if managed:
         logger.warning(
-            "%s=%s is ignored: the strategy manages its own store (AGL_MANAGED_STORE=0 uses it)", _URL, public_form(url)
+            "%s=%s is ignored: the strategy manages its own store; set AGL_MANAGED_STORE=0 to use the server",
+            _URL,
+            public_form(url),
         )
         return InMemoryLightningStore()
     if not url.startswith(("http://", "https://")):
@@ -292,7 +294,7 @@ def default_store(strategy: ExecutionStrategy) -> LightningStore:
 
 
 def _address_of_environment() -> str | None:
-    """Return the address of the store server at `AGL_SERVER_HOST` and `AGL_SERVER_PORT`; None without both."""
+    """Return the address of the store server at `AGL_SERVER_HOST` and `AGL_SERVER_PORT`; None if neither is set."""
     port = check_port(_PORT, resolve_int_env_var(_PORT, fallback=DEFAULT_PORT))
     if port == 0 or (_HOST not in os.environ and _PORT not in os.environ):
         return None
@@ -300,7 +302,7 @@ def _address_of_environment() -> str | None:
 
 
 def place_of(store: LightningStore) -> str:
-    """Return the location of a store's data, in the form that `store=` accepts if there is one."""
+    """Return the location of a store's data, in the form that `store=` accepts if it has such a form."""
     path, address = getattr(store, "path", None), getattr(store, "server_address_root", None)
     if isinstance(path, str):
         return f"sqlite:///{path}"
@@ -311,7 +313,7 @@ def place_of(store: LightningStore) -> str:
 
 
 def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
-    """Check that no server settings are set for a strategy that serves no store.
+    """Raise `ValueError` if server settings are set for a strategy that runs no store server.
 
     Only warn if the environment turned the server off (`AGL_MANAGED_STORE=0`): the program may run in several places.
     """
@@ -321,20 +323,20 @@ def check_address_is_used(spec: object, strategy: ExecutionStrategy) -> None:
     unused = [name for name in ("server_host", "server_port", "connect_host") if settings.get(name) is not None]
     if not unused:
         return
-    text = f"{', '.join(unused)} of the strategy would have no effect: with managed_store=False it serves no store"
+    text = f"{', '.join(unused)} of the strategy would have no effect: with managed_store=False it runs no server"
     if settings.get("managed_store") is False:
-        raise ValueError(f"{text}. Leave out one or the other")
+        raise ValueError(f"{text}. Remove one of these settings")
     logger.warning("%s (AGL_MANAGED_STORE)", text)
 
 
 def check_shared(store: LightningStore, strategy: ExecutionStrategy) -> None:
-    """Check that a store which several processes use directly has the same data in all of them."""
+    """Raise `ValueError` if several processes use a store directly and it does not share its data between them."""
     if getattr(strategy, "managed_store", True) or strategy.runners_share_process:
         return
     capabilities = store.capabilities
     if not (capabilities.get("zero_copy") or capabilities.get("distributed")):
         raise ValueError(
-            f"managed_store=False hands the store to several processes, and each would have a {type(store).__name__} "
-            f"of its own. Use store='http://...' (or {_URL}, or {_PORT} for one on this machine) or "
+            f"managed_store=False passes the store to several processes, and each would have its own "
+            f"{type(store).__name__}. Use store='http://...' (or {_URL}, or {_PORT} for a server on this machine), "
             "store='sqlite:///run.db', or managed_store=True."
         )

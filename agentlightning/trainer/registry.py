@@ -1,4 +1,4 @@
-"""Short names of strategies and algorithms: dictionaries to which a program may add its own, and their look-up."""
+"""Short names of strategies, algorithms and other parts: dictionaries that a program may extend, and their look-up."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEEDED_BY: dict[str, tuple[str, ...]] = {
     "agentlightning.algorithm.sft.SFT": ("model",),
     "agentlightning.algorithm.tinker.Tinker": ("model",),
 }
-"""Required settings by import path. A missing one is reported before the training stack loads (takes seconds)."""
+"""Required settings by import path. A missing one is reported before the training stack loads, which takes seconds."""
 
 TrackerRegistry: dict[str, str] = {
     "mlflow": "agentlightning.trackers.mlflow_tracker.MLflowTracker",
@@ -54,10 +54,10 @@ def short_name(spec: Any) -> str | None:
 
 
 def registered(name: str, registry: Registry | None) -> Any:
-    """Return the entry of a short name, as written or in lower case; None if there is none."""
+    """Return the entry of a short name, as written or in lower case, or None."""
     return (registry or {}).get(name, (registry or {}).get(name.lower()))
 
 
 def known_names(registry: Registry | None) -> str:
-    """Return the short names as the end of a list, for an error text; empty if there are none."""
+    """Return the short names as the end of a list in an error message; empty without short names."""
     return f" or one of {', '.join(map(repr, sorted(registry)))}" if registry else ""

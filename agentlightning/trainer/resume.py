@@ -1,9 +1,9 @@
-"""Resuming a run: earlier rollouts answer the requests of the new start.
+"""Resuming a run: requests of the new start are answered with earlier rollouts.
 
-A rollout answers a request with the same input, mode, metadata and resources; equal requests get them in the order of
-their creation. So an algorithm that makes the same requests in the same order gets the results of ended rollouts, waits
-for open ones, and runs only the others. `LightningStoreOfRun` is the store as the algorithm of a run sees it: it
-returns these answers, and adds `rollout_config` of the Trainer to every rollout.
+A request is answered with a rollout that has the same input, mode, metadata and resources. If several rollouts match,
+they are used in the order of their creation. So an algorithm that makes the same requests in the same order gets the
+results of ended rollouts, waits for open ones, and runs only the others. `LightningStoreOfRun` is the store that the
+algorithm of a run uses: it returns these rollouts, and adds the Trainer's `rollout_config` to every new one.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class Past:
-    """The rollouts of a run from before it was resumed: their ids by a digest of the request that each answers. `store`
-    is the run's own view; `opened` is the time at which this start opened the run, in Unix seconds."""
+    """The rollouts of a run from before it was resumed: their ids by a digest of the request. `store` is the run's
+    view; `opened` is the time at which this start opened the run, in Unix seconds."""
 
     def __init__(self, store: LightningStore, opened: float) -> None:
         self._store = store
@@ -51,7 +51,7 @@ class Past:
             self._waiting[key].append((rollout.rollout_id, endpoints))
 
     async def answers(self, requests: Sequence[EnqueueRolloutRequest]) -> list[Rollout | None]:
-        """Return for each request the current state of the rollout that answers it; None if there is none."""
+        """Return, for each request, the current state of the earlier rollout for it, or None."""
         offered: dict[str | None, tuple[str, str]] = {}
         for name in {request.resources_id for request in requests}:  # None is the latest of the run
             get = self._store.get_latest_resources() if name is None else self._store.get_resources_by_id(name)
@@ -84,10 +84,10 @@ async def past_of(
 ) -> Past | None:
     """Return the earlier rollouts of the run of the view `store`; None for a new run.
 
-    `opened` is the time at which this start opened the run, in Unix seconds; None is now. A rollout that failed after
-    it, and not by its policy, may have called the gateway of the earlier start, which has ended. Rollouts in `seen`
-    were enqueued by this program and are excluded: a second `fit` runs its own. Open rollouts of an algorithm that is
-    not `resumable` are cancelled, so that no runner claims them.
+    `opened` is the time at which this start opened the run, in Unix seconds; None is the current time. A rollout that
+    failed after it, and not because of its policy, may have called the gateway of the earlier start, which has ended.
+    Rollouts in `seen` were enqueued by this program and are excluded: a second `fit` runs its own. Open rollouts of an
+    algorithm that is not `resumable` are cancelled, so that no runner claims them.
     """
     past, ended, still_open = Past(store, time.time() if opened is None else opened), 0, 0
     async for page in pages_of(store.query_rollouts, sort_by="start_time"):
@@ -102,21 +102,21 @@ async def past_of(
     if not ended and not still_open:
         return None
     if not resumable:
-        logger.info("Run %s begins anew; %d open rollouts of its last start are cancelled", name, still_open)
+        logger.info("Run %s starts from the beginning; cancelled %d open rollouts of its last start", name, still_open)
         return None
-    logger.info("Run %s goes on: %d rollouts ended, %d open", name, ended, still_open)
+    logger.info("Run %s resumed: %d rollouts ended, %d open", name, ended, still_open)
     return past
 
 
 def _was_stopped(rollout: Rollout) -> bool:
-    """Return whether a rollout ended only because its run did: cancelled, or its runner was stopped during it."""
+    """Return whether a rollout ended only because its run did: it was cancelled, or its runner was stopped."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     stopped = attempt is not None and (attempt.outcome, attempt.outcome_reason) == ("cancelled", "stopped")
     return rollout.status == "cancelled" or (stopped and rollout.status in FINISHED)
 
 
 def _failed_after(rollout: Rollout, moment: float) -> bool:
-    """Return whether a rollout failed after this time, and not by its policy."""
+    """Return whether a rollout failed after this time, and not because of its policy."""
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
     if rollout.status != "failed" or attempt is None or attempt.outcome != "infrastructure_fault":
         return False
@@ -124,11 +124,11 @@ def _failed_after(rollout: Rollout, moment: float) -> bool:
 
 
 async def cancel(store: LightningStore, rollout: Rollout) -> None:
-    """Cancel a rollout, unless it ends at the same moment."""
+    """Cancel a rollout, unless it has ended in the meantime."""
     try:
         await store.update_rollout(rollout.rollout_id, status="cancelled")
     except ConflictError:
-        logger.debug("rollout %s ended by itself", rollout.rollout_id)
+        logger.debug("rollout %s ended before it was cancelled", rollout.rollout_id)
 
 
 def _key(task: object, mode: str | None, metadata: dict[str, object] | None, resources: str) -> bytes:
@@ -157,8 +157,8 @@ def merged(config: RolloutConfig | None, own: RolloutConfig | None) -> RolloutCo
 
 
 class LightningStoreOfRun(LightningStoreScoped):
-    """Adds the run, and the fields of `config` that a request does not set. With `past`, a repeated request of the run
-    is answered with its earlier rollout. The ids of enqueued rollouts are added to `seen`."""
+    """Adds the run to each request, and the fields of `config` that the request does not set. With `past`, a repeated
+    request of the run is answered with its earlier rollout. The ids of enqueued rollouts are added to `seen`."""
 
     def __init__(
         self,

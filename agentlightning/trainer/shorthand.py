@@ -1,4 +1,4 @@
-"""Other ways to train: `configure` sets the algorithm, `train` takes all arguments at once, `fit_v0` serves v0.1."""
+"""Other ways to train: `configure` sets the algorithm, `train` takes all arguments, `fit_v0` serves v0.1."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EPOCHS: Final = {
     "ppo": "max_steps",
     "sft": "max_steps",
 }
-"""The setting for the number of passes, by algorithm."""
+"""Name of the setting for the number of passes, by algorithm."""
 _LEARNING_RATE: Final = {"grpo": "learning_rate", "ppo": "learning_rate", "sft": "learning_rate"}
 _NO_WEIGHTS: Final = ("apo", "baseline", "gepa")
 """Algorithms that change no weights and so have no learning rate."""
@@ -49,12 +49,12 @@ class TrainerShorthand(TrainerParts):
     ) -> None:
         """Set the algorithm of an existing Trainer, with settings of the algorithm's constructor.
 
-        `lr` is a learning rate; an algorithm that changes no weights has none, and a warning says so. `epochs` are the
-        rounds of APO, the passes of Baseline, the steps of GRPO, PPO and SFT.
+        `lr` is the learning rate; it is ignored with a warning if the algorithm changes no weights. `epochs` is the
+        number of rounds of APO, passes of Baseline, or steps of GRPO, PPO and SFT.
 
         Raises:
-            TypeError: the algorithm is an instance, or has no such setting.
-            ValueError: a value is out of range, or a setting of the Trainer has no effect with it.
+            TypeError: the algorithm is an instance, or does not have a setting.
+            ValueError: a value is out of range, or a setting of the Trainer has no effect with the algorithm.
         """
         name = short_name(algorithm) or ""
         if epochs is not None:
@@ -70,8 +70,8 @@ class TrainerShorthand(TrainerParts):
             spec = {"type": algorithm, **settings}
         elif settings:
             raise TypeError(
-                f"configure({', '.join(settings)}) would have no effect on {algorithm!r}, which is made already: give "
-                "them to its constructor, or name the algorithm: configure(algorithm='apo', ...)"
+                f"configure({', '.join(settings)}) would have no effect on the existing {algorithm!r}: pass them to "
+                "its constructor, or name the algorithm: configure(algorithm='apo', ...)"
             )
         trainer: Any = self
         made = self._make_algorithm(spec)
@@ -91,13 +91,13 @@ class TrainerShorthand(TrainerParts):
         """Call `fit` and return its result; inside a running event loop, return an awaitable of it.
 
         `runner` is the agent, as in `fit`. `reward_fn` replaces that of the constructor. `max_iterations` is the
-        largest number of new versions for APO, the steps of GRPO, PPO, SFT, TRL and VERL, the passes of Baseline; other
+        largest number of new versions of APO, steps of GRPO, PPO, SFT, TRL and VERL, or passes of Baseline; other
         algorithms ignore it with a warning. A Trainer with a prompt template and without an algorithm uses APO. A
         search over prompts without `val_dataset` selects by the training tasks, with a warning. As with `fit`, a
         running event loop is blocked until the training ends.
 
         Raises:
-            TypeError, ValueError: as `fit` and the constructor; the agent is missing; `max_iterations` is below 1.
+            TypeError, ValueError: as `fit` and the constructor; the agent is missing; `max_iterations` is less than 1.
         """
         if runner is None:
             raise TypeError("train() needs an agent: train(runner=agent, dataset=tasks), or call fit(agent, tasks)")
@@ -117,7 +117,7 @@ class TrainerShorthand(TrainerParts):
         from agentlightning.algorithm.prompt_algorithm import PromptSearch
 
         if val_dataset is None and isinstance(twin.algorithm, PromptSearch):
-            logger.warning("There is no val_dataset: the prompts are chosen by the tasks that the search learns from")
+            logger.warning("No val_dataset: the prompts are selected by their scores on the training tasks")
             val_dataset = dataset
 
         def fitted() -> Any:
@@ -142,21 +142,21 @@ def _with_iterations(algorithm: Algorithm, count: int) -> Algorithm:
     """Return a copy of the algorithm with this number of iterations; itself, with a warning, if it has no such setting.
 
     Raises:
-        ValueError: the number is below 1.
+        ValueError: the number is less than 1.
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"max_iterations must be a whole number of 1 or more; got {count!r}")
     limited = algorithm.with_iterations(count)
     if limited is None:
-        logger.warning("max_iterations=%d has no effect: %s counts no iterations", count, type(algorithm).__name__)
+        logger.warning("max_iterations=%d has no effect: %s has no such setting", count, type(algorithm).__name__)
     return limited or algorithm
 
 
 def _check_has_template(resources: Mapping[str, Any] | None) -> None:
     if not any(isinstance(each, PromptTemplate) for each in (resources or {}).values()):
         raise ValueError(
-            "The Trainer has no algorithm: give it one, Trainer(algorithm='grpo', ...) or trainer.configure(...); "
-            "without one train() searches for prompts, and initial_resources hold no agl.PromptTemplate"
+            "The Trainer has no algorithm. Set one with Trainer(algorithm='grpo', ...) or trainer.configure(...). "
+            "To search for prompts without one, put an agl.PromptTemplate into initial_resources"
         )
 
 
@@ -173,28 +173,28 @@ class TrainerLegacy(TrainerParts):
     ) -> None:
         """Deprecated: run an agent on the tasks of a v0.1 server, until each of `n_runners` has run `max_rollouts`.
 
-        `train_data` is the server's URL, or a client. With one runner it works in this process.
+        `train_data` is the server's URL, or a client. With one runner, the agent runs in this process.
 
         Raises:
-            TypeError, ValueError: `train_data` is no such server; there is an algorithm; a setting has no effect here.
-            RunnerDiedError: a worker process ended in an unexpected way.
+            TypeError, ValueError: `train_data` is not a v0.1 server; an algorithm is set; a setting has no effect.
+            RunnerDiedError: a worker process ended unexpectedly.
         """
         from agentlightning.legacy import DevTaskLoader
         from agentlightning.legacy.workers import serve, serve_in_processes
 
-        warnings.warn("fit_v0 speaks the deprecated v0.1 protocol; use fit()", DeprecationWarning, stacklevel=2)
+        warnings.warn("fit_v0 uses the deprecated v0.1 protocol; use fit()", DeprecationWarning, stacklevel=2)
         if others:
             raise TypeError(
-                f"fit_v0: {', '.join(others)} would have no effect: the server has the tasks. To try an agent on a "
-                "dataset, call dev(agent, train_dataset=...)"
+                f"fit_v0: {', '.join(others)} would have no effect: the tasks come from the server. To try an agent on "
+                "a dataset, call dev(agent, train_dataset=...)"
             )
         if self.algorithm is not None:
-            raise ValueError("fit_v0 serves a v0.1 server, which learns; an algorithm here needs fit(agent, ...)")
+            raise ValueError("fit_v0 uses no algorithm: the server trains. To use one, call fit(agent, ...)")
         client = self._client_of(train_data)
         if isinstance(client, DevTaskLoader) and self.n_runners > 1:
             raise ValueError(
-                "A DevTaskLoader keeps the results in its own process: n_runners must be 1, "
-                f"got {self.n_runners}; or call dev(agent, tasks)"
+                "A DevTaskLoader keeps the results in its own process, so n_runners must be 1; "
+                f"got {self.n_runners}. Set n_runners=1 or call dev(agent, tasks)"
             )
         parts: tuple[Any, ...] = (as_agent(agent), client, self.tracer, self.adapter, self.max_rollouts)
         parts[0].set_trainer(self)
@@ -217,8 +217,8 @@ class TrainerLegacy(TrainerParts):
             return train_data
         if not isinstance(train_data, str):
             raise TypeError(
-                "train_data of fit_v0 is the URL of a v0.1 server, or a client of it; for a dataset call "
-                f"fit(agent, train_dataset=...). Got {type(train_data).__name__}"
+                f"train_data of fit_v0 must be the URL of a v0.1 server or a client of it; got "
+                f"{type(train_data).__name__}. To use a dataset, call fit(agent, train_dataset=...)"
             )
         if not train_data.startswith(("http://", "https://")):
             raise ValueError(

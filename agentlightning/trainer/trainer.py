@@ -1,4 +1,4 @@
-"""Trainer: builds the parts, puts them into bundles, and runs these with a strategy."""
+"""Trainer: builds the parts, puts them into bundles, and runs the bundles with a strategy."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
 
 _NO_SUCH_METHOD = {
-    "init": "fit() initialises every part and tears it down; a runner alone: runner.run_context(agent=..., store=...)",
-    "init_worker": "fit() initialises every part; a runner alone: runner.run_context(agent=..., store=...)",
-    "teardown": "fit() tears down what it has started",
+    "init": "fit() sets up and tears down every part; to use only a runner: runner.run_context(agent=..., store=...)",
+    "init_worker": "fit() sets up every part; to use only a runner: runner.run_context(agent=..., store=...)",
+    "teardown": "fit() tears down every part that it has started",
     "run": "call fit(agent, train_dataset=...)",
-    "client": "give fit_v0 the server's URL, or a client of your own: agl.AgentLightningClient(url)",
+    "client": "pass the server's URL or agl.AgentLightningClient(url) to fit_v0",
     "fit_v2": "call fit(agent, train_dataset=...)",
-    "execute_task": "the algorithm enqueues rollouts and runners execute them; for one task alone: runner.step(task)",
-    "record_span": "spans are recorded while an agent runs; others are added by store.add_span(span)",
-    "calculate_reward": "the agent returns its reward; for anything else give the constructor a reward_fn",
-    "optimize_step": "an algorithm takes its own steps: subclass agl.Algorithm, or decorate a function with @agl.algo",
+    "execute_task": "the algorithm enqueues rollouts and runners execute them; for a single task: runner.step(task)",
+    "record_span": "spans are recorded while an agent runs; to add others, call store.add_span(span)",
+    "calculate_reward": "return the reward from the agent, or pass reward_fn to the constructor",
+    "optimize_step": "steps belong to an algorithm: subclass agl.Algorithm, or decorate a function with @agl.algo",
     "update_resources": "algorithms publish resources: await store.update_resources(resources_id, resources)",
 }
 
@@ -70,48 +70,50 @@ TrackerSpec: TypeAlias = ComponentSpec[Tracker]
 
 
 class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
-    """Trains an agent: connects algorithm, runners, store and the rest, and runs them to an end.
+    """Trains an agent: builds the algorithm, the runners, the store and the other parts, and runs them.
 
-    Every part is an instance, a class, a factory, an import string, a dict with `type` and settings, or a short name if
-    there is one. To build a part in another way, override its `_make_*` method.
+    Each part is an instance, a class, a factory, an import string, a dict with `type` and settings, or a short name if
+    it has one. To build a part in another way, override its `_make_*` method.
 
     Args:
         algorithm: the learning algorithm; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`, `verl`.
-            None makes `fit` serve runners only.
-        n_runners: runner replicas; 1 by default.
-        max_rollouts: rollouts per runner, after which it ends. Rollouts that are open when all have ended are
-            cancelled, and an algorithm that enqueues more is ended: for smoke tests.
+            With None, `fit` only serves runners.
+        n_runners: number of runners; 1 by default.
+        max_rollouts: number of rollouts after which each runner ends; for smoke tests. Once all runners have ended,
+            open rollouts are cancelled, and an algorithm that enqueues more is ended.
         initial_resources: passed to the algorithm before it runs.
-        tracer: None is `OtelTracer()`.
-        adapter: None is `TracerTraceToTriplet()`; a dict without `type` holds settings of that.
-        store: None is a store in memory; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
-        runner: None is `LitAgentRunner`, which takes `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
-            `policy_faults` from here; a dict without `type` holds further settings of that.
+        tracer: records the spans of an attempt; `OtelTracer()` by default.
+        adapter: converts spans into training data; `TracerTraceToTriplet()` by default. A dict without `type` holds
+            settings of the default.
+        store: a store in memory by default; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
+        runner: `LitAgentRunner` by default, which uses `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
+            `policy_faults` of this Trainer. A dict without `type` holds further settings of the default.
         strategy: where the parts run: `cs` (processes, the default), `shm` (threads) or `ray` (a Ray cluster).
         port: port of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
-        hooks: called around every rollout.
+        hooks: called at the start and the end of each rollout and its trace.
         trackers: receive the records of a run: `"tensorboard"`, `"wandb"`, `"mlflow"`, `"swanlab"`, a dict with such a
             `type` and settings, your own objects (`agl.Tracker`), or a list of these.
-        reward_fn: returns the reward for agents that do not return a reward themselves.
+        reward_fn: returns the reward for agents that do not return one.
         reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to learn from. By
             default that is the one called `reward` or `primary`.
-        policy_faults: exception classes of an agent that count as the policy's fault, and the reward of each.
+        policy_faults: exception classes of an agent that count as errors of the policy, and the reward of each.
         rollout_config: attempts, time limits and retries of every rollout: a `RolloutConfig` or a dict of its fields.
             An algorithm's own values for a rollout take precedence.
-        run_id: a name for the run. With the same name and the same durable store, `fit` resumes the run: it continues
-            open rollouts and does not repeat ended ones. None makes a new run each time (or reads `AGL_RUN_ID`).
-        progress: `auto` shows a live line and a final table on a terminal, and a summary in the log elsewhere; also
+        run_id: name of the run. With the same name and the same durable store, `fit` resumes the run: it continues
+            open rollouts and does not repeat ended ones. Without it, `AGL_RUN_ID` is the name; without both, every
+            `fit` is a new run.
+        progress: `auto` shows a live line and a final table on a terminal, and otherwise a summary in the log; also
             `live`, `plain` (only the summary) and `none`.
         dev: deprecated: call `trainer.dev(...)`.
         n_workers: deprecated, the old name of `n_runners`.
         max_tasks: deprecated, the old name of `max_rollouts`.
         triplet_exporter: deprecated, the old name of `adapter`.
         daemon: deprecated, without effect.
-        execution_strategy: the same as `strategy`.
+        execution_strategy: another name of `strategy`.
 
     Raises:
-        TypeError, ValueError: a setting is unknown, out of range, or would have no effect; names it.
+        TypeError, ValueError: a setting is unknown, out of range, or would have no effect.
     """
 
     @refuse_unknown
@@ -208,15 +210,15 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     ) -> None:
         """Run the algorithm with runners that run `agent`, until the algorithm ends. Its result is in `result`.
 
-        A plain function becomes an agent by `rollout`. A dataset is a list, or another kind that `datasets.py` lists.
-        `run_id` is the name of this run; None takes the constructor's. Without an algorithm it serves runners until
-        interrupted. Inside a running event loop, as in a notebook, it blocks that loop until it is done.
+        A plain function is converted by `rollout`. A dataset is a list, a data frame, an iterator, or an object with a
+        length and items by index. `run_id` is the name of this run; None uses the constructor's. Without an algorithm,
+        `fit` serves runners until interrupted. In a running event loop, as in a notebook, it blocks the loop.
 
         Raises:
             TypeError: the agent or a dataset has the wrong type.
-            ValueError: a setting is set that only an algorithm uses, and there is none.
-            KeyboardInterrupt: Ctrl+C; everything has been cleaned up.
-            RunnerDiedError, StrandedWorkError: runners failed for good, or ended while work was open.
+            ValueError: without an algorithm, a setting is set that only an algorithm uses.
+            KeyboardInterrupt: Ctrl+C was pressed; all parts have been cleaned up.
+            RunnerDiedError, StrandedWorkError: runners failed permanently, or ended while rollouts were open.
         """
         if self.algorithm is None:
             settings = {"train_dataset": train_dataset, "val_dataset": val_dataset, "adapter": self._adapter_spec}
@@ -244,11 +246,11 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         *,
         val_dataset: Dataset[Any] | Iterable[object] | None = None,
     ) -> None:
-        """Try an agent quickly: like `fit`, but only with a `FastAlgorithm`; `Baseline` if there is none.
+        """Try an agent quickly: like `fit`, but with a `FastAlgorithm` only; `Baseline` by default.
 
         Raises:
             TypeError: the algorithm is not a `FastAlgorithm`.
-            ValueError: the agent asks for resources and there are no `initial_resources`.
+            ValueError: the agent requires resources and `initial_resources` is not set.
         """
         from agentlightning.algorithm.fast import Baseline, FastAlgorithm
 
@@ -260,7 +262,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
             )
         agent, resources = as_agent(agent), self.initial_resources
         if resources is None and isinstance(algorithm, Baseline):
-            _check_needs_no_resources(agent, "give the Trainer initial_resources={'main_llm': agl.LLM(...)}")
+            _check_needs_no_resources(agent, "set initial_resources={'main_llm': agl.LLM(...)} of the Trainer")
             resources = {}
         self.result = cast("ResultT", None)
         self.result = self._execute(algorithm, agent, train_dataset, val_dataset, resources, self._run_id(algorithm))
@@ -277,18 +279,18 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     ) -> EvaluationResult:
         """Run every task `n_samples` times without learning, and return rewards, outcomes and durations.
 
-        `resources` are passed to the agent; None takes `initial_resources`. The rollouts have the mode `val`, and their
-        own run if this process has both sides; the result is recorded there as the evaluation `evaluation`. To compare
-        two results on the same tasks, call `before.compare(after)`. A process with the role `runner` serves the
-        evaluation and returns an empty result.
+        `resources` are passed to the agent; None uses `initial_resources`. The rollouts have the mode `val`. If this
+        process has both roles, they belong to a separate run, and the result is recorded there as the evaluation
+        `evaluation`. To compare two results on the same tasks, call `before.compare(after)`. A process with the role
+        `runner` serves the evaluation and returns an empty result.
 
         `slices` is a field of the tasks (`"meta.difficulty"` is nested), a function of a task, or a list of these; the
         result is split by their values. `stop_early` ends the evaluation once its sequential test is decided.
 
         Raises:
-            TypeError: the agent, the dataset, the resources, the slices or the rule have the wrong type.
-            ValueError: the agent asks for resources and there are none; the dataset is empty; the slices do not fit the
-                tasks; the baseline of the rule has other tasks.
+            TypeError: the agent, the dataset, the resources, the slices or `stop_early` have the wrong type.
+            ValueError: the agent requires resources and none are set; the dataset is empty; a slice does not apply to
+                the tasks; the baseline of `stop_early` has other tasks.
             KeyboardInterrupt, RunnerDiedError, StrandedWorkError: as in `fit`.
         """
         from agentlightning.algorithm.evaluator import Evaluator, check_baseline
@@ -305,7 +307,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         evaluator = Evaluator(n_samples, slices_of(each, slices), stop_early)
         provided = self.initial_resources if resources is None else check_resources(resources, "resources")
         if provided is None:
-            _check_needs_no_resources(agent, "give evaluate() resources={'main_llm': agl.LLM(...)}")
+            _check_needs_no_resources(agent, "pass resources={'main_llm': agl.LLM(...)} to evaluate()")
         result = self._execute(evaluator, agent, None, tasks, provided or {}, self._run_id(evaluator, "evaluation"))
         if not isinstance(result, EvaluationResult):
             return EvaluationResult()
@@ -362,7 +364,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
     def _run_id(self, algorithm: Algorithm | None, purpose: str | None = None) -> str | None:
         """Return the next run's id: a new one without a name; None if another process has, or may have, the other side.
 
-        With a `purpose` it is a separate run beside the named one, so that neither resumes the other.
+        With a `purpose`, it is the id of a separate run, so that neither this run nor the named run resumes the other.
         """
         name = self._name()
         elsewhere = getattr(self.strategy, "role", "both") != "both" or getattr(self.strategy, "may_be_joined", False)
@@ -373,7 +375,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         return name or f"run-{generate_id(12)}"
 
     def _build_runner(self) -> Runner[Any] | None:
-        """Return a runner like the first, with its own tracer; None if the first is an instance of the user."""
+        """Return a runner like the first, with its own tracer; None if the user passed an instance."""
         if self._runner_spec is self.runner:
             return None
         twin, tracer = copy.copy(self), self._tracer_spec
@@ -383,4 +385,4 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
 
 def _check_needs_no_resources(agent: LitAgent[Any], way_out: str) -> None:
     if isinstance(agent, FunctionalLitAgent) and agent.needs_resources:
-        raise ValueError(f"The agent asks for resources and nobody would publish any: {way_out}")
+        raise ValueError(f"The agent requires resources, but none would be published: {way_out}")

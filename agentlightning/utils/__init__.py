@@ -1,4 +1,4 @@
-"""Small general parts, which depend on no other type of this package than Span."""
+"""General utilities. The only type of this package that they depend on is `Span`."""
 
 from agentlightning.base.lazy import attach_stub
 

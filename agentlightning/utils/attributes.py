@@ -1,7 +1,7 @@
 """Span attributes: conversion of nested values to flat dotted keys and back, and values that a span may hold.
 
 A span holds strings, booleans, integers, floats and lists of one of these. Everything else is either converted
-(`sanitize_*`) or refused (`check_attributes_sanity`). Flattening loses empty containers, and keys that contain dots
+(`sanitize_*`) or rejected (`check_attributes_sanity`). Flattening loses empty containers, and keys that contain dots
 become nested when they are read back. To get a value back exactly, store it as JSON text.
 """
 
@@ -25,17 +25,17 @@ logger = logging.getLogger(__name__)
 
 _PRIMITIVES = (bool, int, float, str)
 MOST_ELEMENTS = 2**16
-"""Largest number of elements of an array that is written out; larger ones, as images, take seconds for each span."""
+"""Maximum number of elements of an array to convert; larger arrays, such as images, take seconds per span."""
 
 
 def flatten_attributes(data: object, *, expand_leaf_lists: bool = False) -> dict[str, Any]:
     """Return the leaves of nested dictionaries and lists under dotted keys: `{"a": {"b": 1}}` gives `{"a.b": 1}`.
 
-    A list of one primitive type is a leaf and stays whole, unless `expand_leaf_lists` is true or it is the root. Other
-    lists are numbered (`a.0`, `a.1`). A scalar root has the key "".
+    A list of one primitive type is a leaf and is kept, unless `expand_leaf_lists` is true or it is the root. Items of
+    other lists are numbered (`a.0`, `a.1`). A scalar root has the key "".
 
     Raises:
-        ValueError: a dictionary has a key that is no string.
+        ValueError: a dictionary has a key that is not a string.
     """
     return dict(_leaves(data, "", expand_leaf_lists))
 
@@ -46,7 +46,7 @@ def _leaves(value: object, path: str, expand: bool) -> Iterator[tuple[str, objec
             if not isinstance(key, str):
                 raise ValueError(
                     f"Only string keys can be flattened; got {key!r} of type {type(key).__name__} "
-                    f"at {path or 'the root'!r}. Turn it into a string first."
+                    f"at {path or 'the root'!r}. Convert it to a string first."
                 )
             yield from _leaves(item, f"{path}.{key}" if path else key, expand)
         return
@@ -56,7 +56,7 @@ def _leaves(value: object, path: str, expand: bool) -> Iterator[tuple[str, objec
         primitive = kinds <= set(_PRIMITIVES)
         if len(kinds) > 1 and primitive:
             names = ", ".join(sorted(kind.__name__ for kind in kinds))
-            logger.warning("List at %r mixes %s; its elements become attributes of their own", path, names)
+            logger.warning("List at %r mixes %s; its elements become separate attributes", path, names)
         if len(kinds) != 1 or not primitive:  # else it can be one attribute
             for index, item in enumerate(items):
                 yield from _leaves(item, f"{path}.{index}" if path else str(index), expand)
@@ -65,13 +65,13 @@ def _leaves(value: object, path: str, expand: bool) -> Iterator[tuple[str, objec
 
 
 class _Node(dict[str, Any]):
-    """A branch while the tree is rebuilt; a dictionary that is a leaf is no `_Node`."""
+    """A branch while the tree is rebuilt; a dictionary that is a leaf is not a `_Node`."""
 
 
 def unflatten_attributes(flat_data: Mapping[str, object]) -> Any:
     """Return the nested value with these leaves. A branch with exactly the keys 0..n-1 becomes a list.
 
-    If two keys have the same place, the later wins, but a path replaces a scalar that it continues.
+    If two keys have the same position, the later one is used, but a path replaces a scalar that it continues.
     """
     root = _Node()
     for key, value in flat_data.items():
@@ -100,14 +100,14 @@ def filter_attributes(attributes: Mapping[str, object], prefix: str) -> dict[str
 
 
 def filter_and_unflatten_attributes(attributes: Mapping[str, object], prefix: str) -> Any:
-    """Return the nested value below `prefix`, `{}` if there is nothing.
+    """Return the nested value below `prefix`; `{}` if no key is below it.
 
     Raises:
-        ValueError: there is a value at `prefix` itself, where a branch was expected.
+        ValueError: `prefix` itself has a value.
     """
     below = filter_attributes(attributes, prefix)
     if prefix in below:
-        raise ValueError(f"Attribute {prefix!r} holds a value itself; expected only keys below it, such as {prefix}.0")
+        raise ValueError(f"Attribute {prefix!r} has a value; expected only keys below it, such as {prefix}.0")
     return unflatten_attributes({key[len(prefix) + 1 :]: value for key, value in below.items()})
 
 
@@ -115,12 +115,12 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
     """Return a value that a span may hold: primitives unchanged, lists with a common type, the rest as JSON text.
 
     `force` converts values that JSON cannot hold: pydantic models and dataclasses to objects, sets and arrays to lists,
-    bytes to base64, enums to their values, dates and everything else to text. So the text is always JSON. Fields that
+    bytes to base64, enums to their values, dates and all others to text. So the text is always JSON. Fields that
     their class excludes from its `repr` (or a model from its dump) are omitted, and an array with more than
-    `MOST_ELEMENTS` becomes its own short text.
+    `MOST_ELEMENTS` is replaced with its short `str`.
 
     Raises:
-        ValueError: JSON cannot hold it and `force` is false.
+        ValueError: JSON cannot hold the value and `force` is false.
     """
     if isinstance(object, _PRIMITIVES):
         return cast(Any, object)
@@ -128,7 +128,7 @@ def sanitize_attribute_value(object: Any, force: bool = True) -> Any:
         try:
             return sanitize_list_attribute_sanity(cast(list[Any], object))
         except ValueError as error:
-            logger.warning("%s It becomes JSON text.", error)
+            logger.warning("%s It is stored as JSON text.", error)
     try:
         return json.dumps(cast(Any, object), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -184,7 +184,7 @@ def sanitize_list_attribute_sanity(maybe_list: Sequence[Any]) -> list[Any]:
     """Return a list of one primitive type; booleans and integers are widened to integers, numbers to floats.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the elements have no common primitive type.
     """
     kinds = {next(kind for kind in (*_PRIMITIVES, object) if isinstance(value, kind)) for value in maybe_list}
     if kinds <= {str} or kinds <= {bool}:
@@ -212,7 +212,7 @@ def check_attributes_sanity(attributes: Mapping[Any, object]) -> None:
     """Check that a span may hold the attributes unchanged.
 
     Raises:
-        ValueError: names the key that it may not hold.
+        ValueError: an attribute is not allowed; the message names its key.
     """
     for key, value in attributes.items():
         if not isinstance(key, str):

@@ -1,7 +1,7 @@
-"""Descendants of a process: waiting for their end whatever they have started, and ending them with all of that.
+"""Descendants of a process: waits for their end, and ends them together with all processes that they have started.
 
 `multiprocessing` waits for the end of a pipe, which processes forked by a child also hold open. A pidfd of the kernel
-can be read as soon as its process has ended; without pidfds, the process is polled.
+becomes readable as soon as its process has ended; without pidfds, the process is polled.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Final
 TERMINATE_SECONDS = 0.5
 """Seconds that a leftover process may clean up after SIGTERM."""
 KILL_SECONDS = 2.0
-"""Seconds that SIGKILL may take: it acts at once except in a system call that cannot be interrupted."""
+"""Seconds that SIGKILL may take: it acts immediately except in a system call that cannot be interrupted."""
 LOOK_SECONDS = 0.02
-"""Seconds between two looks at a process whose end is not signalled."""
+"""Seconds between two checks of a process if the system does not signal its end."""
 KILL: Final[int] = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""The signal that no process survives. Windows has no SIGKILL; there `os.kill` with SIGTERM ends a process at once."""
+"""The signal that no process survives. Windows has no SIGKILL; `os.kill` with SIGTERM ends a process immediately."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def pidfd_of(pid: int) -> int | None:
-    """Return a descriptor that can be read once the process has ended; None if the system has none.
+    """Return a descriptor that becomes readable once the process has ended; None if the system does not support it.
 
     The caller closes it. The process must not have been waited for.
     """
@@ -41,12 +41,12 @@ def pidfd_of(pid: int) -> int | None:
 
 
 def adopt_orphans() -> bool:
-    """Make every descendant whose parent ends a child of this process; return False if the system cannot."""
+    """Make every orphaned descendant a child of this process; return False if the system does not support it."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def killed_with_parent(parent_pid: int) -> bool:
-    """Have the kernel kill this process when its parent ends; return False if the system cannot."""
+    """Request the kernel to kill this process when its parent ends; return False if it does not support that."""
     if not _prctl(_PR_SET_PDEATHSIG, KILL):
         return False
     if os.getppid() != parent_pid:  # it went before the request
@@ -59,7 +59,7 @@ def _prctl(option: int, value: int) -> bool:
 
 
 def join(process: BaseProcess, seconds: float) -> bool:
-    """Wait for the end of a child of this process and return whether it ended, also while its own children live."""
+    """Wait for the end of a child of this process, even if its own children continue; return whether it ended."""
     end = time.monotonic() + seconds
     if process.exitcode is None and process.pid is not None and (fd := pidfd_of(process.pid)) is not None:
         try:
@@ -83,9 +83,9 @@ def end_descendants(
 ) -> list[int]:
     """End all descendants of a process, but not the process itself, and return the ids of those that did not end.
 
-    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace, SIGKILL at once. With `reap`, which is for a
-    subreaper and its own id, all children are waited for, whoever started them: a scan of all processes misses the
-    children of one that ends during the scan, and only the kernel knows that none is left.
+    Each gets SIGTERM, and after `grace` seconds SIGKILL; without grace, SIGKILL immediately. With `reap`, which is for
+    a subreaper and its own id, all children are waited for: a scan of all processes misses the children of a process
+    that ends during the scan, and only the kernel knows whether any remain.
     """
     terminated: set[int] = set()
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Reads a bool, an integer or a string from the environment, for any name of a variable."""
+"""Reads a bool, an integer or a string from an environment variable."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _FALSE = {"0", "false", "no", "off"}
 
 
 def _resolved(env_var: object, override: Any, fallback: Any, read: Callable[[str, str], object]) -> Any:
-    """Return `override` if given, else the result of `read` for the variable's name and text, else `fallback`."""
+    """Return `override` if set, else the result of `read` for the variable's name and text, else `fallback`."""
     name = env_var.value if isinstance(env_var, Enum) else env_var
     if override is not None:
         return override
     if not isinstance(name, str):
         raise TypeError(
-            "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE or its name as a text; "
+            "the first argument must be a variable, such as LightningEnvVar.AGL_MANAGED_STORE or its name as a string; "
             f"got {env_var!r}"
         )
     text = os.environ.get(name)
@@ -34,11 +34,11 @@ def resolve_bool_env_var(
 def resolve_bool_env_var(
     env_var: Enum | str, override: bool | None = None, fallback: bool | None = None
 ) -> bool | None:
-    """Return `override` if given, else the variable as a bool, else `fallback` if it is unset.
+    """Return `override` if set, else the variable as a bool, else `fallback` if it is unset.
 
     Raises:
-        TypeError: `env_var` names no variable.
-        ValueError: the variable is set to something that is neither true nor false, the empty string included.
+        TypeError: `env_var` is not a variable or its name.
+        ValueError: the variable is neither true nor false, for example an empty string.
     """
     return _resolved(env_var, override, fallback, _bool)
 
@@ -57,11 +57,11 @@ def resolve_int_env_var(
     env_var: Enum | str, override: int | None = None, fallback: int | None = None
 ) -> int | None: ...
 def resolve_int_env_var(env_var: Enum | str, override: int | None = None, fallback: int | None = None) -> int | None:
-    """Return `override` if given, else the variable as an integer, else `fallback` if it is unset.
+    """Return `override` if set, else the variable as an integer, else `fallback` if it is unset.
 
     Raises:
-        TypeError: `env_var` names no variable.
-        ValueError: the variable is set to something that is no integer.
+        TypeError: `env_var` is not a variable or its name.
+        ValueError: the variable is not an integer.
     """
     return _resolved(env_var, override, fallback, _int)
 
@@ -80,9 +80,9 @@ def resolve_str_env_var(
     env_var: Enum | str, override: str | None = None, fallback: str | None = None
 ) -> str | None: ...
 def resolve_str_env_var(env_var: Enum | str, override: str | None = None, fallback: str | None = None) -> str | None:
-    """Return `override` if given, else the variable verbatim (it may be empty), else `fallback` if it is unset.
+    """Return `override` if set, else the variable unchanged (it may be empty), else `fallback` if it is unset.
 
     Raises:
-        TypeError: `env_var` names no variable.
+        TypeError: `env_var` is not a variable or its name.
     """
     return _resolved(env_var, override, fallback, lambda _, text: text)

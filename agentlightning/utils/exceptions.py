@@ -1,4 +1,4 @@
-"""Exceptions of users' code, made safe to handle: a class may raise whenever one of its attributes is read."""
+"""Makes exceptions of users' code safe to handle: their classes may raise when an attribute is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TRACEBACK: Any = BaseException.__dict__["__traceback__"]
 
 
 class UnreadableException(RuntimeError):
-    """Replaces an exception that raises when it is inspected; names its class and has its traceback."""
+    """Replaces an exception that raises when it is inspected; has its class name and traceback."""
 
 
 def readable(error: BaseException) -> BaseException:
@@ -30,7 +30,7 @@ def readable(error: BaseException) -> BaseException:
         f"{cls.__module__}.{cls.__qualname__}".encode("utf-8", "replace")
         traceback.format_exception(cls, error, error.__traceback__)
     except BaseException as failure:  # the user's class answers for itself, whatever it raises
-        text = f"{_name(error)}: this exception cannot be read, it raises {_name(failure)} itself"
+        text = f"{_name(error)}: this exception cannot be read because reading it raises {_name(failure)}"
         return UnreadableException(text).with_traceback(_TRACEBACK.__get__(error))
     return error
 

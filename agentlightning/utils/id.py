@@ -8,8 +8,8 @@ from random import SystemRandom
 from typing import Final
 
 SYSTEM_RANDOM: Final = SystemRandom()
-"""The random source of waits, samples and ids of the framework. An agent that seeds `random` does not repeat them, they
-do not change the agent's numbers, and forked processes do not share them."""
+"""The random source of waits, samples and ids of the framework. It is independent of `random`, which an agent may seed,
+and forked processes do not share it."""
 
 
 def generate_id(length: int) -> str:
@@ -24,10 +24,10 @@ def generate_id(length: int) -> str:
 
 
 def derive_id(token: str, index: int, length: int) -> str:
-    """Return the `index`-th identifier that belongs to `token`: the same token always gives the same identifiers."""
+    """Return the `index`-th identifier that belongs to `token`; the same token always has the same identifiers."""
     return hashlib.sha256(f"{token}/{index}".encode()).hexdigest()[:length]
 
 
 def count_id(first: int, index: int, length: int) -> str:
-    """Return the `index`-th identifier from a random `first` on."""
+    """Return the `index`-th identifier after a random `first`."""
     return f"{first + index:0{length}x}"[-length:]

@@ -1,4 +1,4 @@
-"""Tags and links: attributes of a span with words for searching, and with references to other spans."""
+"""Tags and links: attributes of a span with search words, and with references to other spans."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ S = TypeVar("S")
 
 
 def make_tag_attributes(tags: Sequence[str] | Mapping[str, object]) -> dict[str, Any]:
-    """Return the attributes that put these tags on a span; the entries of a dict become `key:value`.
+    """Return the attributes that add these tags to a span; the entries of a dict become `key:value`.
 
     Pass them to the function that emits the span: `emit_reward(0.95, attributes=make_tag_attributes(["fast"]))`.
 
@@ -41,7 +41,7 @@ def make_tag_attributes(tags: Sequence[str] | Mapping[str, object]) -> dict[str,
         ValueError: a tag is not a string, or `tags` is a single string instead of a list.
     """
     if isinstance(tags, str):
-        raise ValueError(f"tags must be a list of strings, or a dict; got the text {tags!r}")
+        raise ValueError(f"tags must be a list of strings or a dict; got the string {tags!r}")
     words = [f"{key}:{value}" for key, value in tags.items()] if isinstance(tags, Mapping) else list(tags)
     for word in words:
         if not isinstance(word, str):
@@ -50,16 +50,16 @@ def make_tag_attributes(tags: Sequence[str] | Mapping[str, object]) -> dict[str,
 
 
 def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
-    """Return the tags; an empty list if there are none.
+    """Return the tags; an empty list without tags.
 
     Raises:
-        ValidationError: pydantic's, a ValueError; a tag is no string, or the keys are not numbered from 0.
+        ValidationError: pydantic's, a ValueError; a tag is not a string, or the keys are not numbered from 0.
     """
     tags = filter_and_unflatten_attributes(attributes, _TAG)
     if not tags:
         return []
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in cast(list[Any], tags)):
-        text = f"Tags must be strings under {_TAG}.0, {_TAG}.1, ...; got: {{tags}}"
+        text = f"Tags must be strings with the keys {_TAG}.0, {_TAG}.1, ...; got: {{tags}}"
         wrong: InitErrorDetails = {
             "type": PydanticCustomError("tags", text, {"tags": repr(cast(object, tags))}),
             "input": tags,
@@ -69,7 +69,7 @@ def extract_tags_from_attributes(attributes: Mapping[str, object]) -> list[str]:
 
 
 class LinkedBlock(dict[str, Any]):
-    """Attributes of links; a `with` statement sets them on the open span, an operation."""
+    """Attributes of links; a `with` statement sets them on the open span of an operation."""
 
     def __enter__(self) -> LinkedBlock:
         span = trace_api.get_current_span()
@@ -77,9 +77,9 @@ class LinkedBlock(dict[str, Any]):
             if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
                 return self
             raise RuntimeError(
-                "No span is open here that could carry the links. Write the block inside of an operation of a rollout "
-                "(`with operation(...):`, or a function with @operation), or give them to what emits a span: "
-                "emit_annotation(make_link_attributes({...}))"
+                "No span is open to which the links can be added. Move the block into an operation of a rollout "
+                "(`with operation(...):`, or a function with @operation), or pass the links to a function that emits "
+                "a span: emit_annotation(make_link_attributes({...}))"
             )
         present = extract_links_from_attributes(cast("Mapping[str, Any]", getattr(span, "attributes", None) or {}))
         links = {link.key_match: link.value_match for link in (*present, *extract_links_from_attributes(self))}
@@ -98,14 +98,14 @@ def make_link_attributes(
     linked_rollout_id: str | None = None,
     linked_attempt_id: str | None = None,
 ) -> LinkedBlock:
-    """Return the attributes that link a span to all spans whose attribute `key` equals `value`, for each pair.
+    """Return the attributes that link a span to all spans with the attribute `key` equal to `value`, for each pair.
 
-    The keys `trace_id` and `span_id` compare the span's own ids (hexadecimal); `linked_rollout_id` and
-    `linked_attempt_id` those of its rollout and attempt. As a context manager it sets them on the open span:
+    The keys `trace_id` and `span_id` compare the ids of the span (hexadecimal); `linked_rollout_id` and
+    `linked_attempt_id` those of its rollout and attempt. As a context manager, it sets the attributes on the open span:
     `with make_link_attributes(linked_rollout_id="ro-001"):` inside an operation.
 
     Raises:
-        ValueError: a value is not a string, or there are no links.
+        ValueError: a value is not a string, or no links are given.
         RuntimeError: it is used as a context manager and no span is open.
     """
     pairs: dict[str, object] = dict(links or {})
@@ -113,7 +113,7 @@ def make_link_attributes(
         if value is not None:
             pairs[key] = value
     if links is None and not pairs:
-        raise ValueError("No link is given; write make_link_attributes({'gen_ai.response.id': '...'})")
+        raise ValueError("At least one link is required, as in make_link_attributes({'gen_ai.response.id': '...'})")
     for key, value in pairs.items():
         if not isinstance(value, str):
             raise ValueError(f"Link value must be a string, got: {type(value).__name__} for key '{key}'")
@@ -130,21 +130,21 @@ def _attributes_of(links: Mapping[str, str]) -> dict[str, str]:
 
 
 def extract_links_from_attributes(attributes: Mapping[str, object]) -> list[LinkPydanticModel]:
-    """Return the links; an empty list if there are none.
+    """Return the links; an empty list without links.
 
     Raises:
-        ValueError: a link lacks its key or value, or the keys are not numbered from 0.
+        ValueError: a link has no key or value, or the keys are not numbered from 0.
     """
     links = filter_and_unflatten_attributes(attributes, _LINK)
     if not links:
         return []
     if not isinstance(links, list):
-        raise ValueError(f"Links must stand under {_LINK}.0, {_LINK}.1, ...; got: {links!r}")
+        raise ValueError(f"Links must have the keys {_LINK}.0, {_LINK}.1, ...; got: {links!r}")
     return [LinkPydanticModel.model_validate(link) for link in cast(list[Any], links)]
 
 
 def query_linked_spans(spans: Sequence[S], links: Sequence[LinkPydanticModel]) -> list[S]:
-    """Return the spans that match all of the links; every span if there are none."""
+    """Return the spans that match all links; every span without links."""
     return [span for span in spans if all(_matches(span, link) for link in links)]
 
 

@@ -1,8 +1,8 @@
-"""Masking of secrets in data before it is written for others: settings, figures, texts, attributes of spans.
+"""Masking of secrets in data before it is written for others: settings, metrics, texts, attributes of spans.
 
-A secret is recognised in three ways: by its name, by its shape (`texts.py`), and by its value, if this process holds it
-or its environment names it as a secret. Names and shapes work on a best-effort basis; a value that this process knows
-to be secret is found anywhere in a text.
+A secret is recognised in three ways: by its name, by its shape (`texts.py`), and by its value, if this process uses it
+or if a variable of its environment has the name of a secret. Names and shapes work on a best-effort basis; a value that
+this process knows to be secret is found anywhere in a text.
 
 Names of secrets are, for example, `api_key`, `http.request.header.authorization`, `clientSecret`. Counts and lists of a
 model's tokens (`gen_ai.usage.prompt_tokens`, `token_ids`), its special tokens (`eos_token`) and the tokens of its
@@ -26,7 +26,7 @@ _LONGEST = 200
 _DEEPEST = 32
 """Levels of a value that are inspected; deeper values are hidden completely."""
 _READ = 16 * 1024
-"""Longest text that is searched for names."""
+"""Maximum length of a text that is searched for names."""
 _SECRET = re.compile(
     r"(?:^|[^a-z0-9])"
     r"(?:(?:api|access|private|secret|signing|encryption|account|subscription|master|shared)[._-]?keys?"
@@ -48,17 +48,17 @@ _VALUE = re.compile(
     r"""(?:"(?:[^"\\]|\\.){1,16384}(?:"|\\?$)|'(?:[^'\\]|\\.){1,16384}(?:'|\\?$)|\\{1,3}["'][^"'\\]{1,16384}"""
     r"""|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,16384}|[^\s,;&"'{\[\\]{1,16384})"""
 )
-"""A value after a name; a cut text may end within it."""
+"""A value after a name; a truncated text may end within it."""
 _TEXT_OF_MODELS = ("gen_ai.", "llm.", "agentlightning.")
-"""Attributes with the text of agent and model, which is trained on: names within these texts are not masked."""
+"""Attributes with texts of agent and model, which are trained on: names within these texts are not masked."""
 _SHORTEST = 8
-"""Characters of the shortest value that is searched for: `yes` in a variable `USE_AUTH` is no secret."""
+"""Minimum number of characters of a searched value: `yes` in a variable `USE_AUTH` is not a secret."""
 _NO_SECRETS = ("PWD", "SESSION")
-"""Endings of names of variables that every shell or desktop sets."""
+"""Endings of variable names that every shell or desktop sets."""
 
 
 def masked(value: object) -> Any:
-    """Return a copy of JSON data in which secrets are hidden; tuples become lists, keys become texts."""
+    """Return a copy of JSON data in which secrets are hidden; tuples become lists, keys become strings."""
     return _masked(value, _known_secrets())
 
 
@@ -101,7 +101,7 @@ def _known_secrets() -> tuple[str, ...]:
 
 
 def looks_secret(name: str) -> bool:
-    """Return True if the value of this name is likely a secret; judged by the end of the name."""
+    """Return True if a value with this name is likely a secret, judged by the end of the name."""
     return _judge(name if len(name) <= _LONGEST else name[-_LONGEST:])
 
 
@@ -112,10 +112,10 @@ def _judge(name: str) -> bool:
 
 
 def without_secrets(values: Mapping[str, object]) -> dict[str, object] | None:
-    """Return a copy in which the values of such names, in mappings, lists, pairs of a header, addresses and short
-    texts, are `[hidden]`; None if there are none.
+    """Return a copy in which the values of secret names, in mappings, lists, pairs of a header, addresses and short
+    texts, are replaced with `[hidden]`; None without such values.
 
-    Numbers, bools and None stay: they are never secrets.
+    Numbers, bools and None are never secrets and are kept.
     """
     hidden: dict[str, object] = {}
     for name, value in values.items():
@@ -163,7 +163,7 @@ def _hide_within(name: str, value: object, depth: int) -> Any:
 
 
 def _named_elsewhere(values: Mapping[str, object]) -> list[str]:
-    """Return the keys that a neighbour names: `{"name": "Authorization", "value": ...}`, `h.0.0` beside `h.0.1`."""
+    """Return the keys that another key names: `{"name": "Authorization", "value": ...}`, `h.0.0` next to `h.0.1`."""
     keys: list[str] = []
     for key, value in values.items():
         if isinstance(value, str) and len(value) <= _LONGEST:
@@ -195,7 +195,7 @@ def _hide_in_text(text: str) -> str:
 
 
 def _hide_named(text: str) -> str:
-    """Hide the values of secret names; the value of another name may have names itself, as in `failed: api_key=...`."""
+    """Hide the values of secret names; the value of another name may contain names, as in `failed: api_key=...`."""
     parts: list[str] = []
     done = at = 0
     while (match := _NAME.search(text, at)) is not None:

@@ -58,7 +58,7 @@ def get_tracer_provider(inspect: bool = True) -> trace_api.TracerProvider:
     """Return the global tracer provider; `inspect` logs its processors at DEBUG (see `AGL_EMITTER_DEBUG`).
 
     Raises:
-        RuntimeError: there is none.
+        RuntimeError: no tracer provider is set.
     """
     provider = trace_api.get_tracer_provider()
     if isinstance(provider, trace_api.ProxyTracerProvider):
@@ -67,7 +67,7 @@ def get_tracer_provider(inspect: bool = True) -> trace_api.TracerProvider:
             "Call tracer.init_worker(...), or set a provider with opentelemetry.trace.set_tracer_provider."
         )
     if not isinstance(provider, TracerProvider):
-        logger.error("The tracer provider is no SDK provider: %s", full_qualified_name(type(provider)))
+        logger.error("The tracer provider is not an SDK provider: %s", full_qualified_name(type(provider)))
     elif inspect and emitter_debug():
         for processor in _processors(provider):
             exporter = getattr(processor, "span_exporter", None)
@@ -76,7 +76,7 @@ def get_tracer_provider(inspect: bool = True) -> trace_api.TracerProvider:
 
 
 def emitter_debug() -> bool:
-    """Return whether emitted spans and the provider are logged: `AGL_EMITTER_DEBUG`, else if this logger is at DEBUG.
+    """Return whether to log emitted spans and the provider: `AGL_EMITTER_DEBUG`, else True if this logger is at DEBUG.
 
     Raises:
         ValueError: the variable is neither true nor false.
@@ -85,9 +85,9 @@ def emitter_debug() -> bool:
 
 
 def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, object]) -> None:
-    """Log one emitted span at DEBUG if enabled; with the variable set and no handler for it, print it on stderr.
+    """Log an emitted span at DEBUG if enabled. If the variable is set and no handler gets the record, use stderr.
 
-    So `AGL_EMITTER_DEBUG=1` is enough, however the program configures its logging.
+    So `AGL_EMITTER_DEBUG=1` works with any logging configuration of the program.
     """
     has_handler = _is_heard(source)
     if not resolve_bool_env_var(_VARIABLE, fallback=has_handler and logger.isEnabledFor(logging.DEBUG)):
@@ -103,7 +103,7 @@ def tell_emitted(source: logging.Logger, name: str, attributes: Mapping[str, obj
 
 
 def _is_heard(source: logging.Logger) -> bool:
-    """Return True if some handler gets the DEBUG records of this logger."""
+    """Return True if a handler gets the DEBUG records of this logger."""
     if not source.isEnabledFor(logging.DEBUG):
         return False
     at: logging.Logger | None = source
@@ -129,7 +129,8 @@ def get_span_processors(provider: trace_api.TracerProvider, processor_type: type
 def get_tracer(use_active_span_processor: bool = True) -> trace_api.Tracer:
     """Return the tracer `agentlightning` of the global provider.
 
-    `use_active_span_processor=False` returns one with the same sampler, resource and ids whose spans are not processed.
+    `use_active_span_processor=False` returns a tracer with the same sampler, resource and ids that does not process its
+    spans.
     """
     provider = get_tracer_provider()
     if use_active_span_processor or not isinstance(provider, TracerProvider):
@@ -147,7 +148,7 @@ def get_tracer(use_active_span_processor: bool = True) -> trace_api.Tracer:
 
 
 def format_exception_attributes(exception: BaseException) -> dict[str, Any]:
-    """Return type, message, `escaped` and, if there is one, the stack trace of an exception as span attributes."""
+    """Return type, message, `escaped` and, if it has one, the stack trace of an exception as span attributes."""
     exception = readable(exception)
     attributes: dict[str, Any] = {
         "exception.type": type(exception).__name__,

@@ -1,7 +1,7 @@
-"""Process groups of programs that an attempt starts: ended as a whole, even when this process is killed.
+"""Process groups of programs that an attempt starts: all their processes are ended, even if this process is killed.
 
-A program may start others. All of them are in one group, which gets the signals. A guard outlives this process until it
-has killed the group: a shell that waits for the end of a pipe which only this process holds.
+A program may start other programs. All of them are in one group, which gets the signals. A guard outlives this process
+until it has killed the group: a shell that waits for the end of a pipe that only this process holds.
 """
 
 from __future__ import annotations

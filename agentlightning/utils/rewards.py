@@ -1,10 +1,11 @@
 """The values of a reward, and the readers of rewards on spans.
 
-A reward is a finite number of at most 1e15 in size, or several by name, of which one is trained on; None is no reward.
+A reward is a finite number of at most 1e15 in size, or several by name, one of which is used for training; None means
+no reward.
 The same rule holds for emitted and returned rewards, for `reward_fn`, policy faults and exit codes, and for spans.
 
-The readers never raise: a span that only looks like a reward has no reward. The emitter, adapters, and the store, which
-keeps the final reward of each attempt, all use them.
+The readers never raise: a span with an invalid reward has no reward. The emitter, the adapters and the store, which
+keeps the final reward of each attempt, use them.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ LARGEST_REWARD: Final = 1e15
 """Largest absolute value: sums, squares and differences of all rewards stay finite, also in 32 bits."""
 USABLE_REWARD: Final = f"a finite number of at most {LARGEST_REWARD:g} in size (scale or clip larger ones)"
 MARKS: Final = (_PREFIX.encode(), *(key.encode() for key in _LEGACY_OUTPUTS), AGL_ANNOTATION.encode())
-"""Texts of which one is in the encoded form of every span with a reward."""
+"""Strings: the encoded form of every span with a reward contains at least one of them."""
 
 
 def as_number(value: object) -> float | None:
@@ -60,7 +61,7 @@ def checked_reward(value: object) -> float:
     """Return a reward as a float.
 
     Raises:
-        RewardError: it is no number, NaN, infinite, or more than 1e15 in size.
+        RewardError: the value is not a number, or is NaN, infinite, or more than 1e15 in size.
     """
     number = as_number(value)
     if number is None:
@@ -81,8 +82,8 @@ def are_dimensions(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 
 def primary_dimension(values: Mapping[str, Any], declared: Sequence[str] = ()) -> str | None:
-    """Return the name of the dimension to train on, None if it is not there: the first of those that were declared,
-    else `reward` or `primary`."""
+    """Return the name of the dimension to train on: the first declared one, else `reward` or `primary`; None if the
+    values do not have it."""
     return next((name for name in declared[:1] or ("reward", "primary") if name in values), None)
 
 
@@ -118,7 +119,7 @@ def _dimensions_type() -> TypeAdapter[list[RewardPydanticModel]]:
 
 
 def get_reward_value(span: SpanLike) -> float | None:
-    """Return the primary reward on this span, also in the forms of older versions; None if there is none."""
+    """Return the primary reward on this span, also in the forms of older versions; None without a reward."""
     rewards = get_rewards_from_span(span)
     return rewards[0].value if rewards else _in_older_form(span)
 
@@ -139,7 +140,7 @@ def _in_older_form(span: SpanLike) -> float | None:
 
 
 def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
-    """Return the last reward in the given order; None if there is none."""
+    """Return the last reward in the given order; None without rewards."""
     for span in reversed(spans):
         value = get_reward_value(span)
         if value is not None:
@@ -150,7 +151,8 @@ def find_final_reward(spans: Sequence[SpanLike]) -> float | None:
 def reward_of_span(span: SpanLike) -> tuple[float | None, dict[str, float] | None] | None:
     """Return the usable reward on a span and its usable dimensions by name; None if it has no reward.
 
-    An unusable reward still counts as a reward: if it comes last it is the final one, and nothing is learnt from it.
+    An unusable reward still counts as a reward: if it is the last one, it is the final reward, and the attempt is not
+    used for training.
     """
     if not may_hold_reward(span):
         return None

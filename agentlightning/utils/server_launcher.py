@@ -1,8 +1,8 @@
-"""Runs an ASGI app behind a real socket: in the running loop or in a separate thread. It works for any app.
+"""Runs any ASGI app on a socket, in the running loop or in a separate thread.
 
-The socket is bound and listening before anything is served (`bind`), so that a port conflict shows at once and a
-parent may bind, fork, and only then start threads. Stopping is graceful first and forced after `shutdown_timeout`:
-open keep-alive connections and parked long polls never delay it.
+The socket is bound and listening before requests are served (`bind`), so that a port conflict is detected immediately
+and a parent may bind, fork, and only then start threads. Stopping is graceful first and forced after
+`shutdown_timeout`: open keep-alive connections and long polls never delay it.
 """
 
 from __future__ import annotations
@@ -42,45 +42,45 @@ class PythonServerLauncherArgs:
     """Settings of a server. Times are in seconds."""
 
     port: int | None = None
-    """Port to bind; None or 0 takes a free one, which then stays the same across restarts."""
+    """Port to bind; None or 0 selects a free one, which then stays the same across restarts."""
     host: str | None = None
     """Address to bind; None is 127.0.0.1."""
     access_host: str | None = None
-    """Address that others use; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
+    """Address for other machines; None is the host, or this machine's outbound address for 0.0.0.0 and ::."""
     launch_mode: LaunchMode = "asyncio"
-    """`asyncio`: a task in the caller's loop. `thread`: a daemon thread with a loop of its own."""
+    """`asyncio`: a task in the caller's loop. `thread`: a daemon thread with its own loop."""
     healthcheck_url: str | None = None
-    """Path that must answer 200 before `start` returns; None asks nothing."""
+    """Path that must return 200 before `start` returns; None disables the health check."""
     log_level: int = logging.WARNING
     """Level of uvicorn's own loggers."""
     access_log: bool = False
-    """Whether uvicorn writes a line for each request."""
+    """Whether uvicorn logs a line for each request."""
     startup_timeout: float = 60.0
     """Time that `start` waits for the server, and then again for its health check."""
     kill_unhealthy_server: bool = True
-    """False leaves a server that failed its health check running."""
+    """Whether to stop a server that failed its health check."""
     thread_join_timeout: float = 10.0
     """Time that `stop` waits beyond `shutdown_timeout` for a server that has not ended."""
     timeout_keep_alive: int = 30
     """Time that a connection may be idle."""
     shutdown_timeout: float = 2.0
-    """Time that requests in progress may take to end after `stop`; then they are cancelled and answered 503."""
+    """Time that requests in progress may take to end after `stop`; then they are cancelled with status 503."""
     bounds: HttpBounds = field(default_factory=HttpBounds)
-    """Limits of connections: sizes, times, number at the same time."""
+    """Limits of connections: sizes, times, number of concurrent connections."""
 
     @property
     def told_host(self) -> str:
-        """Host of the address that others use."""
+        """Host of the address for other machines."""
         host = self.host or "127.0.0.1"
         return self.access_host or (outbound_address() if host in ("0.0.0.0", "::") else host)
 
 
 class PythonServerLauncher:
-    """Serve one app on one socket.
+    """Serves an app on a socket.
 
-    In thread mode `start` and `stop` may be awaited from any loop, in asyncio mode from the same one. It has one owner
-    and no lock. `serve_context` is called at each start; the context manager that it returns is entered around serving,
-    on the serving loop. `headers` are sent with every answer.
+    In thread mode, `start` and `stop` may be awaited from any loop; in asyncio mode, from the same one. It has one
+    owner and no lock. `serve_context` is called at each start; the context manager that it returns is active while the
+    app is served, on the serving loop. `headers` are sent with every response.
 
     Raises:
         ValueError: the launch mode is unknown or cannot be served.
@@ -96,7 +96,7 @@ class PythonServerLauncher:
     ) -> None:
         mode: str = args.launch_mode
         if mode == "mp":
-            raise ValueError("launch_mode='mp' is not supported: use 'thread' (a loop of its own) or 'asyncio'")
+            raise ValueError("launch_mode='mp' is not supported: use 'thread' (with its own loop) or 'asyncio'")
         if mode not in ("asyncio", "thread"):
             raise ValueError(f"Unsupported launch mode: {mode}; use 'asyncio' or 'thread'")
         self.app = app
@@ -112,7 +112,7 @@ class PythonServerLauncher:
 
     @property
     def port(self) -> int:
-        """The port; an unset one is chosen here, by binding."""
+        """The port. If it is not set, bind a free one."""
         if self._port is None:
             self.bind()
         assert self._port is not None
@@ -135,14 +135,14 @@ class PythonServerLauncher:
         return None if path is None else f"{self.access_endpoint}/{path.lstrip('/')}"
 
     def is_running(self) -> bool:
-        """Return True while requests are served; a server that died is not running."""
+        """Return True while requests are served; False for a server that died."""
         return self._done is not None and not self._done.done()
 
     def bind(self) -> None:
-        """Bind the port and listen; connections queue until `start`. Does nothing when already bound.
+        """Bind the port and listen; connections are queued until `start`. No effect if already bound.
 
         Raises:
-            RuntimeError: the address cannot be bound; names host, port, reason and remedy.
+            RuntimeError: the address cannot be bound.
         """
         if self._socket is None or self._socket.fileno() < 0:  # below 0: let go of by a fork
             self._socket = listen(self.host, self._port or 0)
@@ -150,10 +150,10 @@ class PythonServerLauncher:
             self._port = cast(int, self._socket.getsockname()[1])
 
     async def start(self) -> None:
-        """Start serving; returns when requests are accepted and, with a health path, it answered 200.
+        """Start serving; return when requests are accepted and the health path, if set, has returned 200.
 
         Raises:
-            RuntimeError: it is already running, the port is taken, or the server did not start in time.
+            RuntimeError: the server is already running, the port is in use, or the server did not start in time.
         """
         if self.is_running():
             raise RuntimeError(f"The server at {self.endpoint} is already running; stop it first")
@@ -181,7 +181,7 @@ class PythonServerLauncher:
             await self._until_healthy("/" + args.healthcheck_url.lstrip("/"))
 
     async def stop(self) -> None:
-        """Stop serving and close the port. Does nothing when nothing runs.
+        """Stop serving and close the port. No effect if the server is not running.
 
         Raises:
             RuntimeError: the server did not end within `shutdown_timeout` plus `thread_join_timeout`.
@@ -196,7 +196,7 @@ class PythonServerLauncher:
                 if not done.done():
                     raise RuntimeError(f"The server on port {self._port} did not end in time: its app blocks the loop")
                 if error := done.result():  # logged, since nobody waits for it
-                    logger.error("the server had ended with an error", exc_info=error)
+                    logger.error("the server ended with an error", exc_info=error)
                 if isinstance(runner, threading.Thread):
                     runner.join()  # it has nothing left to do
         finally:
@@ -204,7 +204,7 @@ class PythonServerLauncher:
                 listening.close()
 
     async def reload(self) -> None:
-        """Stop if running, then start again on the same port."""
+        """Stop if running, then restart on the same port."""
         await self.stop()
         await self.start()
 
@@ -245,7 +245,7 @@ class PythonServerLauncher:
         raise RuntimeError(f"The server at {self.host}:{self._port} failed to start: {reason}") from cause
 
     async def _until_healthy(self, path: str) -> None:
-        """Return once GET `path` answers 200; ignores proxy settings of the environment."""
+        """Return once GET `path` returns 200; ignore proxy settings of the environment."""
         host, seconds = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.args.startup_timeout
         connections = HttpConnections(f"http://{bracket(host)}:{self.port}", connect_seconds=seconds)
         try:
@@ -265,12 +265,12 @@ class PythonServerLauncher:
 # --- the pauses of the garbage collector -----------------------------------------------------------------------------
 
 _serving: Final = set[object]()
-"""One object for each entered block of `short_pauses`."""
+"""One object for each active block of `short_pauses`."""
 _for_good = False
 
 
 def freeze_for_good() -> None:
-    """Exclude all present objects from later collections; blocks of `short_pauses` then change nothing.
+    """Exclude all existing objects from later garbage collections; blocks of `short_pauses` then have no effect.
 
     For a process that starts and ends many servers, such as a test run.
     """
@@ -285,7 +285,7 @@ def short_pauses() -> Generator[None]:
 
     A full collection visits every object of the process, which takes a quarter of a second with the training stack
     loaded and blocks all threads. Cycles among those objects are collected after the last such block. May be entered
-    from any thread, also several times at once.
+    from any thread, also concurrently.
     """
     if _for_good:
         yield

@@ -17,7 +17,7 @@ T = TypeVar("T", bound=str)
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of a number, in an annotation: `Annotated[int, Bounds(at_least=1)]`."""
+    """The limits of a number, in an annotation: `Annotated[int, Bounds(at_least=1)]`."""
 
     at_least: float | None = None
     above: float | None = None
@@ -26,12 +26,12 @@ class Bounds:
 
 
 def check_fields(settings: object) -> None:
-    """Check each field of a dataclass against its annotation: `bool`, a `Literal`, `str` (a text that is not empty),
-    and `int` or `float` with the bounds in `Annotated`. None is allowed if the annotation has it; fields of other types
-    are not checked.
+    """Check each field of a dataclass against its annotation: `bool`, a `Literal`, `str` (not empty), and `int` or
+    `float` with the limits in `Annotated`. None is allowed if the annotation allows it; fields of other types are not
+    checked.
 
     Raises:
-        BadRequestError: a value does not fit; names the setting, the expectation and the value.
+        BadRequestError: a value does not match; the message has the setting, the expectation and the value.
     """
     for name, hint in _hints(type(settings)).items():
         _check(name, getattr(settings, name), hint)
@@ -57,16 +57,16 @@ def _check(name: str, value: object, hint: Any) -> None:
     elif hint is bool and not isinstance(value, bool):
         raise BadRequestError(f"{name} must be True or False; got {value!r}")
     elif hint is str and (not isinstance(value, str) or not value):
-        raise BadRequestError(f"{name} must be a text that is not empty; got {value!r}")
+        raise BadRequestError(f"{name} must be a string that is not empty; got {value!r}")
     elif hint in (int, float):
         check_number(name, value, hint, bounds)
 
 
 def check_number(name: str, value: Any, kind: type[int] | type[float], bounds: Bounds) -> None:
-    """Check that the value is a finite number of its kind within its bounds.
+    """Check that the value is a finite number of this kind within its limits.
 
     Raises:
-        BadRequestError: it is not; names the setting, the expectation and the value.
+        BadRequestError: it is not; the message has the setting, the expectation and the value.
     """
     numeric = isinstance(value, (int, kind)) and not isinstance(value, bool)
     least, above, most, below = bounds.at_least, bounds.above, bounds.at_most, bounds.below
@@ -83,7 +83,7 @@ def check_choice(name: str, value: object, choices: Sequence[T]) -> T:
     """Return the value if it is one of the choices, spelt exactly.
 
     Raises:
-        BadRequestError: it is not; names the choices and the nearest one.
+        BadRequestError: it is not; the message has the choices and the nearest one.
     """
     for choice in choices:
         if value == choice:
@@ -97,8 +97,8 @@ def check_count(name: str, value: int, *, minimum: int = 1) -> int:
     """Return the value if it is a whole number of at least `minimum`.
 
     Raises:
-        TypeError: it is no whole number.
-        ValueError: it is too small.
+        TypeError: the value is not a whole number.
+        ValueError: the value is too small.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number of at least {minimum}; got {value!r}")
@@ -108,11 +108,11 @@ def check_count(name: str, value: int, *, minimum: int = 1) -> int:
 
 
 def check_amount(name: str, value: float, unit: str = "") -> float:
-    """Return the value if it is a number, finite and not negative; `unit` is what it counts, such as ` of seconds`.
+    """Return the value if it is a finite number and not negative; `unit` is its unit, such as ` of seconds`.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is not finite, or negative.
+        TypeError: the value is not a number.
+        ValueError: the value is not finite, or is negative.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number{unit}; got {value!r}")
@@ -122,26 +122,26 @@ def check_amount(name: str, value: float, unit: str = "") -> float:
 
 
 def check_seconds(name: str, value: float) -> float:
-    """Return the value as a float if it is a number of seconds: finite and not negative; errors as `check_amount`."""
+    """Return the value as a float if it is a number of seconds: finite, not negative. Errors as in `check_amount`."""
     return float(check_amount(name, value, " of seconds"))
 
 
 def check_port(name: str, value: int) -> int:
-    """Return the value if it is a TCP port, or 0 for a free one; errors as `check_count`."""
+    """Return the value if it is a TCP port, or 0 for a free one; errors as in `check_count`."""
     if check_count(name, value, minimum=0) > 65535:
         raise ValueError(f"{name} must be at most 65535; got {value}")
     return value
 
 
 def refuse_pairs(pairs: Mapping[str, bool]) -> None:
-    """Check that none of the pairs is given: `pairs` maps the name of each to whether it is.
+    """Check that no pair of incompatible settings is set: `pairs` maps the name of each pair to whether it is.
 
     Raises:
-        BadRequestError: one is given.
+        BadRequestError: a pair is set.
     """
     for text, is_given in pairs.items():
         if is_given:
-            raise BadRequestError("These settings do not go together: " + text)
+            raise BadRequestError("These settings cannot be combined: " + text)
 
 
 def check_names(
@@ -155,16 +155,16 @@ def check_names(
     """Check that an algorithm has all these settings.
 
     Args:
-        other_names: the settings by their names elsewhere.
-        without_meaning: settings of other algorithms, and the reasons why this one lacks them.
+        other_names: the settings by the names that other libraries use.
+        without_meaning: settings of other algorithms, and the reasons why this algorithm does not have them.
 
     Raises:
-        TypeError: an unknown setting; names it and the right one, or all.
+        TypeError: a setting is unknown; the message has the nearest setting, or all of them.
     """
     for name in names:
         refused = f"{algorithm} has no setting {name!r}"
         if name in other_names:
-            raise TypeError(f"{refused}. Its name is {other_names[name]}")
+            raise TypeError(f"{refused}. Use {other_names[name]} instead")
         if without_meaning and name in without_meaning:
             raise TypeError(f"{refused}: {without_meaning[name]}")
         if name not in known:

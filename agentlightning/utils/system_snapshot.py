@@ -1,4 +1,4 @@
-"""Figures of this host, as the dictionary in a worker's heartbeat, and CPU seconds of named threads."""
+"""Metrics of this host, as the dictionary in a worker's heartbeat, and CPU seconds of named threads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MIB = 1024**2
 
 
 def system_snapshot(include_gpu: bool = False) -> dict[str, object]:
-    """Return processor, memory, disk and network figures of this host; sizes in GiB and MiB, shares in percent.
+    """Return processor, memory, disk and network metrics of this host; sizes in GiB and MiB, fractions in percent.
 
-    With `include_gpu` also `gpus`, one entry per NVIDIA GPU; empty when none can be read. Takes a few milliseconds
-    without GPUs, up to two seconds with.
+    With `include_gpu`, the result also has `gpus`, with one entry per readable NVIDIA GPU. It takes a few milliseconds
+    without GPUs and up to two seconds with GPUs.
     """
     import psutil  # 15 ms that an importer of the package need not pay
 
@@ -44,7 +44,7 @@ def system_snapshot(include_gpu: bool = False) -> dict[str, object]:
 
 @functools.cache
 def memory_capacity_bytes() -> int:
-    """Return the bytes of memory that this process may use: of the machine, or of its control group if that is less."""
+    """Return the bytes of memory that this process may use: those of the machine, or of its control group if less."""
     import psutil
 
     capacity = psutil.virtual_memory().total
@@ -59,7 +59,7 @@ def memory_capacity_bytes() -> int:
 
 @functools.cache
 def _host() -> dict[str, object]:
-    """Return the figures that do not change during the life of the process."""
+    """Return the metrics that do not change while the process runs."""
     import psutil
 
     return {
@@ -72,7 +72,7 @@ def _host() -> dict[str, object]:
 
 
 def _gpus() -> list[dict[str, object]]:
-    """Ask `nvidia-smi`; a host without it, or one that does not answer in two seconds, has no GPU to report."""
+    """Return the GPUs that `nvidia-smi` reports; none without it, or if it does not finish within two seconds."""
     if shutil.which("nvidia-smi") is None:
         return []
     fields = "name,utilization.gpu,memory.used,memory.total,temperature.gpu"
@@ -87,7 +87,7 @@ def _gpus() -> list[dict[str, object]]:
 
 
 def _number(text: str) -> float | None:
-    """Return a figure, or None if the driver reports `[N/A]`."""
+    """Return a number, or None if the driver reports `[N/A]`."""
     try:
         return float(text)
     except ValueError:

@@ -1,13 +1,13 @@
-"""Texts prepared for storage: no store, wire or file can hold some of them unchanged, and some contain keys.
+"""Preparation of texts for storage: some texts cannot be stored or sent unchanged, and some contain keys.
 
-UTF-8 has no form for half a surrogate pair, which comes from `json.loads('"\\ud800"')`, a cut emoji or a model's broken
-output. Such a half becomes U+FFFD, two matching halves become their character, and the span lists its changed texts. An
-overlong text is cut.
+UTF-8 cannot encode half of a surrogate pair, which results from `json.loads('"\\ud800"')`, a truncated emoji or invalid
+output of a model. Such a half is replaced with U+FFFD, two matching halves with their character, and the span lists its
+changed texts. Overlong texts are truncated.
 
 Keys are recognised by their shape, anywhere in a text: keys of providers and of this package, signed tokens, private
-keys. A match becomes `[hidden 1a2b3c4d]`, with the beginning of its SHA-256: equal keys stay equal, so that the
-messages of one conversation still match. This is best effort: a password has no shape. Each shape begins with a literal
-text, and no pattern looks back: a text costs one search for each.
+keys. A match is replaced with `[hidden 1a2b3c4d]`, with the beginning of its SHA-256: equal keys stay equal, so that
+the messages of one conversation still match. This is best effort: a password has no fixed shape. Each shape begins with
+a literal text, and no pattern looks back: a text costs one search per shape.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _SHAPES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _SHORTEST = 15
-"""Characters of the shortest key: one that begins with `xox`."""
+"""Number of characters of the shortest key, which begins with `xox`."""
 _RUN = re.compile(r"[A-Za-z0-9_-]++")
 _BEGIN, _END = "-----BEGIN ", "-----END "
 _BEGINNINGS = (_BEGIN, *(begin for begin, _ in _SHAPES))
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY")
 _LINE_END, _READ = 64, 200
 MOST_CHARACTERS = 8 * 1024 * 1024
-"""Largest length of a text on a span; a longer one is cut, and states its original length."""
+"""Maximum length of a text on a span; a longer text is truncated, with a note of its original length."""
 
 
 def mended(text: str) -> str:
-    """Return a text that UTF-8 can hold; the same object if nothing changed."""
+    """Return a text that UTF-8 can encode; the same object if nothing changed."""
     if text.isascii():
         return text
     try:
@@ -61,7 +61,7 @@ def mended(text: str) -> str:
 
 
 def fitting(text: str) -> str:
-    """Return a text that a span can hold: mended, and not longer than `MOST_CHARACTERS`."""
+    """Return a text that a span can hold: valid, and not longer than `MOST_CHARACTERS`."""
     if len(text) > MOST_CHARACTERS:
         text = shortened(text, MOST_CHARACTERS)
     return mended(text)
@@ -95,7 +95,7 @@ def with_texts(value: object, change: Callable[[str], str]) -> Any:
 
 
 def without_keys(text: str) -> str:
-    """Return the text with everything masked that has the shape of a key; the same object if there is nothing."""
+    """Return the text with all key-shaped parts masked; the same object if it has none."""
     if len(text) < _SHORTEST:
         return text
     places: list[tuple[int, int]] = []
@@ -127,7 +127,7 @@ def without_keys(text: str) -> str:
 
 
 def attributes_without_keys(attributes: Mapping[str, object]) -> tuple[dict[str, object], list[str]] | None:
-    """Return attributes without such keys, and the names of the changed attributes; None if nothing changed."""
+    """Return attributes without key-shaped parts, and the names of the changed attributes; None if nothing changed."""
     together = "\n".join(_texts_in(attributes.values()))
     for begin in _BEGINNINGS:
         if begin in together:

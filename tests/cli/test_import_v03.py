@@ -225,7 +225,7 @@ async def test_spans_that_a_server_has_dropped_are_counted(tmp_path: Path) -> No
     made = older()
     async with older_server(made, evicted=("ro-000000000001",)) as address:
         code, report = await imported(address, tmp_path)
-    assert report["left_behind"] == {"workers": 1, "rollouts whose spans it had dropped from memory": 1}
+    assert report["left_behind"] == {"workers": 1, "rollouts with spans that it had dropped from memory": 1}
     assert (code, report["spans"]["new"]) == (0, 18)
 
 
@@ -296,12 +296,12 @@ def test_ctrl_c_says_that_it_may_go_on(tmp_path: Path, terminal: Terminal) -> No
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("nowhere.json", "is no source; expected mongodb://"),
+        ("nowhere.json", "is not a source; expected mongodb://"),
         ("http://127.0.0.1:9", "does not answer"),
         ("mongodb://127.0.0.1:9/x?serverSelectionTimeoutMS=300", "cannot be reached"),
         ("empty", "holds none of resources.json"),
         ("number.json", "holds a int; expected one object of lists"),
-        ("broken.json", "is no JSON"),
+        ("broken.json", "is not valid JSON"),
         ("other.json", "holds an object of name, version"),
     ],
 )

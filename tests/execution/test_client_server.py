@@ -212,7 +212,7 @@ def test_what_goes_wrong_comes_out_of_execute(case: str) -> None:
 
 
 def test_without_restarts_the_first_death_counts(tmp_path: Path) -> None:
-    with pytest.raises(RunnerDiedError, match=f"{KILLED}: it left no traceback"):
+    with pytest.raises(RunnerDiedError, match=f"{KILLED}: no traceback available"):
         strategy(max_runner_restarts=0, graceful_timeout=0.2).execute(
             patient_algorithm, DieOnce(mark=tmp_path / "killed"), FreshStore()
         )
@@ -315,7 +315,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"main_process": "runner", "n_runners": 2}, "requires n_runners to be 1"),
     ({"main_process": "runner", "role": "algorithm"}, "only supported when role='both'"),
     ({"server_port": 70000}, "server_port must be at most 65535"),
-    ({"server_port": 0, "role": "runner"}, "server_port=0 is for role='both'"),
+    ({"server_port": 0, "role": "runner"}, "server_port=0 requires role='both'"),
     ({"n_runners": -1}, "n_runners must be at least 1; got -1"),
     ({"graceful_timeout": float("nan")}, "graceful_timeout must be a finite number"),
     ({"max_runner_restarts": -1}, "max_runner_restarts must be at least 0"),
@@ -383,7 +383,7 @@ def test_a_server_on_all_addresses_is_known_by_the_variable_and_is_that_of_anoth
     )
     with caplog.at_level("WARNING", "agentlightning"), pytest.raises(StoreUnreachableError, match=r"192\.0\.2\.1"):
         made.fit(lambda task: 1.0, train_dataset=[1])
-    assert "192.0.2.1 is no address of this machine: this process joins the run at http://192.0.2.1" in caplog.text
+    assert "192.0.2.1 is not an address of this machine: this process joins the run at http://192.0.2.1" in caplog.text
 
 
 def test_the_role_both_on_loopback_joins_nobody() -> None:

@@ -78,7 +78,7 @@ def test_an_agent_that_ignores_every_interrupt_leaves_the_others_threads(caplog:
         made.fit(fit_parts.swallows, train_dataset=[8, 0])
     assert made.result == [["timeout", "timeout", None], ["succeeded", None, 0.0]]
     assert "does not release the main thread; rollouts run in other threads" in caplog.text
-    assert "Ctrl+C ends the process" in caplog.text  # which waits for it at the end
+    assert "press Ctrl+C to end the process" in caplog.text  # which waits for it at the end
 
 
 @each_layout

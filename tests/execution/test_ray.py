@@ -63,7 +63,7 @@ def with_token(test: Any) -> Any:
         ({"resources": {"GPU": 1}}, ValueError, "'GPU' is the setting num_gpus"),
         ({"max_runner_restarts": -1}, ValueError, "max_runner_restarts must be at least 0; got -1"),
         ({"server_port": 70000}, ValueError, "server_port must be at most 65535; got 70000"),
-        ({"runtime_env": {"env_vars": {"AGL_TOKEN": "s"}}}, ValueError, "Ray would show it"),
+        ({"runtime_env": {"env_vars": {"AGL_TOKEN": "s"}}}, ValueError, "which Ray would show"),
     ],
 )
 def test_a_setting_out_of_range_is_named(setting: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -49,10 +49,10 @@ def start(terminal: Terminal) -> Start:
 def test_runners_wait_for_the_server_and_say_so_and_end_when_they_are_told(start: Start, n_runners: str) -> None:
     port = free_port()
     runners = start("runner", port, N_RUNNERS=n_runners)
-    runners.until(f"The store at http://127.0.0.1:{port} does not answer yet; waiting up to 60 s")
+    runners.until(f"The store at http://127.0.0.1:{port} does not respond yet; waiting up to 60 s")
     algorithm = start("algorithm", port)
     algorithm.ends(0, f"algorithm {REWARDS}\n")
-    assert runners.ends(0, "answers after").endswith("runner None\n")
+    assert runners.ends(0, "responds after").endswith("runner None\n")
 
 
 @pytest.mark.heavy
@@ -61,18 +61,18 @@ def test_runners_survive_the_death_of_the_server_and_serve_the_one_that_follows(
     runners, first = start("runner", port), start("algorithm", port, ALGORITHM="stays")
     first.until(SOLVED)
     first.popen.send_signal(signal.SIGKILL)
-    runners.until("does not answer any more")
+    runners.until("has stopped responding")
     second = start("algorithm", port)
     second.ends(0)
-    runners.ends(0, "answers after")
+    runners.ends(0, "responds after")
 
 
 def test_runners_give_up_after_the_stated_outage_with_an_exit_code_of_its_own(start: Start) -> None:
     port = free_port()
     runners = start("runner", port, OUTAGE="1")
-    runners.until("does not answer yet; waiting up to 1 s")
+    runners.until("does not respond yet; waiting up to 1 s")
     before = runners.family()
-    away = f"StoreUnreachableError: No answer from the store at http://127.0.0.1:{port} for"
+    away = f"StoreUnreachableError: No response from the store at http://127.0.0.1:{port} for"
     runners.ends(69, away, "(store_unreachable_timeout=1; last:")
     assert not [process for process in before if lives(process)]
 
@@ -107,7 +107,7 @@ def test_runners_that_are_terminated_finish_what_they_run_and_others_go_on(start
     leaving.until("running 1")
     leaving.popen.send_signal(signal.SIGTERM)
     staying = start("runner", port, N_RUNNERS="1")
-    leaving.ends(143, "SIGTERM: no further rollouts; those under way have 5 s")
+    leaving.ends(143, "SIGTERM: no further rollouts; running rollouts have 5 s")
     algorithm.ends(0, f"algorithm {REWARDS}\n")
     staying.ends(0)
 
@@ -143,7 +143,7 @@ async def test_a_run_on_a_store_of_its_own_is_stopped_through_it(start: Start, c
 
 def test_algorithm_and_runners_find_each_other_across_two_networks(start: Start, nodes: list[tuple[str, ...]]) -> None:
     runners = start("runner", 4747, prefix=nodes[1], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="10.79.5.1")
-    runners.until("The store at http://10.79.5.1:4747 does not answer yet")
+    runners.until("The store at http://10.79.5.1:4747 does not respond yet")
     algorithm = start("algorithm", 4747, prefix=nodes[0], AGL_TOKEN=TOKEN, AGL_SERVER_HOST="0.0.0.0")
     algorithm.ends(0, f"algorithm {REWARDS}\n")
     began = time.monotonic()
@@ -190,9 +190,11 @@ def test_of_two_nodes_with_both_roles_the_one_that_has_the_address_serves_and_th
     for is_head in (head_first, not head_first):
         machines[is_head] = start("both", 4747, prefix=nodes[0 if is_head else 1], **shared)
         if len(machines) == 1:
-            machines[is_head].until("running 1" if is_head else "does not answer yet")
+            machines[is_head].until("running 1" if is_head else "does not respond yet")
     machines[True].ends(0, f"both {REWARDS}\n", "running")
-    line = "10.79.5.1 is no address of this machine: this process joins the run at http://10.79.5.1:4747, with 1 runner"
+    line = (
+        "10.79.5.1 is not an address of this machine: this process joins the run at http://10.79.5.1:4747 with 1 runner"
+    )
     other = machines[False].ends(0, "running")
     assert (other.count(line), other.endswith("both None\n")) == (1, True), other
 
@@ -206,14 +208,14 @@ def test_of_two_processes_with_both_roles_the_second_joins_the_one_that_has_the_
     first.until("running")
     second = start("both", port, **shared)
     first.ends(0, f"both {REWARDS}\n")
-    second.ends(0, f"another process of this machine has port {port}: this process joins", "running")
+    second.ends(0, f"another process on this machine uses port {port}: this process joins", "running")
 
 
 def test_a_program_that_is_no_store_is_not_joined(start: Start) -> None:
     with listen("0.0.0.0", 0) as other:
         port = other.getsockname()[1]
         threading.Thread(target=_answers_something_else, args=(other,), daemon=True).start()
-        start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).ends(1, "Another program has this port")
+        start("both", port, AGL_SERVER_HOST="0.0.0.0", AGL_TOKEN=TOKEN).ends(1, "Another program uses this port")
 
 
 def _answers_something_else(listening: socket.socket) -> None:

@@ -25,7 +25,7 @@ def test_a_missing_package_is_named_with_its_installation(
     function: str, package: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # as Python marks what must not be found
-    with pytest.raises(ImportError, match=rf"agl\.integrations\.{function} needs .*pip install {install}"):
+    with pytest.raises(ImportError, match=rf"agl\.integrations\.{function} requires .*pip install {install}"):
         getattr(agl.integrations, function)(LLM)
 
 

@@ -16,7 +16,7 @@ from agentlightning.legacy.runner import as_rollout
 from agentlightning.types import LLM, RolloutLegacy, Span, Task, Triplet
 from tests.stubs.processes import run_program
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.* uses the deprecated v0.1 protocol:DeprecationWarning")
 RESOURCES = {"main_llm": LLM(endpoint="http://127.0.0.1:1/v1", model="m")}
 
 
@@ -120,12 +120,12 @@ async def test_the_server_answers_in_the_words_of_the_protocol(server: agl.Agent
 
 
 async def test_a_server_or_client_without_the_other_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(RuntimeError, match=r"does not run; await start\(\) first"):
+    with pytest.raises(RuntimeError, match=r"is not running; await start\(\) first"):
         await agl.AgentLightningServer(port=0).queue_task("x")
     client = agl.AgentLightningClient("http://127.0.0.1:1", timeout=1)
     assert await client.get_latest_resources_async() is None
     assert client.post_rollout(RolloutLegacy(rollout_id="r")) is None
-    assert "gave no answer" in caplog.text
+    assert "did not respond" in caplog.text
 
 
 @pytest.mark.parametrize(("seconds", "claims"), [(0.0, 2), (300.0, 1)])
@@ -160,7 +160,8 @@ def test_tasks_of_a_loader_come_in_turn_for_ever_and_results_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "text"), [([], "at least one task"), ([Task(rollout_id="r", input=1), 2], "tasks of one kind")]
+    ("tasks", "text"),
+    [([], "at least one task"), ([Task(rollout_id="r", input=1), 2], "either Task objects or inputs")],
 )
 def test_wrong_tasks_of_a_loader_are_refused(tasks: list[Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
@@ -200,7 +201,7 @@ def test_what_the_agent_does_not_say_comes_from_the_trace(
 
 @pytest.mark.parametrize("output", ["text", ["text"], [1.0, {}]])
 def test_a_result_of_no_known_kind_is_refused(output: Any) -> None:
-    with pytest.raises(TypeError, match=r"An agent of v0\.1 may return"):
+    with pytest.raises(TypeError, match=r"v0\.1 agent must"):
         as_rollout(output, Task(rollout_id="r", input=1), [], Exporter())
 
 

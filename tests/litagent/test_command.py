@@ -147,17 +147,17 @@ async def test_a_model_that_is_named_and_missing_is_a_fault_that_lists_what_ther
     attempt = await run_task(store, bash("echo 1", llm="main"))
     assert attempt.outcome == "infrastructure_fault"
     assert attempt.error is not None
-    assert "llm='main' names no LLM resource; published: other (llm)" in attempt.error.message
+    assert "llm='main' is not the name of an LLM resource; published: other (llm)" in attempt.error.message
 
 
 async def test_a_program_that_is_not_there_is_named_with_the_places_searched(store: InMemoryLightningStore) -> None:
     attempt = await run_task(store, agl.CommandAgent(["no-such-program"]))
     assert attempt.outcome == "infrastructure_fault"
     assert attempt.error is not None
-    assert "'no-such-program' cannot be started: there is none that may be executed" in attempt.error.message
+    assert "'no-such-program' cannot be started: no executable file with this name" in attempt.error.message
     elsewhere = await run_task(store, bash("echo 1", cwd="/no/such/folder"))
     assert elsewhere.error is not None
-    assert elsewhere.error.message == "cwd='/no/such/folder' is no folder on this machine"
+    assert elsewhere.error.message == "cwd='/no/such/folder' is not a folder on this machine"
 
 
 async def test_it_runs_in_the_folder_that_is_named(store: InMemoryLightningStore, tmp_path: Path) -> None:
@@ -205,17 +205,17 @@ async def test_the_output_may_go_to_the_reward_fn(store: InMemoryLightningStore)
 @pytest.mark.parametrize(
     ("script", "settings", "reason", "message"),
     [
-        ("echo oh no >&2; exit 3", {}, "exception", "ended with exit code 3. It said last: oh no"),
+        ("echo oh no >&2; exit 3", {}, "exception", "ended with exit code 3. Its last output: oh no"),
         ("echo 1; kill -9 $$", {}, "exception", "was ended by signal 9"),
-        ("exit 2", {"reward": "exit_code"}, "exception", "stands for no reward (those that do: 0, 1)"),
+        ("exit 2", {"reward": "exit_code"}, "exception", "has no reward (exit codes with one: 0, 1)"),
         ("echo hello", {}, "invalid_result", "has no line such as"),
-        ("echo '{\"score\": 1}'", {}, "invalid_result", "it holds score"),
+        ("echo '{\"score\": 1}'", {}, "invalid_result", "got score"),
         ("echo NaN", {}, "invalid_reward", "finite"),
         ("echo 1e308 > $AGL_REWARD_FILE", {"reward": "file"}, "invalid_reward", "at most 1e+15 in size"),
         (f"echo 1{'0' * 400} > $AGL_REWARD_FILE", {"reward": "file"}, "invalid_reward", "at most 1e+15 in size"),
         ('echo \'{"reward": {"reward": 1, "style": -1e308}}\'', {}, "invalid_reward", "at most 1e+15 in size"),
-        ("true", {"reward": "file"}, "invalid_result", "wrote no file"),
-        ("echo x > $AGL_REWARD_FILE", {"reward": "file"}, "invalid_result", "holds no JSON"),
+        ("true", {"reward": "file"}, "invalid_result", "did not write the file"),
+        ("echo x > $AGL_REWARD_FILE", {"reward": "file"}, "invalid_result", "is not valid JSON"),
     ],
 )
 async def test_what_is_no_reward_is_a_fault_and_never_a_low_reward(
@@ -276,18 +276,18 @@ async def test_at_its_time_limit_the_whole_group_is_killed_and_the_output_kept(
     [
         ({"command": "node agent.js"}, TypeError, r"a list .* such as \['node', 'agent.js'\]; got 'node agent.js'"),
         ({"command": []}, ValueError, "command must hold the program"),
-        ({"command": ["node", 3]}, ValueError, "command must hold the program and its arguments as text"),
+        ({"command": ["node", 3]}, ValueError, "command must hold the program and its arguments as strings"),
         ({"command": ["a\0b"]}, ValueError, "NUL character"),
         ({"task": "argv"}, ValueError, "task must be one of 'stdin', 'file'; got 'argv'"),
         ({"reward": "stdout"}, ValueError, "reward must be one of last_line, file, exit_code, .*; got 'stdout'"),
-        ({"reward": len}, TypeError, "goes to the Trainer as reward_fn"),
-        ({"reward": {}}, ValueError, "gives no exit code a reward"),
-        ({"reward": {"0": 1.0}}, TypeError, "maps exit codes to rewards"),
+        ({"reward": len}, TypeError, "Pass it to the Trainer as reward_fn"),
+        ({"reward": {}}, ValueError, "at least one exit code"),
+        ({"reward": {"0": 1.0}}, TypeError, "must map exit codes to rewards"),
         ({"reward": {0: float("nan")}}, ValueError, r"reward\[0\] must be a finite number"),
         ({"llm": 3}, TypeError, "llm must be the name of a resource"),
         ({"env": ["A=1"]}, TypeError, "env must be a mapping"),
         ({"env": {"A": 1}}, TypeError, "env must be a mapping of variables to texts; got 'A': 1"),
-        ({"env": {"A=B": "1"}}, ValueError, "no name of a variable"),
+        ({"env": {"A=B": "1"}}, ValueError, "not a variable name"),
         ({"env": {"OPENAI_API_KEY": "x"}}, ValueError, "OPENAI_API_KEY, which is set for each attempt"),
         ({"pass_env": "HOME"}, TypeError, "pass_env must be a list"),
         ({"pass_env": ["ANTHROPIC_API_KEY"]}, ValueError, "ANTHROPIC_API_KEY, which is set for each attempt"),

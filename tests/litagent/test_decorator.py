@@ -95,7 +95,7 @@ def test_of_several_that_fit_the_first_is_taken_with_a_warning(
 
     with caplog.at_level(logging.WARNING):
         assert given(agent, {"main": MAIN, "judge": JUDGE}, attempt) is MAIN
-    assert "taking 'main'" in caplog.text
+    assert "Using 'main'" in caplog.text
 
 
 def test_parameters_are_known_by_their_types(attempt: AttemptedRollout) -> None:
@@ -212,7 +212,7 @@ def positional(task: str, llm: Any, /) -> None: ...
     [
         (no_parameters, "must be a positional parameter called 'task'"),
         (wrong_first, r"'task'; its parameters are \(question\)"),
-        (unknown, "'something' of unknown does not say what it wants"),
+        (unknown, "Cannot determine what to pass for parameter 'something' of unknown"),
         (positional, "'llm' of positional is positional-only"),
     ],
 )
@@ -250,7 +250,7 @@ def test_plain_functions_become_agents_and_classes_do_not() -> None:
     assert isinstance(as_agent(lambda task: 0), FunctionalLitAgent)
     agent = LitAgent[str]()
     assert as_agent(agent) is agent
-    with pytest.raises(TypeError, match="the class LitAgent; give an object of it"):
+    with pytest.raises(TypeError, match="the class LitAgent; pass an instance of it"):
         as_agent(LitAgent)
     with pytest.raises(TypeError, match="got 3"):
         as_agent(3)

@@ -193,7 +193,7 @@ async def test_beyond_loopback_it_needs_a_token() -> None:
 
 async def test_a_taken_port_is_said(harness: GatewayHarness) -> None:
     second = LLMProxy(port=harness.proxy.server_launcher.port, store=harness.store)
-    with pytest.raises(RuntimeError, match="choose another port"):
+    with pytest.raises(RuntimeError, match="use another port"):
         await second.start()
 
 

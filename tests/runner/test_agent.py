@@ -314,7 +314,7 @@ async def test_an_exception_after_the_rollout_has_ended_is_raised(store: InMemor
 
 
 def test_an_object_of_such_a_class_is_told_to_give_the_class() -> None:
-    with pytest.raises(TypeError, match="Give the class itself, runner=Counting"):
+    with pytest.raises(TypeError, match="Pass the class itself, runner=Counting"):
         agl.Trainer(runner=Counting())
     with pytest.raises(NotImplementedError, match="runner=Counting"):
         next(Runner.execute(Counting(), None).__await__())  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Programs of the documents, word for word, and how a test runs one.
 
-`documents/NNN.md` holds the snippets of one document in its order; a line `Left out:` says what is no program and why.
+`documents/NNN.md` holds the snippets of one document in its order; a line `Excluded:` lists the others.
 
 To add a snippet: put it into its document's file (a heading with its name, the place in the document, a fenced block;
 its words as they stand, only lost indentation restored), write a test that runs it, and let the table be made again
@@ -96,7 +96,7 @@ def _document(path: Path) -> Document:
     snippets = tuple(Snippet(path.stem, **block.groupdict()) for block in _BLOCK.finditer(text))
     assert len(snippets) == len(re.findall("^## ", text, re.MULTILINE)), f"{path.name}: a heading without its block"
     title = text.partition("\n")[0].removeprefix("# ")
-    left_out = "".join(re.findall(r"^Left out: (.+)$", text, re.MULTILINE))
+    left_out = "".join(re.findall(r"^Excluded: (.+)$", text, re.MULTILINE))
     return Document(path.stem, title, left_out, snippets)
 
 
@@ -244,11 +244,11 @@ class Shown:
             yield
         self.tells(warned[0].message)
 
-    def tells(self, text: object, when: str = "") -> None:
+    def tells(self, text: object, when: str = "message:") -> None:
         """Keep for the table what the snippet says although it runs: a warning, or an error (`when` something is not
         as it runs)."""
         message = f"{type(text).__name__}: {text}" if isinstance(text, BaseException) else str(text)
-        self.said.append(f"{when}{when and ' '}`{' '.join(message.split()).replace('`', chr(39))}`")
+        self.said.append(f"{when} `{' '.join(message.split()).replace('`', chr(39))}`")
 
     @property
     def outcome(self) -> str:
@@ -256,7 +256,7 @@ class Shown:
         if self.instead:
             return f"{INSTEAD}: {'; '.join(self.said)}, because {self.instead}"
         verdict = f"{DIFFERS}: {self.differs}" if self.differs else AS_WRITTEN
-        return f"{verdict}; says {'; '.join(self.said)}" if self.said else verdict
+        return f"{verdict}; {'; '.join(self.said)}" if self.said else verdict
 
 
 def both_end(algorithm: Process, runner: Process) -> None:

@@ -15,27 +15,28 @@ WRITES = "WRITE_DOCUMENTS"
 """Variable of the environment that lets the tests write the page in the place of comparing it."""
 NOT_TRIED = "not tried"
 
-_HEAD = """# The documents, line by line
+_HEAD = """# Snippets of the older documentation
 
-Five documents describe the programming model. Each of their programs, and each statement of their sentences, lists and
-tables that can be tried, has a verdict here:
+This page shows which programs and statements of the older documentation work here. Five documents describe the
+programming model. Each of their programs, and each testable statement of their sentences, lists and tables, has one of
+these verdicts:
 
-- **as written**: the lines run as they stand, and do what the document says of them. Only what the text around a
-  program gives is added: imports, names, and the indentation that a page lost.
-- **differs**: it works, with the change that is named: a port that the test chooses, a token that a server beyond this
-  machine needs, a word that is taken for another.
-- **write this instead**: two documents contradict each other, a version has ended, or the words name the internals of
-  another project. An error or the row says what to write.
+- **as written**: it works unchanged. A test adds only what the text around a program provides: imports, names, and
+  indentation that is missing in the page.
+- **differs**: it works with the change in the note: a port of the test, a token that a server beyond this machine
+  requires, or a word that is accepted for another.
+- **write this instead**: two documents contradict each other, a version has reached its end, or the text refers to
+  internals of another project. The error or the note has the replacement.
 
-| document | programs as written | differ | write instead | statements as written | differ | write instead |
+| Document | Programs as written | Differ | Write instead | Statements as written | Differ | Write instead |
 | --- | --- | --- | --- | --- | --- | --- |
 {totals}
 
-Each row names the test that asserts it, a path below `tests/`; those without a folder are in `tests/seeds`. The page is
-made by `make documents`. [Migration](migration.md) says what else is not as in v0.3.
+Each row has the test that checks it, as a path below `tests/`; paths without a folder are in `tests/seeds`. To generate
+this page, run `make documents`. [Migration](migration.md) describes the other changes since v0.3.
 """
 _HEADINGS = {INSTEAD: "Write this instead", DIFFERS: "Differs", AS_WRITTEN: "As written", NOT_TRIED: "Not tried"}
-_COLUMNS = ["| what | place | note | test |", "| --- | --- | --- | --- |"]
+_COLUMNS = ["| Program or statement | Section | Note | Test |", "| --- | --- | --- | --- |"]
 
 
 def outcomes() -> dict[str, str]:
@@ -62,7 +63,7 @@ def page(verdicts: dict[str, str]) -> str:
     """Return the page with these outcomes; a snippet without one was not tried."""
     every = {snippet.id: verdicts.get(snippet.id, NOT_TRIED) for one in documents() for snippet in one.snippets}
     counts = [_counts(document, every) for document in documents()]
-    names = [*(f"{document.number}: {document.title}" for document in documents()), "all"]
+    names = [*(f"{document.number}: {document.title}" for document in documents()), "All"]
     counts.append([sum(column) for column in zip(*counts, strict=True)])
     totals = [" | ".join([f"| {name}", *map(str, count)]) + " |" for name, count in zip(names, counts, strict=True)]
     sections = [_section(document, every) for document in documents()]
@@ -87,7 +88,7 @@ def _section(document: Document, every: dict[str, str]) -> str:
     for verdict, heading in _HEADINGS.items():
         if chosen := [_line(*row) for row in rows if _verdict(row[2]) == verdict]:
             parts += [f"### {heading}", "", *_COLUMNS, *chosen, ""]
-    return "\n".join([*parts, *([f"Left out: {document.left_out}", ""] if document.left_out else [])])
+    return "\n".join([*parts, *([f"Excluded: {document.left_out}", ""] if document.left_out else [])])
 
 
 def _line(words: str, place: str, outcome: str, tests: tuple[str, ...]) -> str:

@@ -52,16 +52,16 @@ def test_the_settings_of_the_shared_memory_strategy(shown: Shown) -> None:
     assert read.managed_store is SharedMemoryExecutionStrategy().managed_store is False
 
 
-@pytest.mark.snippet("000/client-server-settings", instead="`...` stands for arguments that the page left out")
+@pytest.mark.snippet("000/client-server-settings", instead="`...` represents arguments that the page omits")
 def test_the_settings_of_the_client_server_strategy(shown: Shown) -> None:
     read = SimpleNamespace()
-    with shown.explains(TypeError, "the first argument names the variable, such as LightningEnvVar.AGL_MANAGED_STORE"):
+    with shown.explains(TypeError, "the first argument must be a variable, such as LightningEnvVar.AGL_MANAGED_STORE"):
         shown.run(self=read, resolved_role="both", n_runners=4, resolve_bool_env_var=resolve_bool_env_var)
     made = ClientServerExecutionStrategy(n_runners=4)
     assert (read.role, read.n_runners) == (made.role, made.n_runners)
 
 
-@pytest.mark.snippet("000/mongo-store", differs="password and host of the address, which the page lost, are put back")
+@pytest.mark.snippet("000/mongo-store", differs="password and host, missing in the page, are added to the address")
 def test_a_store_in_mongodb_as_shown(shown: Shown) -> None:
     with pytest.raises(agentlightning.BadRequestError, match=r"expected mongodb://user:password@host:27017"):
         shown.run()
@@ -174,7 +174,7 @@ def test_metrics_at_the_end_of_a_trace_by_the_hook_that_the_text_names(caplog: p
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("000/multi-process-training", differs="`AGL_TOKEN` is set beside it; the test's port and MongoDB")
+@pytest.mark.snippet("000/multi-process-training", differs="`AGL_TOKEN` is set; port and MongoDB server of the test")
 def test_the_configuration_for_many_processes(shown: Shown, mongo_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
     monkeypatch.setenv("AGL_SERVER_PORT", str(free_port()))
@@ -202,7 +202,7 @@ print("result", trainer.result)
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("000/slurm", differs="`AGL_TOKEN` is set beside it; the test's port and `hostname`")
+@pytest.mark.snippet("000/slurm", differs="`AGL_TOKEN` is set; port and `hostname` of the test")
 def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
     commands = tmp_path / "commands"
     commands.mkdir()
@@ -214,7 +214,7 @@ def test_the_script_for_a_cluster(shown: Shown, tmp_path: Path) -> None:
     first.ended(60)
     refused = first.said.strip().splitlines()[-1]
     assert "AGL_TOKEN" in refused
-    shown.tells(refused, "without `AGL_TOKEN`")
+    shown.tells(refused, "error without `AGL_TOKEN`:")
     shown.patch.setenv("AGL_TOKEN", "a-token-for-this-test-alone")
     assert "result 2 rollouts (2 scored), mean reward 0.500" in shown.script(tmp_path).succeeded()
 

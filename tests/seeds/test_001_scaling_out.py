@@ -16,7 +16,7 @@ from tests.stubs.processes import Process
 TOKEN = "a-token-for-this-test-alone"
 
 
-@pytest.mark.snippet("001/parallel-rollouts", instead="VERL is an extra of the package")
+@pytest.mark.snippet("001/parallel-rollouts", instead="VERL requires an extra")
 def test_parallel_rollouts_with_the_trainer(shown: Shown) -> None:
     class Rows:
         """The little of `datasets.Dataset` that the program uses."""
@@ -67,7 +67,7 @@ def test_every_form_of_the_shared_memory_strategy(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/client-server-port", differs="the test serves on a free port")
+@pytest.mark.snippet("001/client-server-port", differs="the test uses a free port")
 def test_settings_of_client_server_in_a_dict(shown: Shown) -> None:
     trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
     assert type(trainer.strategy) is agl.ClientServerExecutionStrategy
@@ -95,13 +95,13 @@ def test_the_environment_configures_client_server(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/client-server-settings", differs="`AGL_TOKEN` is set beside it; the test's port")
+@pytest.mark.snippet("001/client-server-settings", differs="`AGL_TOKEN` is set; port of the test")
 def test_a_server_for_other_machines_and_a_runner_to_debug(shown: Shown) -> None:
     trainer = shown.run(agl=agl, algorithm=agl.Baseline()).trainer
     with pytest.raises(RuntimeError, match=r"Refusing to listen on 0\.0\.0\.0.*AGL_TOKEN") as refused:
         trainer.fit(agent, train_dataset=TASKS)
     assert type(refused.value) is RuntimeError, "told in this process, before any other is started"
-    shown.tells(refused.value, "without `AGL_TOKEN`")
+    shown.tells(refused.value, "error without `AGL_TOKEN`:")
     shown.patch.setenv("AGL_TOKEN", TOKEN)
     assert trainer.strategy.server_port == 9999
     trainer.strategy.server_port = free_port()
@@ -129,17 +129,17 @@ def started(shown: Shown, folder: Path, port: int) -> Process:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/algorithm-machine", differs="`AGL_TOKEN` is set on both machines; the test's port")
+@pytest.mark.snippet("001/algorithm-machine", differs="`AGL_TOKEN` is set on both machines; port of the test")
 def test_the_algorithm_on_a_machine_of_its_own(shown: Shown, tmp_path: Path) -> None:
     refused = started(shown, tmp_path, port := free_port())
     refused.ended(60)
-    shown.tells(refused.said.strip().splitlines()[-1], "without `AGL_TOKEN`")
+    shown.tells(refused.said.strip().splitlines()[-1], "error without `AGL_TOKEN`:")
     shown.patch.setenv("AGL_TOKEN", TOKEN)
     both_end(started(shown, tmp_path, port), started(shown.beside("001/runner-machine"), tmp_path, port))
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("001/runner-machine", differs="`AGL_TOKEN` is set on both machines; the test's address")
+@pytest.mark.snippet("001/runner-machine", differs="`AGL_TOKEN` is set on both machines; address of the test")
 def test_runners_on_a_machine_of_their_own(shown: Shown, tmp_path: Path) -> None:
     shown.patch.setenv("AGL_TOKEN", TOKEN)
     runner = started(shown, tmp_path, port := free_port())

@@ -21,8 +21,8 @@ from tests.seeds.parts import learns
 from tests.seeds.shown import Shown, both_end, snippets
 from tests.tracer.collector import Collector
 
-GRPC = "the port 4317 is one for gRPC, which is an extra of the package; it runs with that extra, and with port 4318"
-ADDRESS = "the test's addresses stand in the place of those of the cluster"
+GRPC = "port 4317 is for gRPC, which requires an extra; the program works with that extra or with port 4318"
+ADDRESS = "the addresses of the cluster are replaced with those of the test"
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_runners_on_a_node_of_their_own(shown: Shown, tmp_path: Path, store_url:
 
 
 @pytest.mark.usefixtures("without_grpc")
-@pytest.mark.snippet("002/dockerfile", instead=f"{GRPC}. What pip installs here is agl-framework")
+@pytest.mark.snippet("002/dockerfile", instead=f"{GRPC}. The package on PyPI is agl-framework")
 def test_an_image_with_the_variables_set(shown: Shown) -> None:
     shown.export()
     with shown.explains(MissingExtraError, r"agl-framework\[otlp-grpc\]"):

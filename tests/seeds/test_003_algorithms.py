@@ -144,13 +144,13 @@ def three_terminals(shown: Shown, terminal: Terminal, folder: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/three-terminals", differs="the test serves on a free port")
+@pytest.mark.snippet("003/three-terminals", differs="the test uses a free port")
 def test_store_algorithm_and_runner_in_three_terminals(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     three_terminals(shown, terminal, tmp_path)
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/training-commands", differs="the test serves on a free port")
+@pytest.mark.snippet("003/training-commands", differs="the test uses a free port")
 def test_the_same_by_a_training_script(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     three_terminals(shown, terminal, tmp_path)
 
@@ -165,7 +165,7 @@ def test_the_script_alone(shown: Shown, terminal: Terminal, tmp_path: Path) -> N
 
 @pytest.mark.heavy
 @pytest.mark.snippet(
-    "003/store-commands", differs="the test's ports; `agl prometheus` is told the folder that the processes share"
+    "003/store-commands", differs="ports of the test; `agl prometheus` gets the folder that the processes share"
 )
 def test_a_store_and_a_page_of_metrics(shown: Shown, terminal: Terminal, tmp_path: Path) -> None:
     store, prometheus = shown.commands

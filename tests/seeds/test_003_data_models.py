@@ -18,7 +18,7 @@ CORE: dict[str, Any] = {"BaseModel": BaseModel, "List": list, "Dict": dict, "Any
 
 @pytest.mark.snippet(
     "003/attempted-rollout",
-    differs="the class is the program's: `agl.AttemptedRollout` has one attempt, `query_attempts` gives all",
+    differs="the program defines the class: `agl.AttemptedRollout` has one attempt, `query_attempts` returns all",
 )
 async def test_a_rollout_with_all_its_attempts(shown: Shown) -> None:
     made = shown_class(shown, Rollout=agl.Rollout, Attempt=agl.Attempt).AttemptedRollout

@@ -32,7 +32,7 @@ def test_an_agent_that_is_a_runner(shown: Shown) -> None:
 
 
 @pytest.mark.snippet(
-    "003/room-dataset", differs="an empty module stands for the package `datasets`, which is imported and not used"
+    "003/room-dataset", differs="an empty module replaces the package `datasets`, which is imported but not used"
 )
 def test_a_dataset_is_a_list(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     package = types.ModuleType("datasets")  # of another project; imported and not used
@@ -98,7 +98,7 @@ def critic(request: dict[str, Any]) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.snippet(
-    "003/train-rooms", differs="a model server of the test answers, and an empty module stands for `datasets`"
+    "003/train-rooms", differs="the model server is that of the test, and an empty module replaces `datasets`"
 )
 def test_training_awaited_with_everything_in_one_call(
     shown: Shown,
@@ -120,7 +120,7 @@ def test_training_awaited_with_everything_in_one_call(
     assert "Training completed: " in output
     assert "v1" in output
     assert server.calls
-    shown.tells(re.findall("There is no val_dataset: .* learns from", logged)[0])
+    shown.tells(re.findall("No val_dataset: .* training tasks", logged)[0])
 
 
 def test_a_runner_that_is_the_agent_is_told_where_agents_go() -> None:
@@ -128,5 +128,5 @@ def test_a_runner_that_is_the_agent_is_told_where_agents_go() -> None:
         def run(self, task: str, context: dict[str, Any] | None = None) -> Any:  # type: ignore[override]
             return None
 
-    with pytest.raises(TypeError, match=r"Nobody calls its run\(\).*goes to fit\(agent, train_dataset=...\)"):
+    with pytest.raises(TypeError, match=r"Its run\(\) is never called.*pass it to fit\(agent, train_dataset=...\)"):
         agl.Trainer(runner=RoomSelector())

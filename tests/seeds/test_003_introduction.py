@@ -62,7 +62,7 @@ def test_a_runner_and_a_reward_by_a_policy_kernel(shown: Shown) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.snippet("003/store-command", differs="the test serves on a free port")
+@pytest.mark.snippet("003/store-command", differs="the test uses a free port")
 def test_a_store_server_from_the_command_line(shown: Shown, terminal: Terminal) -> None:
     [words] = shown.commands
     assert words[0] == "agl"

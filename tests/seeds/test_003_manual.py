@@ -62,11 +62,11 @@ def test_methods_that_the_manual_calls_on_a_trainer(method: str, instead: str) -
         ({"lr": 1e-3}, "setting of the algorithm"),
         ({"epochs": 10}, "setting of the algorithm"),
         ({"max_iterations": 100}, "setting of the algorithm"),
-        ({"dataset": [{"task": "a room"}]}, r"datasets go to fit\(agent"),
-        ({"runner": room_selector}, r"the agent goes to fit\(agent"),
-        ({"runner": agl.rollout(lambda task: 1.0)}, r"the agent goes to fit\(agent"),
-        ({"algorithm": "PPO"}, "PPO needs settings that are missing: model"),
-        ({"algorithm": "GRPO"}, "GRPO needs settings that are missing: model"),
+        ({"dataset": [{"task": "a room"}]}, r"pass datasets to fit\(agent"),
+        ({"runner": room_selector}, r"pass the agent to fit\(agent"),
+        ({"runner": agl.rollout(lambda task: 1.0)}, r"pass the agent to fit\(agent"),
+        ({"algorithm": "PPO"}, "PPO is missing required settings: model"),
+        ({"algorithm": "GRPO"}, "GRPO is missing required settings: model"),
     ],
 )
 def test_settings_in_the_wrong_place_name_the_right_one(settings: dict[str, Any], instead: str) -> None:

@@ -101,7 +101,7 @@ class MyLitAgent(agl.LitAgent):
 
 @pytest.mark.heavy
 @pytest.mark.snippet(
-    "003/standalone-runner", differs="`OtelTracer` traces: `AgentOpsTracer` needs the extra `agentops`"
+    "003/standalone-runner", differs="the tracer is `OtelTracer`: `AgentOpsTracer` requires the extra `agentops`"
 )
 def test_a_runner_outside_of_the_trainer_runs_until_all_is_done(
     shown: Shown, terminal: Terminal, tmp_path: Path
@@ -140,7 +140,7 @@ async def test_a_store_made_safe_for_threads(shown: Shown) -> None:
     await threaded.close()
 
 
-@pytest.mark.snippet("003/atomic-write", instead="the storage below a store has no transactions of the program's")
+@pytest.mark.snippet("003/atomic-write", instead="the storage backend of a store has no transactions for programs")
 async def test_a_transaction_of_the_programs(shown: Shown) -> None:
     store = agl.InMemoryLightningStore()
     with shown.explains(AttributeError, r"await store\.update_resources\(resources_id, resources\)", "`?'?Backend"):
@@ -163,7 +163,7 @@ async def test_the_operations_of_a_store(shown: Shown) -> None:
     assert (finished.status, finished.attempt.metadata) == ("succeeded", {"response": {"answer": "42"}})
 
 
-@pytest.mark.snippet("003/client-rollouts", differs="the client asks a server on a port of the test")
+@pytest.mark.snippet("003/client-rollouts", differs="the client connects to a server on a port of the test")
 async def test_rollouts_by_a_client(
     shown: Shown, server: agl.LightningStoreServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

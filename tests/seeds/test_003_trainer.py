@@ -20,10 +20,10 @@ def test_the_registry_of_strategies(shown: Shown) -> None:
     assert type(agl.Trainer(strategy="shm").strategy) is SharedMemoryExecutionStrategy
 
 
-@pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/grpo-by-name", instead="GRPO trains a model, so its name is required")
 def test_grpo_by_its_name_alone(shown: Shown) -> None:
     runner = agl.LitAgentRunner[Any](tracer=agl.OtelTracer())
-    with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
+    with shown.explains(TypeError, "GRPO is missing required settings: model"):
         shown.run(runner=runner, reward_fn=lambda output, expected: 1.0)
 
 
@@ -35,9 +35,9 @@ def test_an_algorithm_of_ones_own(shown: Shown) -> None:
     assert made.trainer.result == {"policy": 2}
 
 
-@pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, which must be named")
+@pytest.mark.snippet("003/parallel-workers", instead="PPO trains a model, so its name is required")
 def test_four_workers_in_shared_memory(shown: Shown) -> None:
-    explanation = shown.explains(TypeError, "PPO needs settings that are missing: model")
+    explanation = shown.explains(TypeError, "PPO is missing required settings: model")
     with pytest.warns(DeprecationWarning, match="n_workers"), explanation:
         shown.run(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()))
     with pytest.warns(DeprecationWarning, match="n_workers"):
@@ -48,13 +48,13 @@ def test_four_workers_in_shared_memory(shown: Shown) -> None:
         trainer.train()
 
 
-@pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, which must be named")
+@pytest.mark.snippet("003/agent-os-training", instead="GRPO trains a model, so its name is required")
 def test_training_below_a_kernel(shown: Shown) -> None:
     """For the effect of such a kernel on a run see `tests/contrib/test_agentos.py`."""
     kernel = SimpleNamespace(on_violation=lambda callback: None)
     shown.project("agent_os", KernelSpace=lambda policy: kernel)
     shown.project("agent_os.policies", SQLPolicy=lambda deny: deny)
-    with shown.explains(TypeError, "GRPO needs settings that are missing: model"):
+    with shown.explains(TypeError, "GRPO is missing required settings: model"):
         shown.run()
 
 

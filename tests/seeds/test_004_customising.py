@@ -44,7 +44,7 @@ def test_a_tracer_of_ones_own(shown: Shown) -> None:
     assert type(Trainer().tracer) is agl.OtelTracer, "the default needs no vendor"
 
 
-@pytest.mark.snippet("004/own-store", instead="no store in Redis belongs to the release")
+@pytest.mark.snippet("004/own-store", instead="the release has no Redis store")
 def test_a_store_of_ones_own(shown: Shown) -> None:
     shown.project("myproject.algos", MyAlgo=MyAlgo)
     with shown.explains(ModuleNotFoundError, r"subclass of agl\.LightningStore", "SQLiteLightningStore"):
@@ -80,7 +80,7 @@ def test_nothing_is_injected_into_an_algorithm_which_asks_for_what_it_needs_when
         def __init__(self, store: Any) -> None:
             self.kept = store
 
-    with pytest.raises(TypeError, match="Wants needs settings that are missing: store"):
+    with pytest.raises(TypeError, match="Wants is missing required settings: store"):
         Trainer(algorithm=Wants)
 
 

@@ -105,5 +105,5 @@ def test_agents_of_cells_run(strategy: str) -> None:
 def test_agents_of_cells_that_would_have_to_be_imported_are_named_with_the_ways_out() -> None:
     done = run_session("{'type': 'cs', 'server_port': 0, 'start_method': 'spawn'}")
     assert done.returncode == 1
-    assert "TypeError: start_method='spawn' begins child processes that import what they need, and agent" in done.stderr
-    assert "put it into a module and import it; strategy='shm'" in done.stderr
+    assert "TypeError: start_method='spawn' starts child processes, which cannot import agent" in done.stderr
+    assert "Move it into a module and import it from there, use strategy='shm'" in done.stderr

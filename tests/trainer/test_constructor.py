@@ -47,26 +47,30 @@ def test_settings_are_given_by_name_only() -> None:
     ("settings", "error", "text"),
     [
         ({"n_runner": 2}, TypeError, "no setting 'n_runner'; did you mean 'n_runners'"),
-        ({"lr": 1e-3}, TypeError, "no setting 'lr': it is a setting of the algorithm"),
-        ({"epochs": 1}, TypeError, "it is a setting of the algorithm"),
-        ({"agent": 1}, TypeError, r"the agent goes to fit\(agent"),
+        ({"lr": 1e-3}, TypeError, "no setting 'lr': this is a setting of the algorithm"),
+        ({"epochs": 1}, TypeError, "this is a setting of the algorithm"),
+        ({"agent": 1}, TypeError, r"pass the agent to fit\(agent"),
         ({"n_runners": 0}, ValueError, "n_runners must be at least 1; got 0"),
         ({"n_runners": -3}, ValueError, "n_runners must be at least 1; got -3"),
         ({"n_runners": True}, TypeError, "n_runners must be a whole number"),
         ({"n_runners": "2"}, TypeError, "n_runners must be a whole number"),
         ({"max_rollouts": 0}, ValueError, "max_rollouts must be at least 1"),
         ({"port": 70000}, ValueError, "port must be at most 65535"),
-        ({"hooks": [3]}, TypeError, r"hooks\[0\] is no Hook: 3"),
-        ({"hooks": [agl.Hook]}, TypeError, r"give an object: Hook\(\)"),
+        ({"hooks": [3]}, TypeError, r"hooks\[0\] is not a Hook: 3"),
+        ({"hooks": [agl.Hook]}, TypeError, r"pass an instance: Hook\(\)"),
         ({"hooks": 3}, TypeError, "hooks must be a Hook or a sequence"),
         ({"hooks": AsksTooMuch()}, TypeError, r"AsksTooMuch\.on_rollout_start has the unknown arguments reward"),
         ({"initial_resources": ["a"]}, TypeError, "initial_resources must be a dict"),
         ({"initial_resources": {"llm": "gpt"}}, TypeError, r"initial_resources\['llm'\] must be an agl.LLM"),
         ({"strategy": "thread"}, ValueError, "unknown name 'thread'.* one of 'cs', .*'shm'"),
-        ({"strategy": "shm", "execution_strategy": "cs"}, TypeError, "two names of one setting and differ"),
-        ({"algorithm": {"type": "VERL"}}, TypeError, "VERL needs settings that are missing: config"),
+        (
+            {"strategy": "shm", "execution_strategy": "cs"},
+            TypeError,
+            "strategy='shm' and execution_strategy='cs' are the same setting",
+        ),
+        ({"algorithm": {"type": "VERL"}}, TypeError, "VERL is missing required settings: config"),
         ({"algorithm": "gpro"}, ValueError, "did you mean 'grpo'"),
-        ({"algorithm": Needy}, TypeError, "Needy needs settings that are missing: rate"),
+        ({"algorithm": Needy}, TypeError, "Needy is missing required settings: rate"),
         ({"store": "redis"}, ValueError, "'redis' is not a store; expected one of: memory, sqlite:///run.db"),
         ({"store": "sqlite:run.db"}, ValueError, "expected one of"),
         ({"tracer": int}, ValueError, "Invalid tracer type: class int"),
@@ -78,8 +82,8 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: typ
         agl.Trainer(**settings)
 
 
-NEEDS = {name: f"{name} needs settings that are missing: model" for name in ("GRPO", "PPO", "SFT", "TRL", "Tinker")}
-NEEDS |= {"VERL": "VERL needs settings that are missing: config", "GEPA": "GEPA needs an end: give max_metric_calls"}
+NEEDS = {name: f"{name} is missing required settings: model" for name in ("GRPO", "PPO", "SFT", "TRL", "Tinker")}
+NEEDS |= {"VERL": "VERL is missing required settings: config", "GEPA": "GEPA needs an end: give max_metric_calls"}
 
 
 def test_a_bare_name_with_missing_settings_lists_them() -> None:
@@ -136,7 +140,7 @@ def test_the_port_reaches_a_client_server_strategy_in_every_form(strategy: Any, 
 def test_a_port_for_shared_memory_warns(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "agentlightning"):
         agl.Trainer(port=1234, strategy="shm")
-    assert "port=1234 has no effect: SharedMemoryExecutionStrategy serves no store" in caplog.text
+    assert "port=1234 has no effect: SharedMemoryExecutionStrategy runs no store server" in caplog.text
 
 
 def test_execution_strategy_is_another_name() -> None:
@@ -170,7 +174,7 @@ def test_a_managed_strategy_says_that_it_ignores_the_store_of_the_environment(
 
 
 def test_an_unmanaged_store_that_processes_would_not_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="each would have a InMemoryLightningStore of its own"):
+    with pytest.raises(ValueError, match="each would have its own InMemoryLightningStore"):
         agl.Trainer(strategy={"type": "cs", "managed_store": False})
     agl.Trainer(strategy={"type": "shm", "managed_store": False})
 
@@ -228,7 +232,7 @@ def test_old_names_work_and_warn() -> None:
 def test_the_new_name_wins_over_the_old_one() -> None:
     with pytest.warns(DeprecationWarning, match="max_tasks") as warnings:
         trainer = agl.Trainer(max_rollouts=3, max_tasks=5)
-    assert "differ; max_rollouts wins" in str(warnings[1].message)
+    assert "differ; using max_rollouts" in str(warnings[1].message)
     assert (trainer.max_rollouts, trainer.max_tasks) == (3, 5)
     with pytest.warns(DeprecationWarning, match="n_workers"):
         assert agl.Trainer(n_runners=3, n_workers=5).n_runners == 3

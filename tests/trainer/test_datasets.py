@@ -109,13 +109,13 @@ def test_numpy_rows_become_plain_values_of_the_task() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        ("http://127.0.0.1:8000", TypeError, "got the text 'http.*An address of a server is not a dataset"),
-        (b"x", TypeError, "got the text"),
+        ("http://127.0.0.1:8000", TypeError, "got the string 'http.*To use a store server, pass its address"),
+        (b"x", TypeError, "got the string"),
         (7, TypeError, "got int"),
         ({1, 2}, TypeError, "got set"),
         (Splits(train=ROWS, test=ROWS), TypeError, "Splits with the keys 'train', 'test'. .*tasks=splits"),
-        ({"question": "?"}, TypeError, "a single task goes into a list"),
-        (iter(()), ValueError, "that gave no items; a generator can be read only once"),
+        ({"question": "?"}, TypeError, "If it is a single task, put it in a list"),
+        (iter(()), ValueError, "without items; a generator can be read only once"),
         (itertools.count(), ValueError, r"a count with more than 50 items.*itertools.islice"),
     ],
 )

@@ -163,8 +163,8 @@ def test_the_last_word_on_a_rollout_counts() -> None:
     report.note(event("2", "cancelled", None, 12.0), None)
     assert report.outcomes == {"scored": 1, "not run": 1}
     assert report.line(3.0) == (
-        "run a: 2 rollouts in 3.0 s (1 not run, 1 scored); mean reward 0.500 (of 1); from queue to end median "
-        "2.00 s, nine in ten within 4.00 s, longest 4.00 s; kept in memory"
+        "run a: 2 rollouts in 3.0 s (1 not run, 1 scored); mean reward 0.500 (of 1); from queue to end: median "
+        "2.00 s, 90% within 4.00 s, longest 4.00 s; kept in memory"
     )
 
 

@@ -316,7 +316,7 @@ def test_an_algorithm_that_begins_anew_cancels_what_its_last_start_left_open(
             strategy={"type": "cs", "server_port": 0},
         )
         trainer.fit(tenth)
-    assert "Run mine begins anew; " in caplog.text
+    assert "Run mine starts from the beginning; " in caplog.text
     assert not [r for r in rollouts_of(trainer.store) if r.status in ("queuing", "running", "preparing")]
 
 

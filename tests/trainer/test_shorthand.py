@@ -88,7 +88,7 @@ def test_an_object_with_run_of_a_task_is_an_agent() -> None:
         made.train(runner=agl.LitAgentRunner[Any](tracer=agl.OtelTracer()), dataset=TASKS)
     with pytest.raises(TypeError, match="needs an agent"):
         trainer().train()
-    with pytest.raises(ValueError, match=r"has no algorithm: .* hold no agl\.PromptTemplate"):
+    with pytest.raises(ValueError, match=r"has no algorithm\. .* put an agl\.PromptTemplate"):
         trainer().train(runner=agent, dataset=TASKS)
 
 
@@ -130,7 +130,7 @@ def test_iterations_of_an_algorithm_that_counts_none_are_ignored_with_a_line(cap
         return len(train_dataset)
 
     assert trainer(algorithm=once).train(agent, TASKS, max_iterations=100) == 2
-    assert "max_iterations=100 has no effect: FunctionalAlgorithm counts no iterations" in caplog.text
+    assert "max_iterations=100 has no effect: FunctionalAlgorithm has no such setting" in caplog.text
     with pytest.raises(ValueError, match="max_iterations must be a whole number of 1 or more; got 0"):
         trainer(algorithm=once).train(agent, TASKS, max_iterations=0)
 
@@ -251,21 +251,21 @@ def test_a_loader_of_local_tasks_is_a_client_too() -> None:
     loader = agl.DevTaskLoader([1, 2], RESOURCES)
     agl.Trainer(max_rollouts=3).fit_v0(doubles, loader)
     assert [rollout.final_reward for rollout in loader.rollouts] == [2.0, 4.0, 2.0]
-    with pytest.raises(ValueError, match="n_runners must be 1, got 2"):
+    with pytest.raises(ValueError, match="n_runners must be 1; got 2"):
         agl.Trainer(n_runners=2).fit_v0(doubles, loader)
 
 
 @pytest.mark.parametrize(
     ("trainer", "arguments", "message"),
     [
-        ({}, {"train_data": [1, 2]}, r"for a dataset call fit\(agent, train_dataset=...\)\. Got list"),
+        ({}, {"train_data": [1, 2]}, r"got list\. To use a dataset, call fit\(agent, train_dataset=...\)"),
         (
             {},
             {"train_data": "localhost:8000"},
             "http address such as http://host:8000; got 'localhost:8000'",
         ),
         ({}, {"train_data": "http://h:1", "dev_data": "http://h:2"}, "dev_data would have no effect"),
-        ({"algorithm": "baseline"}, {"train_data": "http://h:1"}, r"an algorithm here needs fit\(agent"),
+        ({"algorithm": "baseline"}, {"train_data": "http://h:1"}, r"To use one, call fit\(agent"),
     ],
 )
 def test_what_fit_v0_cannot_do_is_told(trainer: Any, arguments: Any, message: str) -> None:

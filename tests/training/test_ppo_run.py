@@ -68,7 +68,7 @@ def test_the_value_head_is_in_the_checkpoint_and_not_in_an_export(played: tuple[
 
 
 def test_a_setting_without_a_meaning_is_refused_with_what_to_give(untrained_model: Path) -> None:
-    with pytest.raises(TypeError, match="Its name is num_ppo_epochs"):
+    with pytest.raises(TypeError, match="Use num_ppo_epochs"):
         agl.PPO(untrained_model, num_iterations=2)
     with pytest.raises(TypeError, match="collects synchronously"):
         agl.PPO(untrained_model, max_staleness=1)

@@ -18,16 +18,16 @@ import agentlightning as agl
         ("learning_rte", "Did you mean 'learning_rate'"),
         ("numgenerations", "Did you mean 'num_generations'"),
         ("max_completion", "Did you mean 'max_completion_length'"),
-        ("steps", "Its name is max_steps"),
-        ("group_size", "Its name is num_generations"),
-        ("epochs", "Its name is num_iterations"),
-        ("clip", "Its name is epsilon and epsilon_high"),
-        ("schedule", "Its name is lr_scheduler_type"),
-        ("scale", "Its name is scale_rewards"),
-        ("max_new_tokens", "Its name is max_completion_length"),
-        ("eval_every", "Its name is eval_steps"),
-        ("importance_sampling_level", "Its name is loss_type='gspo'"),
-        ("vllm_importance_sampling_mode", "Its name is importance_sampling_mode"),
+        ("steps", "Use max_steps"),
+        ("group_size", "Use num_generations"),
+        ("epochs", "Use num_iterations"),
+        ("clip", "Use epsilon and epsilon_high"),
+        ("schedule", "Use lr_scheduler_type"),
+        ("scale", "Use scale_rewards"),
+        ("max_new_tokens", "Use max_completion_length"),
+        ("eval_every", "Use eval_steps"),
+        ("importance_sampling_level", "Use loss_type='gspo'"),
+        ("vllm_importance_sampling_mode", "Use importance_sampling_mode"),
         ("zzz", "The settings are: .*model, max_steps, batch_size"),
     ],
 )
@@ -55,10 +55,10 @@ def test_an_unknown_setting_is_refused_with_the_right_name(name: str, text: str)
         ("aggregation", "tokens", "one of 'token', .*; got 'tokens'. Did you mean 'token'"),
         ("lr_scheduler_type", "linaer", "one of 'constant', 'linear'; got 'linaer'. Did you mean 'linear'"),
         ("progress", "fancy", "one of 'auto', 'live', 'plain', 'none'; got 'fancy'"),
-        ("resource_name", "", "a text that is not empty"),
-        ("device", None, "a text"),
-        ("model", 3, "a text"),
-        ("model", "", "a text"),
+        ("resource_name", "", "a string that is not empty"),
+        ("device", None, "a string"),
+        ("model", 3, "a string"),
+        ("model", "", "a string"),
         *((name, 0, "") for name in ("max_steps", "num_generations", "num_iterations", "minibatch_rollouts")),
         *((name, 0, "") for name in ("max_completion_length", "engine_batch", "epsilon", "epsilon_high")),
         *((name, -1, "") for name in ("max_grad_norm", "step_timeout_seconds", "rollout_timeout_seconds")),
@@ -113,7 +113,7 @@ _GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
     ],
 )
 def test_a_pair_that_does_not_go_together_is_refused_by_name(settings: dict[str, Any], pair: str) -> None:
-    with pytest.raises(agl.BadRequestError, match=f"do not go together: .*{pair}"):
+    with pytest.raises(agl.BadRequestError, match=f"cannot be combined: .*{pair}"):
         agl.GRPO(model="m", **settings)
 
 

@@ -214,7 +214,7 @@ def test_wrong_settings_are_refused_with_what_to_give(untrained_model: Path) -> 
         agl.SFT(untrained_model)
     with pytest.raises(TypeError, match="rewards choose rollouts"):
         agl.SFT(untrained_model, min_reward=1, advantage="grpo")
-    with pytest.raises(TypeError, match="Its name is best_per_task"):
+    with pytest.raises(TypeError, match="Use best_per_task"):
         agl.SFT(untrained_model, best_of=2)
     with pytest.raises(BadRequestError, match="top_share must be a number above 0 and at most 1"):
         agl.SFT(untrained_model, top_share=2)

@@ -93,7 +93,7 @@ def test_a_prefix_takes_itself_and_what_is_below() -> None:
 
 
 def test_a_value_at_the_prefix_itself_is_no_branch() -> None:
-    with pytest.raises(ValueError, match="'x' holds a value itself"):
+    with pytest.raises(ValueError, match="'x' has a value"):
         filter_and_unflatten_attributes({"x": 1}, "x")
 
 

@@ -16,7 +16,7 @@ from agentlightning.utils.http.byte_budget import PROCESS
 from tests.stubs.every_server import EVERY_SERVER
 from tests.stubs.raw_http import Answer, exchange, read_answer, request
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* speaks the deprecated v0.1 protocol:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.* uses the deprecated v0.1 protocol:DeprecationWarning")
 MIB = 2**20
 SENT = 48 * MIB
 """Bytes that an attack sends at most."""

@@ -60,11 +60,11 @@ def test_registering_a_name_otherwise_is_refused(make: Callable[[], MetricsBacke
     backend = make()
     backend.register_counter("test.other.calls", ["method"])
     backend.register_histogram("test.other.seconds", ["method"], [0.1, 1.0])
-    with pytest.raises(ValueError, match=r"'test.other.calls' is registered already"):
+    with pytest.raises(ValueError, match=r"'test.other.calls' is already registered"):
         backend.register_counter("test.other.calls", ["method", "status"])
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         backend.register_histogram("test.other.calls", ["method"])
-    with pytest.raises(ValueError, match="registered already"):
+    with pytest.raises(ValueError, match="already registered"):
         backend.register_histogram("test.other.seconds", ["method"], [0.2, 1.0])
 
 
@@ -276,7 +276,7 @@ from agentlightning.utils.metrics import setup_multiprocess_prometheus
 try:
     setup_multiprocess_prometheus()
 except RuntimeError as error:
-    assert "imported already" in str(error)
+    assert "already imported" in str(error)
 else:
     raise AssertionError
 """
@@ -291,7 +291,7 @@ from agentlightning.utils.metrics import setup_multiprocess_prometheus, shutdown
 setup_multiprocess_prometheus()
 shutdown_metrics()
 """
-    assert "wipe it between runs" in run_python(code, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
+    assert "delete its files between runs" in run_python(code, PROMETHEUS_MULTIPROC_DIR=str(tmp_path))
     assert tmp_path.exists()
 
 

@@ -423,9 +423,9 @@ def test_both_forms_of_a_request_give_the_same_spans() -> None:
     [
         ("traceId", "xyz", "traceId is 'xyz'; expected hexadecimal text"),
         ("spanId", 5, "spanId is 5; expected hexadecimal text"),
-        ("startTimeUnixNano", "soon", "startTimeUnixNano is 'soon'; expected an integer"),
-        ("startTimeUnixNano", 1.5, "expected an integer"),
-        ("startTimeUnixNano", 1e300, "expected an integer"),
+        ("startTimeUnixNano", "soon", "startTimeUnixNano is 'soon'; expected a 64-bit integer"),
+        ("startTimeUnixNano", 1.5, "expected a 64-bit integer"),
+        ("startTimeUnixNano", 1e300, "expected a 64-bit integer"),
         ("name", ["a"], "name is a list; expected a string"),
         ("attributes", {}, "attributes must be a list; got an object"),
         ("status", 2, "Status must be an object; got 2"),

@@ -123,7 +123,7 @@ async def test_a_taken_port_is_an_error_that_says_host_port_and_what_to_do() -> 
     first = launcher()
     first.bind()
     second = launcher(port=first.port)
-    with pytest.raises(RuntimeError, match=rf"127\.0\.0\.1:{first.port}: .*in use.*choose another port"):
+    with pytest.raises(RuntimeError, match=rf"127\.0\.0\.1:{first.port}: .*in use.*use another port"):
         await second.start()
     await first.stop()
 

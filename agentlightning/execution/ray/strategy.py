@@ -45,37 +45,38 @@ if TYPE_CHECKING:
     from agentlightning.store.client_server import LightningStoreServer
 
 INTERRUPTED = Patience(ask=1.0, interrupt=1.0, terminate=0.5)
-"""Patience after Ctrl+C, which has 5 s in all; a cluster of our own takes up to 2 s of them to end."""
+"""Patience after Ctrl+C, which may take 5 s in total; our own cluster takes up to 2 s of them to end."""
 _TOKEN = LightningEnvVar.AGL_TOKEN.value
 
 
 class RayExecutionStrategy(ExecutionStrategy):
-    """Runs every runner as a Ray actor, and the algorithm beside a store server in this process.
+    """Runs every runner as a Ray actor, and the algorithm and a store server in this process.
 
     Args:
         n_runners: number of actors.
         address: the cluster: `auto`, `host:port`, `ray://host:port`, or `local` for a new one on this machine. None is
-            `RAY_ADDRESS`, else `local`. Where the program has called `ray.init` already, that cluster is used.
+            `RAY_ADDRESS`, or `local` without it. If the program has already called `ray.init`, that cluster is used.
         num_cpus: CPUs of each runner. Ray counts them and does not enforce them; a fraction is allowed.
         num_gpus: GPUs of each runner.
         resources: custom resources of each runner, for example `{"browser": 1}`.
-        runtime_env: Ray's runtime environment of each actor: `pip`, `working_dir`, `env_vars`, ... Everyone with access
-            to the cluster can read it: put no secrets there.
-        max_runner_restarts: how often each runner may be restarted after it died.
+        runtime_env: Ray's runtime environment of each actor: `pip`, `working_dir`, `env_vars`, ... Do not put secrets
+            there: everyone with access to the cluster can read it.
+        max_runner_restarts: maximum number of restarts of each runner that died.
         start_timeout: seconds that Ray may take to place a runner.
-        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a local cluster, else
-            the address by which Ray knows this machine, which needs `AGL_TOKEN`.
-        server_port: None reads `AGL_SERVER_PORT`; by default 4747, or a free one if that is in use.
-        connect_host: address for the runners where it differs from `server_host`.
+        server_host: address to bind; None reads `AGL_SERVER_HOST`. The default is 127.0.0.1 with a local cluster, and
+            otherwise the address by which Ray knows this machine, which requires `AGL_TOKEN`.
+        server_port: port of the store server; None reads `AGL_SERVER_PORT`. The default is 4747, or a free port if that
+            is in use.
+        connect_host: address to which the runners connect, if it differs from `server_host`.
         graceful_timeout: seconds between the stop event and the cancellation of the runners, at an ordinary end.
         terminate_timeout: seconds after the cancellation, and after the end of the actors.
-        managed_store: serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by default. False
-            passes the store to both sides unchanged.
+        managed_store: whether to serve the store to the runners; None reads `AGL_MANAGED_STORE`, which is true by
+            default. With False, both sides get the store unchanged.
         stall_timeout: seconds without progress after which the run logs what each part waits for; None is never.
-        on_stall: `report` continues after that, `raise` ends the run with `StalledError`.
+        on_stall: `report` continues after the report, `raise` ends the run with `StalledError`.
 
     Raises:
-        ValueError, TypeError: a setting is out of range; names it.
+        ValueError, TypeError: a setting is out of range.
         MissingExtraError: Ray is not installed.
     """
 
@@ -113,8 +114,8 @@ class RayExecutionStrategy(ExecutionStrategy):
         self.runtime_env = dict(runtime_env or {})
         if _TOKEN in self.runtime_env.get("env_vars", {}):
             raise ValueError(
-                f"runtime_env['env_vars'] holds {_TOKEN}, and Ray would show it: set it where this process runs, "
-                "and every runner is given it"
+                f"runtime_env['env_vars'] holds {_TOKEN}, which Ray would show. Set it in the environment of this "
+                "process, which passes it to every runner"
             )
         self.max_runner_restarts = check_count("max_runner_restarts", max_runner_restarts, minimum=0)
         self.start_timeout = check_seconds("start_timeout", start_timeout)
@@ -177,7 +178,7 @@ class RayExecutionStrategy(ExecutionStrategy):
 
 
 class ActorTeam(ProcessTeam):
-    """A `Team` of Ray actors, with the restarts and the ending of a team of processes."""
+    """A `Team` of Ray actors, which are restarted and ended like a team of processes."""
 
     @override
     def _died(self) -> Exception:
@@ -197,7 +198,7 @@ class Cluster:
     ray: Any
     """The module."""
     host: str
-    """The host by which other nodes reach this machine; loopback if there are none."""
+    """The host by which other nodes reach this machine; loopback without other nodes."""
 
 
 def check_installed() -> None:
@@ -210,10 +211,10 @@ def check_installed() -> None:
 def joined(address: str | None, cpus: float) -> Generator[Cluster]:
     """Yield the cluster at `address`, and leave it at the end. A local one has at least `cpus` and ends with the body.
 
-    A cluster that this process belongs to already is used as it is, and stays.
+    A cluster that this process already belongs to is used unchanged and is not left.
 
     Raises:
-        ConnectionError: there is none at the address.
+        ConnectionError: no cluster responds at the address.
     """
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
@@ -245,7 +246,7 @@ def joined(address: str | None, cpus: float) -> Generator[Cluster]:
 
 def _no_cluster(where: str, error: Exception) -> ConnectionError:
     return ConnectionError(
-        f"No Ray cluster answers at {where!r}: {error}. Start one with `ray start --head`, give its address "
+        f"No Ray cluster responds at {where!r}: {error}. Start one with `ray start --head`, pass its address "
         f"(address= or {ADDRESS_VARIABLE}), or use address='local' for a cluster on this machine."
     )
 
@@ -254,7 +255,7 @@ def sent(ray: Any, task: ChildTask) -> Any:
     """Return a Ray reference to the pickled `task`, for `RunnerActor`. Ray sends it to each node once.
 
     Raises:
-        TypeError: a part of it cannot be pickled; names the part and the ways out.
+        TypeError: a part of it cannot be pickled.
     """
     try:
         return ray.put(_pickled(ray, task))
@@ -263,13 +264,13 @@ def sent(ray: Any, task: ChildTask) -> Any:
         part = part_not_pickled(task, lambda part: _pickled(ray, part), depth=4)
         raise TypeError(
             f"strategy='ray' sends the parts of a runner to the actors, and {part} cannot be pickled "
-            f"({type(error).__name__}: {reason}). Ways out: make connections, locks and clients where they are used, "
-            "not when the agent is made; or pass a class, factory or dict instead of an instance."
+            f"({type(error).__name__}: {reason}). Create connections, locks and clients where they are used, not when "
+            "the agent is created; or pass a class, factory or dict instead of an instance."
         ) from error
 
 
 def _pickled(ray: Any, value: object) -> bytes:
-    """Pickle the program's own definitions by value, as Ray does for functions and classes.
+    """Pickle the program's definitions by value, as Ray does for functions and classes.
 
     An agent of `@rollout` is pickled by its name by default, and in an actor `__main__` is another program.
     """

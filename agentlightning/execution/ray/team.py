@@ -1,7 +1,7 @@
 """Runners as Ray actors, with the same interface and life cycle as `ChildProcesses`.
 
-A `ProcessTeam` drives it. A signal stands for a call: SIGINT cancels the runner's task, SIGTERM and SIGKILL end the
-actor's process. Ray answers on its own threads; the answers are queued, and the team's loop handles them.
+A `ProcessTeam` drives it. Signals are replaced with calls: SIGINT cancels the runner's task, SIGTERM and SIGKILL end
+the actor's process. Ray responds on its own threads; the responses are queued, and the team's loop handles them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agentlightning.utils.concurrency.loops import run
 logger = logging.getLogger(__name__)
 
 ACTOR_THREADS = 4
-"""One thread for `serve`, the others for calls in the meantime."""
+"""One thread for `serve`, the others for calls while it runs."""
 DEATH_CHARACTERS = 1000
 
 
@@ -62,7 +62,7 @@ class AskingEvent(ThreadingEvent):
 
 @dataclass(frozen=True)
 class ActorExit(ChildExit):
-    """The end of an actor. Its exit code is assigned here: 0 returned, 1 raised, None died by itself."""
+    """The end of an actor. Its exit code is assigned here: 0 returned, 1 raised, None died."""
 
     place: str | None = None
     """Process and host; None if it never ran."""
@@ -80,13 +80,13 @@ class ActorExit(ChildExit):
 
     @override
     def describe(self) -> str:
-        """Return the name with where it ran and how it ended."""
+        """Return the name, the place where it ran, and how it ended."""
         end = "the actor died" if self.exitcode is None else f"exitcode={self.exitcode}"
         return f"{self.name} ({self.place}, {end})" if self.place else f"{self.name} (never ran)"
 
     @override
     def may_restart(self) -> bool:
-        """True if a restart could help; False if Ray had no place for it."""
+        """True if a restart could help; False if Ray could not place it."""
         return self.place is not None and (self.report is None or self.report.restart_helps)
 
     @override
@@ -129,7 +129,7 @@ class RayActors:
         self._factory = self.ray.remote(RunnerActor)
 
     def start(self, index: int) -> None:
-        """Make Ray start actor `index`. Returns at once; Ray places it later."""
+        """Request Ray to start actor `index`. Return immediately; Ray places it later."""
         name = name_of(self.prefix, index)
         options = {"max_concurrency": ACTOR_THREADS, "max_restarts": 0, **self.options}
         handle = self._factory.options(**options).remote(self.task, index, name, self.token)
@@ -166,7 +166,7 @@ class RayActors:
         return exits
 
     def ask(self) -> None:
-        """Ask every actor to stop. An actor that waits for a place is not started any more."""
+        """Request every actor to stop. An actor that Ray has not placed yet is not started."""
         for actor in list(self._actors.values()):
             if actor.place is not None:
                 actor.handle.ask.remote()
@@ -174,7 +174,7 @@ class RayActors:
                 self._kill(actor, 0)
 
     def signal(self, index: int, signum: int) -> None:
-        """Apply to an actor the effect that the signal has on a process."""
+        """Apply the effect of a signal to an actor."""
         actor = self._actors.get(index)
         if actor is None:
             return
@@ -215,10 +215,10 @@ class RayActors:
         del self._actors[actor.index]
         request = {name: amount for name, amount in self.options.items() if name != "runtime_env"}
         death = (
-            f"Ray has not started it within start_timeout={self.start_timeout:g} s. Each runner asks for {request}; "
+            f"Ray has not started it within start_timeout={self.start_timeout:g} s. Each runner requests {request}; "
             f"the cluster has {_amounts(self.ray.cluster_resources())}, "
-            f"and {_amounts(self.ray.available_resources())} of it are free. "
-            "Lower n_runners or what each asks for, add nodes, or raise start_timeout if they are on their way."
+            f"of which {_amounts(self.ray.available_resources())} are free. Lower n_runners or the resources of each "
+            "runner, add nodes, or increase start_timeout if nodes are still starting."
         )
         return ActorExit(actor.index, name_of(self.prefix, actor.index), None, None, death=death)
 
@@ -253,7 +253,7 @@ class RunnerActor:
         self._thread = LoopThread(name, lambda: task(index, self._event))
 
     def location(self) -> str:
-        """Return process and host, for messages. Answered as soon as Ray has found a place for the actor."""
+        """Return process and host, for messages. The call returns as soon as Ray has placed the actor."""
         return f"pid {os.getpid()} on {socket.gethostname()}"
 
     def serve(self) -> ChildReport:

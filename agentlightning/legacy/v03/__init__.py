@@ -13,20 +13,20 @@ from agentlightning.legacy.v03.source import Source
 
 
 def open_source(place: str, partition: str | None = None) -> Source:
-    """Return the source that a text names: a MongoDB URI, the address of a server, a file or a folder.
+    """Return the source at `place`: a MongoDB URI, the address of a server, a file or a folder.
 
-    `partition` names one of several stores in a MongoDB database; `all` reads all of them.
+    `partition` selects one of several stores in a MongoDB database; `all` reads all of them.
 
     Raises:
-        BadRequestError: it names none of these, or a partition of a source without partitions.
-        MissingExtraError: the driver of MongoDB is not installed.
+        BadRequestError: `place` is none of these, or the source has no partitions and `partition` is set.
+        MissingExtraError: the MongoDB driver is not installed.
     """
     if place.startswith(("mongodb://", "mongodb+srv://")):
         from agentlightning.legacy.v03.mongo import MongoSource
 
         return MongoSource(place, partition)
     if partition is not None:
-        raise BadRequestError(f"--partition {partition!r}: only a database of MongoDB has partitions; leave it out")
+        raise BadRequestError(f"--partition {partition!r}: only a MongoDB database has partitions; omit the option")
     if place.startswith(("http://", "https://")):
         from agentlightning.legacy.v03.server import ServerSource
 
@@ -36,6 +36,6 @@ def open_source(place: str, partition: str | None = None) -> Source:
 
         return DumpSource(Path(place))
     raise BadRequestError(
-        f"{place!r} is no source; expected mongodb://host/database, the address of a server of v0.3 "
-        "(http://127.0.0.1:4747), or a file or folder of JSON, which is not there"
+        f"{place!r} is not a source; expected mongodb://host/database, the address of a v0.3 server "
+        "(http://127.0.0.1:4747), or an existing file or folder of JSON"
     )

@@ -31,13 +31,13 @@ _FIELDS: dict[Kind, tuple[str, ...]] = {
         *("last_heartbeat_time", "metadata"),
     ),
 }
-"""Fields that v0.3 wrote. A span keeps any other field, too."""
+"""Fields that v0.3 wrote. A span also keeps all other fields."""
 _KINDS_OF_RESOURCES = ("llm", "proxy_llm", "prompt_template")
 _LIMITS = ("timeout_seconds", "unresponsive_seconds", "max_attempts", "retry_condition")
 
 
 class NotCarriedOver(Exception):
-    """A document without an equivalent value: `reason` is a short word, the text describes the problem."""
+    """A document without an equivalent value: `reason` is a short word, the message describes the problem."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class Converted(NamedTuple):
     size: int
     """Size of the value's JSON, in bytes."""
     change: str
-    """Description of the difference from the document; empty if there is none."""
+    """Description of the difference from the document, or an empty text."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Converter:
         """Return the value of a document.
 
         Raises:
-            NotCarriedOver: it has no equivalent here.
+            NotCarriedOver: the document has no equivalent.
         """
         make: dict[Kind, Callable[[Document], tuple[BaseModel, str]]] = {
             "resources": self._resources,
@@ -104,7 +104,7 @@ class Converter:
         if rollout.status in _ENDED:
             return rollout, ""
         if not self.cancel_unfinished:
-            raise NotCarriedOver("not_ended", f"it is {rollout.status}; --unfinished cancel takes it as cancelled")
+            raise NotCarriedOver("not_ended", f"it is {rollout.status}; --unfinished cancel imports it as cancelled")
         result = rollout.model_copy(update={"status": "cancelled", "end_time": rollout.start_time})
         return result, "rollouts that had not ended: cancelled"
 
@@ -121,7 +121,7 @@ class Converter:
         if isinstance(attributes, dict) and None in attributes.values():  # the v0.3 server wrote NaN as null
             values = cast("dict[str, Any]", attributes)
             document["attributes"] = {name: value for name, value in values.items() if value is not None}
-            change = "spans: attributes without a value left out"
+            change = "spans: attributes without a value removed"
         span = Span.model_validate(document)
         if span.sequence_id < 0:
             raise NotCarriedOver("unreadable", f"sequence_id is {span.sequence_id}; expected 0 or more")
@@ -137,7 +137,7 @@ def _mapping(document: Document, name: str) -> Mapping[str, Any]:
 
 
 def _of_own_kind(resource: Any) -> object:
-    """Return a resource; one of the program's own classes as its values."""
+    """Return a resource; an instance of the program's own class as its values."""
     if not isinstance(resource, dict):
         return resource
     values = cast("dict[str, Any]", resource)
@@ -176,7 +176,7 @@ _EXTENDED: dict[str, Callable[[Any], object]] = {
     "$oid": str,
     "$date": plain_json,  # milliseconds, or a time in text
 }
-"""MongoDB Extended JSON v2: the objects that stand for one value."""
+"""MongoDB Extended JSON v2: the objects that represent a single value."""
 
 
 def _finite(value: Any) -> Any:

@@ -1,8 +1,8 @@
-"""JSON files: output of `mongoexport`, answers of the v0.3 server, or one file with four lists.
+"""JSON files: output of `mongoexport`, responses of the v0.3 server, or one file with four lists.
 
-A folder holds `rollouts.json`, `attempts.json`, `spans.json` and `resources.json`, or several of a kind
+A folder holds `rollouts.json`, `attempts.json`, `spans.json` and `resources.json`, or several files of a kind
 (`spans-1.json`), or `.jsonl`. A file is a list, an object with `items`, or one document per line. It is read in
-pieces, so it may be larger than the memory; a single file with all four lists is read whole.
+pieces, so it may be larger than the memory. A single file with all four lists is read completely into memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _whole(file: Path) -> dict[str, list[Any]]:
     except OSError as error:
         raise BadRequestError(f"{file}: {error.strerror}") from None
     except ValueError as error:
-        raise BadRequestError(f"{file} is no JSON ({error}); {hint}") from None
+        raise BadRequestError(f"{file} is not valid JSON ({error}); {hint}") from None
     lists = cast("dict[str, Any]", content) if isinstance(content, dict) else {}
     if not set(KINDS) & lists.keys() or not all(isinstance(lists.get(kind, []), list) for kind in KINDS):
         shape = f"an object of {', '.join(list(map(str, lists))[:8]) or 'nothing'}"
@@ -97,10 +97,10 @@ def _document(item: object, file: str, number: int) -> Document:
 
 
 def _items(file: Path) -> Iterator[object]:
-    """Yield the items of a list, of an object with `items`, or of lines, without reading all of them at once.
+    """Yield the items of a list, of an object with `items`, or of lines, without holding all of them in memory.
 
     Raises:
-        BadRequestError: it is not JSON; the text has the number of the last valid item.
+        BadRequestError: the file is not JSON; the message has the number of the last valid item.
     """
     number = 0
     try:
@@ -128,6 +128,6 @@ def _items(file: Path) -> Iterator[object]:
                 if place > _CHUNK:
                     buffer, place, step = buffer[place:], 0, _CHUNK
     except ValueError as error:
-        raise BadRequestError(f"{file} is no JSON after item {number}: {error}") from None
+        raise BadRequestError(f"{file} is not valid JSON after item {number}: {error}") from None
     except OSError as error:
         raise BadRequestError(f"{file}: {error.strerror}") from None

@@ -1,6 +1,6 @@
 """Writes the documents of a source into a store, and counts each as new, present, or not carried over.
 
-A repeated import starts from the beginning and skips data that is present.
+A repeated import starts from the beginning and skips data that is already present.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _BATCH = 1000
 _BATCH_BYTES = 4 * 2**20
-"""Size of a batch in bytes of JSON; a server accepts 32 MiB at once."""
+"""Size of a batch in bytes of JSON; a server accepts 32 MiB per request."""
 _MOST_EXAMPLES = 3
 _NAMES: dict[str, Kind] = {"resources": "resources", "rollout": "rollouts", "attempt": "attempts", "span": "spans"}
 
@@ -45,9 +45,9 @@ class Missed:
 
     count: int = 0
     examples: list[str] = field(default_factory=list[str])
-    """Ids of the first ones."""
+    """Ids of the first pieces."""
     message: str = ""
-    """The problem of the first one, and what to do."""
+    """The problem of the first piece, and the way to solve it."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Report:
     changed: Counter[str] = field(default_factory=Counter[str])
     """Changes, with the number of documents that have them."""
     others: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Documents of the source that are not part of a history, by kind."""
+    """Number of documents of the source that are not part of a history, by kind."""
 
     @property
     def is_whole(self) -> bool:
@@ -89,7 +89,7 @@ class _Piece(NamedTuple):
 
 
 class Importing:
-    """One import. `report` has the current counts at any time."""
+    """An import. `report` has the current counts at any time."""
 
     def __init__(self, source: Source, converter: Converter, tell: Callable[[Report], None] | None = None) -> None:
         """`tell` is called after each batch."""
@@ -98,16 +98,16 @@ class Importing:
         self._converter = converter
         self._tell: Callable[[Report], None] = tell or (lambda report: None)
         self.has_begun = False
-        """True as soon as something may have been written."""
+        """True as soon as data may have been written."""
         self._store: LightningStore | None = None
         self._early: list[_Piece] = []
 
     async def run(self, store: LightningStore | None) -> Report:
-        """Read everything, write it into a store, and return the report; without a store nothing is written.
+        """Read all data, write it into a store, and return the report; without a store nothing is written.
 
         Raises:
             BadRequestError: the source does not hold data of v0.3.
-            StoreUnreachableError: source or store do not answer. Start again later: the imported data is kept.
+            StoreUnreachableError: the source or the store does not respond. Retry later: the imported data is kept.
         """
         self._store, self.has_begun = store, True
         for kind in KINDS:
@@ -132,7 +132,7 @@ class Importing:
         return self.report
 
     async def _write(self, kind: Kind, batch: Sequence[_Piece]) -> None:
-        """Write a batch; if it is refused as a whole, skip the piece that causes it."""
+        """Write a batch; if all of it is rejected, skip the piece that causes this."""
         if not batch:
             return
         if self._store is None:
@@ -168,7 +168,7 @@ class Importing:
                 self.report.miss(_NAMES[refusal.kind], refusal.id, refusal.reason, refusal.message)
 
     async def _write_early(self, kind: Kind) -> None:
-        """Retry the attempts that came before their predecessors, as long as some are imported."""
+        """Retry the attempts that were read before their predecessors, as long as some are imported."""
         while kind == "attempts" and self._early:
             pending, self._early = self._early, []
             pending.sort(key=lambda each: getattr(each.value, "sequence_id", 0))
@@ -176,12 +176,12 @@ class Importing:
                 await self._write(kind, pending[start : start + _BATCH])
             if len(self._early) == len(pending):
                 for piece in self._early:
-                    self.report.miss(kind, piece.name, "wrong_number", "an attempt of its rollout before it is missing")
+                    self.report.miss(kind, piece.name, "wrong_number", "an earlier attempt of its rollout is missing")
                 self._early = []
 
 
 def _name(kind: Kind, document: Document) -> str:
-    """Return the name of a document for people, in the form of `HistoryRefusal`."""
+    """Return the readable name of a document, in the form of `HistoryRefusal`."""
     keys = {
         "resources": ("resources_id", "version"),
         "rollouts": ("rollout_id",),

@@ -56,20 +56,20 @@ class MongoSource:
         """Return the filter of the partitions to read.
 
         Raises:
-            BadRequestError: there is none of this name, or there are several and none was named; the text lists them.
+            BadRequestError: no partition has this name, or one must be selected; the message lists them.
         """
         if self._partition_filter is None:
             partitions = await self._ask(self._partitions)
             if not partitions:
                 raise BadRequestError(
-                    f"{self.name} holds no collections of v0.3 ({', '.join(KINDS)}); name the database in the URI, "
-                    "mongodb://host/database"
+                    f"{self.name} holds no collections of v0.3 ({', '.join(KINDS)}). Put the name of the database into "
+                    "the URI: mongodb://host/database"
                 )
             names = ", ".join(f"{name} ({count} rollouts)" for name, count in list(partitions.items())[:_MOST_NAMED])
             if self._partition is None and len(partitions) > 1:
                 raise BadRequestError(
-                    f"{self.name} holds {len(partitions)} partitions, each the store of its own: {names}. "
-                    "Choose one with --partition NAME, or take them all with --partition all"
+                    f"{self.name} holds {len(partitions)} partitions, each a separate store: {names}. "
+                    "Select one with --partition NAME, or all of them with --partition all"
                 )
             if self._partition not in (None, "all", *partitions):
                 raise BadRequestError(f"{self.name} has no partition {self._partition!r}; it has: {names}")

@@ -1,4 +1,4 @@
-"""A server of v0.3, read page by page. Rollouts whose spans it has dropped from memory are counted."""
+"""A v0.3 server, read page by page. Rollouts are counted if the server has dropped their spans from memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SORTED = {"rollouts": "start_time", "resources": "create_time"}
 
 
 class ServerSource:
-    """A running server of v0.3. Its runs must have been stopped."""
+    """A running v0.3 server. Stop its runs before the import."""
 
     def __init__(self, address: str) -> None:
         self._root = address.rstrip("/").removesuffix(_PREFIX)
@@ -51,12 +51,12 @@ class ServerSource:
                     yield document
             except _Refused as refusal:
                 if kind == "attempts" or "evicted" not in refusal.text:
-                    raise BadRequestError(f"{refusal}. Look into the log of that server") from None
+                    raise BadRequestError(f"{refusal}. See the log of that server") from None
                 self._dropped += 1
 
     async def left_behind(self) -> Mapping[str, int]:
         workers = (await self._get("/workers", limit=1))["total"]
-        return {"workers": workers, "rollouts whose spans it had dropped from memory": self._dropped}
+        return {"workers": workers, "rollouts with spans that it had dropped from memory": self._dropped}
 
     async def close(self) -> None:
         if self._session is not None:
@@ -77,9 +77,9 @@ class ServerSource:
         """Return a page.
 
         Raises:
-            BadRequestError: it is not a server of v0.3.
-            StoreUnreachableError: it does not answer.
-            _Refused: it answers with an error.
+            BadRequestError: it is not a v0.3 server.
+            StoreUnreachableError: it does not respond.
+            _Refused: it responds with an error.
         """
         reason = ""
         for attempt in range(_TRIES):
@@ -95,7 +95,7 @@ class ServerSource:
                 continue
             if version is not None:
                 raise BadRequestError(
-                    f"{self.name} serves a store of this package ({version}), not one of v0.3. Copy such a store with "
+                    f"{self.name} serves a store of this version ({version}), not of v0.3. To copy it, run "
                     "agl store backup"
                 )
             if status >= 500:
@@ -104,7 +104,7 @@ class ServerSource:
                 reason = f"status {status}: {text[:200]}"
                 continue
             return self._read(path, status, text)
-        raise StoreUnreachableError(f"{self.name} does not answer {_PREFIX}{path} ({_TRIES} tries): {reason}")
+        raise StoreUnreachableError(f"{self.name} does not respond to {_PREFIX}{path} ({_TRIES} tries): {reason}")
 
     def _read(self, path: str, status: int, text: str) -> dict[str, Any]:
         try:
@@ -114,14 +114,14 @@ class ServerSource:
         if status == 200 and isinstance(page, dict) and {"items", "total"} <= page.keys():
             return cast("dict[str, Any]", page)
         raise BadRequestError(
-            f"{self.name} is no server of v0.3: GET {_PREFIX}{path} answers with status {status}: {text[:100]!r}; "
+            f"{self.name} is not a v0.3 server: GET {_PREFIX}{path} returned status {status}: {text[:100]!r}; "
             "expected items and total"
         )
 
 
 class _Refused(Exception):
-    """The server answered with an error of its store."""
+    """The server responded with an error of its store."""
 
     def __init__(self, path: str, status: int, text: str) -> None:
-        super().__init__(f"GET {_PREFIX}{path} answers with status {status}: {text[:200]}")
+        super().__init__(f"GET {_PREFIX}{path} returned status {status}: {text[:200]}")
         self.text = text

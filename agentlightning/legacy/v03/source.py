@@ -7,21 +7,21 @@ from typing import Any, Literal, Protocol, get_args
 
 Kind = Literal["resources", "rollouts", "attempts", "spans"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Kinds in the order of the import: each belongs to one before it."""
+"""Kinds in the order of the import: a document belongs to one of an earlier kind."""
 Document = dict[str, Any]
 """One document as v0.3 wrote it, from JSON or BSON."""
 
 
 class Source(Protocol):
-    """A source with data of v0.3. Nothing in it is changed.
+    """A source with data of v0.3, which is only read.
 
     Raises (all but `close`):
-        BadRequestError: the source does not hold data of v0.3, or the choice is ambiguous.
-        StoreUnreachableError: the source does not answer.
+        BadRequestError: the source does not hold data of v0.3, or a partition must be selected.
+        StoreUnreachableError: the source does not respond.
     """
 
     name: str
-    """Name for people, without a password."""
+    """Readable name, without a password."""
 
     async def check(self) -> None:
         """Check that the source exists and holds data of v0.3."""
@@ -32,7 +32,7 @@ class Source(Protocol):
         ...
 
     async def left_behind(self) -> Mapping[str, int]:
-        """Return the other data, by name, with its size: it is not part of a history and is not read."""
+        """Return the number of other items by name: they are not part of a history and are not read."""
         ...
 
     async def close(self) -> None: ...

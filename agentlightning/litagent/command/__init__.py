@@ -1,1 +1,1 @@
-"""Agents that are programs: the command, its environment, its process group and its reward."""
+"""Programs as agents: the command, its environment, its process group and its reward."""

@@ -1,8 +1,9 @@
 """CommandAgent: any program, in any language, as an agent.
 
 The program gets its task as JSON and its model in the usual variables of model clients, calls the model through the
-gateway like every agent, and reports its reward. Each attempt has its own process group and folder; both are removed at
-its end, however it ends. The program's output is stored with the attempt as an `agentlightning.operation` span.
+gateway like every agent, and reports its reward. Each attempt has its own process group and folder; both are removed
+when the attempt ends for any reason. The program's output is stored with the attempt as an `agentlightning.operation`
+span.
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ class CommandAgent(LitAgent[Any]):
         command: the program and its arguments, such as `["node", "agent.js"]`.
         task: `stdin` writes the task to the standard input as one line of JSON; `file` leaves the input empty. The file
             in `AGL_TASK_FILE` contains the task in both cases.
-        reward: `last_line`, the last line of the output that is a JSON number or an object with `reward`; `file`, the
-            same in the file in `AGL_REWARD_FILE`; `exit_code`, 1.0 for 0 and 0.0 for 1, or a mapping of exit codes to
-            rewards; `reward_fn`, the Trainer's `reward_fn` gets the `ProgramOutput`; `none`, the attempt is scored
-            elsewhere.
+        reward: source of the reward. `last_line`: the last line of the output that is a JSON number or an object with
+            `reward`. `file`: the same form in the file in `AGL_REWARD_FILE`. `exit_code`: 1.0 for 0 and 0.0 for 1. A
+            mapping of exit codes to rewards. `reward_fn`: the Trainer's `reward_fn` gets the `ProgramOutput`. `none`:
+            the attempt is scored elsewhere.
         llm: name of the model resource that `OPENAI_BASE_URL` and the other variables describe; the first by default.
         env: further environment variables.
         pass_env: names of variables that are copied from the runner's environment if they are set.
         cwd: working folder; by default the runner's.
         user: name or number of the user that runs the program; by default the runner's. Requires a runner that is root.
-        timeout_seconds: time limit of a run, in addition to the one of the rollout.
+        timeout_seconds: time limit of the program in seconds, in addition to the limit of the rollout.
         stop_seconds: seconds between SIGTERM and SIGKILL when that limit is reached.
-        max_output_bytes: number of bytes at the end of each output stream that are stored.
+        max_output_bytes: number of bytes to store from the end of each output stream.
 
     Raises:
-        TypeError, ValueError: a setting is invalid; names it.
+        TypeError, ValueError: a setting is invalid.
     """
 
     needs_resources = False
@@ -79,7 +80,7 @@ class CommandAgent(LitAgent[Any]):
     ) -> None:
         super().__init__()
         if os.name != "posix":
-            raise RuntimeError("CommandAgent needs process groups, which this system does not have (POSIX only)")
+            raise RuntimeError("CommandAgent requires process groups, which this system does not support (POSIX only)")
         self.command = check_command(command)
         self.task: TaskPlace = check_choice("task", task, get_args(TaskPlace))
         self.reward: RewardSource | Mapping[int, float] = check_reward(reward)
@@ -95,10 +96,10 @@ class CommandAgent(LitAgent[Any]):
 
     @override
     def set_runner(self, runner: Any) -> None:
-        """Remember the runner.
+        """Store the runner.
 
         Raises:
-            RuntimeError: programs cannot run as `user` here.
+            RuntimeError: programs cannot run as `user` on this machine.
         """
         if self.user is not None:
             user_of(self.user)
@@ -109,11 +110,12 @@ class CommandAgent(LitAgent[Any]):
         """Run the command for one task.
 
         Raises:
-            ProgramFailed, ProgramTimedOut, ProgramResultError: the program could not be started or failed; its time was
-                up; it reported no reward.
+            ProgramFailed: the program could not be started, or failed.
+            ProgramTimedOut: the program exceeded its time limit.
+            ProgramResultError: the program reported no valid reward.
         """
         if not isinstance(rollout, AttemptedRollout):
-            raise TypeError(f"A CommandAgent runs attempts; got a {type(rollout).__name__} without one")
+            raise TypeError(f"CommandAgent requires a rollout with an attempt; got a {type(rollout).__name__}")
         user = None if self.user is None else user_of(self.user)
         ids = None if user is None else (user.uid, user.gid)
         folder = AttemptFolder(ids)
@@ -144,17 +146,17 @@ def check_command(command: Any) -> tuple[str, ...]:
     if isinstance(command, (str, bytes)) or not isinstance(command, Sequence):
         example = command.split() if isinstance(command, str) else ["node", "agent.js"]
         raise TypeError(
-            f"command must be a list of the program and its arguments, such as {example!r}; got {command!r}. For a "
-            'line of shell: ["bash", "-c", "..."]'
+            f"command must be a list of the program and its arguments, such as {example!r}; got {command!r}. To run a "
+            'shell command, use ["bash", "-c", "..."]'
         )
     parts: list[Any] = [
         os.fspath(cast("os.PathLike[str]", part)) if isinstance(part, os.PathLike) else part
         for part in cast("Sequence[Any]", command)
     ]
     if not parts or not all(isinstance(part, str) for part in parts) or not parts[0]:
-        raise ValueError(f"command must hold the program and its arguments as text; got {command!r}")
+        raise ValueError(f"command must hold the program and its arguments as strings; got {command!r}")
     if any("\0" in part for part in parts):
-        raise ValueError(f"command holds a NUL character, which no program can be given: {command!r}")
+        raise ValueError(f"command must not contain NUL characters; got {command!r}")
     return tuple(parts)
 
 
@@ -162,8 +164,8 @@ def check_reward(reward: object) -> RewardSource | dict[int, float]:
     """Return the setting `reward` if it is valid."""
     if callable(reward):
         raise TypeError(
-            f"reward={reward!r}: a function that scores goes to the Trainer as reward_fn=..., and here stands "
-            "reward='reward_fn'"
+            f"reward must not be a function; got {reward!r}. Pass it to the Trainer as reward_fn=..., and set "
+            "reward='reward_fn' here"
         )
     if not isinstance(reward, Mapping):
         if reward not in SOURCES:
@@ -173,16 +175,16 @@ def check_reward(reward: object) -> RewardSource | dict[int, float]:
     codes = dict(cast("Mapping[Any, Any]", reward))
     for code, value in codes.items():
         if isinstance(code, bool) or not isinstance(code, int) or isinstance(value, bool):
-            raise TypeError(f"reward maps exit codes to rewards, such as {{0: 1.0, 1: 0.0}}; got {code!r}: {value!r}")
+            raise TypeError(f"reward must map exit codes to rewards, as in {{0: 1.0, 1: 0.0}}; got {code!r}: {value!r}")
         if as_reward(value) is None:
             raise ValueError(f"reward[{code}] must be {USABLE_REWARD}; got {value!r}")
     if not codes:
-        raise ValueError("reward={} gives no exit code a reward; such as {0: 1.0, 1: 0.0}")
+        raise ValueError("reward must map at least one exit code to a reward, as in {0: 1.0, 1: 0.0}; got {}")
     return codes
 
 
 def check_env(env: object) -> dict[str, str]:
-    """Return the user's own variables."""
+    """Return the user's variables."""
     if env is None:
         return {}
     if not isinstance(env, Mapping):
@@ -191,7 +193,7 @@ def check_env(env: object) -> dict[str, str]:
         if not (isinstance(name, str) and isinstance(value, str)):
             raise TypeError(f"env must be a mapping of variables to texts; got {name!r}: {value!r}")
         if "\0" in value:
-            raise ValueError(f"env[{name!r}] holds a NUL character, which no variable can")
+            raise ValueError(f"env[{name!r}] must not contain NUL characters")
         _check_variable("env", name)
     return dict(cast("Mapping[str, str]", env))
 
@@ -199,19 +201,19 @@ def check_env(env: object) -> dict[str, str]:
 def check_pass_env(names: object) -> tuple[str, ...]:
     """Return the names of variables to copy."""
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence):
-        raise TypeError(f"pass_env must be a list of names of variables; got {names!r}")
+        raise TypeError(f"pass_env must be a list of variable names; got {names!r}")
     for name in cast("Sequence[Any]", names):
         if not isinstance(name, str):
-            raise TypeError(f"pass_env must be a list of names of variables; got {name!r} in it")
+            raise TypeError(f"pass_env must be a list of variable names; it contains {name!r}")
         _check_variable("pass_env", name)
     return tuple(cast("Sequence[str]", names))
 
 
 def _check_variable(setting: str, name: str) -> None:
     if not name or "=" in name or "\0" in name:
-        raise ValueError(f"{setting} names {name!r}, which is no name of a variable")
+        raise ValueError(f"{setting} contains {name!r}, which is not a variable name")
     if name in RESERVED:
-        raise ValueError(f"{setting} names {name}, which is set for each attempt: its own address, key and files")
+        raise ValueError(f"{setting} must not contain {name}, which is set for each attempt")
 
 
 def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any) -> ProgramLimits:
@@ -223,7 +225,7 @@ def check_limits(timeout_seconds: Any, stop_seconds: Any, max_output_bytes: Any)
 
 
 _NEEDED = {"CAP_CHOWN": 0, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7}
-"""Capability numbers by name, see capabilities(7): to change the folder's owner, end the program, become the user."""
+"""Capability numbers by name, see capabilities(7): change the folder's owner, end the program, switch to the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +244,9 @@ def check_user(user: object) -> str | int | None:
     if isinstance(user, bool) or not isinstance(user, (str, int)):
         raise TypeError(f"user must be the name or the number of a user; got {user!r}")
     if user in (0, "root", ""):
-        raise ValueError(f"user={user!r}: expected a user that is not root; as root a program can read everything")
+        raise ValueError(f"user={user!r}: expected a user other than root, because root can read everything")
     if isinstance(user, int) and user < 0:
-        raise ValueError(f"user={user} is no number of a user")
+        raise ValueError(f"user={user} is not a valid user number")
     return user
 
 
@@ -252,7 +254,7 @@ def user_of(user: str | int) -> ProgramUser:
     """Return the user's ids and home on this machine. A user number needs no account.
 
     Raises:
-        RuntimeError: the name is unknown here, it is root's, or this process may not become the user.
+        RuntimeError: the user is unknown on this machine or is root, or this process may not switch to the user.
     """
     import pwd  # POSIX only, like this agent
 
@@ -264,12 +266,12 @@ def user_of(user: str | int) -> ProgramUser:
             raise RuntimeError(f"CommandAgent(user={user!r}): this machine has no such user") from None
         resolved = ProgramUser(user, user, "/")
     if resolved.uid == 0:
-        raise RuntimeError(f"CommandAgent(user={user!r}): that is root, who can read everything")
+        raise RuntimeError(f"CommandAgent(user={user!r}): this user is root, which can read everything")
     if os.geteuid() != 0:
         raise RuntimeError(
-            f"CommandAgent(user={user!r}) needs a runner that is root, so that it can become that user; this one is "
-            f"the user {os.geteuid()}. Start the runner as root, or leave user= away: the program is then this user, "
-            "and can do whatever it may."
+            f"CommandAgent(user={user!r}) requires a runner that is root, so that it can switch to that user; this "
+            f"runner is user {os.geteuid()}. Start the runner as root, or omit user=: the program then runs as user "
+            f"{os.geteuid()}, with all its permissions."
         )
     try:
         with open("/proc/self/status") as file:
@@ -278,7 +280,7 @@ def user_of(user: str | int) -> ProgramUser:
         return resolved
     if missing := [name for name, number in _NEEDED.items() if not effective >> number & 1]:
         raise RuntimeError(
-            f"CommandAgent(user={user!r}): the runner is root without {', '.join(missing)}; a container needs them "
-            "added (--cap-add), or leave user= away"
+            f"CommandAgent(user={user!r}): the runner is root without the capabilities {', '.join(missing)}. Add them "
+            "to the container (--cap-add), or omit user="
         )
     return resolved

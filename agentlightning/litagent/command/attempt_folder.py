@@ -1,6 +1,6 @@
 """The exchange of an attempt with its program: the folder with task and resources, the environment, the reward.
 
-The folder is kept open: a replacement that the program puts in its place is never followed.
+The folder is kept open: if the program replaces it, the replacement is never used.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class AttemptFolder:
         Opening it follows no link and does not block.
 
         Raises:
-            FileNotFoundError: there is none.
-            UnusableFile: it is another kind of file, or cannot be read.
+            FileNotFoundError: the file does not exist.
+            UnusableFile: the file is of another kind, or cannot be read.
         """
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
@@ -71,9 +71,9 @@ class AttemptFolder:
                 kind = _KINDS.get(stat.S_IFMT(status.st_mode), "a device")
                 raise UnusableFile(f"is {kind}; expected a regular file")
             if status.st_nlink > 1:
-                raise UnusableFile(f"has {status.st_nlink} names (hard links); expected a file of the attempt's own")
+                raise UnusableFile(f"has {status.st_nlink} names (hard links); expected exactly one")
             if status.st_uid != (os.geteuid() if self._owner is None else self._owner[0]):
-                raise UnusableFile(f"belongs to the user {status.st_uid}; expected a file of the program's own")
+                raise UnusableFile(f"belongs to the user {status.st_uid}; expected the program's user")
             if status.st_size > most_bytes:
                 raise UnusableFile(f"holds {status.st_size} bytes, which is more than {most_bytes}")
             data = os.read(descriptor, most_bytes + 1)
@@ -101,13 +101,13 @@ class AttemptFolder:
                 os.rmdir(here)
             _remove_impostor(self.path)
         except OSError as error:
-            logger.warning("The folder %s of an attempt could not be removed: %s", self.path, error)
+            logger.warning("Could not remove the folder %s of an attempt: %s", self.path, error)
         finally:
             os.close(self._descriptor)
 
 
 def _remove_impostor(path: Path) -> None:
-    """Remove what a program has put in the folder's place. A link is removed, its target is not."""
+    """Remove the file or folder that a program has put in the folder's place. A link is removed, its target is not."""
     try:
         if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
@@ -161,7 +161,7 @@ def _open_folder(path: str | Path, folder: int | None = None) -> int:
 
 
 def _free(name: str | Path, folder: int | None) -> None:
-    """Restore our permissions on a folder, which its program has revoked."""
+    """Restore our permissions on a folder after its program has revoked them."""
     if os.geteuid() != 0:
         os.chmod(name, 0o700, dir_fd=folder)
 
@@ -172,7 +172,7 @@ def _unused(folder: int, names: Iterator[str]) -> str:
             os.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
             return name
-    raise AssertionError("names never end")
+    raise AssertionError("unreachable")
 
 
 PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -182,7 +182,7 @@ RESERVED = frozenset(PROGRAM_VARIABLES)
 REWARD_FILE = "reward.json"
 SHORTEST_KEY = 8
 NO_KEY = "none"
-"""The key of a model without one: clients refuse to start without a key, and such servers ignore it."""
+"""The key for a model without a key: clients do not start without one, and servers without keys ignore it."""
 
 
 def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Resource]:
@@ -194,7 +194,7 @@ def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> d
 
 
 def model_of(resources: Mapping[str, Resource], name: str | None) -> LLM | None:
-    """Return the model for the usual variables: the one called `name`, else the first; None if there is none.
+    """Return the model for the usual variables: the one with this `name`, else the first; None without models.
 
     Raises:
         ValueError: `name` is not a model.
@@ -205,7 +205,7 @@ def model_of(resources: Mapping[str, Resource], name: str | None) -> LLM | None:
     if isinstance(resource, LLM):
         return resource
     published = ", ".join(f"{key} ({value.resource_type})" for key, value in resources.items()) or "nothing"
-    raise ValueError(f"llm={name!r} names no LLM resource; published: {published}")
+    raise ValueError(f"llm={name!r} is not the name of an LLM resource; published: {published}")
 
 
 def keys_of(resources: Mapping[str, Resource]) -> list[str]:
@@ -215,7 +215,7 @@ def keys_of(resources: Mapping[str, Resource]) -> list[str]:
 
 
 def write_files(folder: AttemptFolder, task: object, resources: Mapping[str, Resource]) -> bytes:
-    """Write the task and the resources into the attempt's own folder, and return the task as JSON."""
+    """Write the task and the resources into the attempt's folder, and return the task as JSON."""
     data = json.dumps(task, ensure_ascii=False).encode() + b"\n"
     folder.write("task.json", data)
     described = {name: value.model_dump(mode="json") for name, value in resources.items()}
@@ -226,7 +226,7 @@ def write_files(folder: AttemptFolder, task: object, resources: Mapping[str, Res
 def environment(
     folder: Path, rollout: AttemptedRollout, model: LLM | None, passed: Iterable[str], own: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the whole environment of a program: the copied variables, the user's own, and those of the attempt."""
+    """Return the complete environment of a program: the copied variables, the user's, and those of the attempt."""
     inherited = {name: os.environ[name] for name in (*PASSED, *passed) if name in os.environ}
     attempt = {
         "AGL_ROLLOUT_ID": rollout.rollout_id,
@@ -260,7 +260,7 @@ SOURCES: tuple[RewardSource, ...] = ("last_line", "file", "exit_code", "reward_f
 PASS_OR_FAIL: Mapping[int, float] = {0: 1.0, 1: 0.0}
 """Rewards by exit code for `exit_code`; any other code is a failure of the program."""
 MOST_BYTES = 64 * 1024
-"""Most bytes of the file or line with the reward."""
+"""Maximum number of bytes of the file or line with the reward."""
 _SHOWN = 400
 
 
@@ -279,7 +279,7 @@ def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float],
             return rewards[output.exit_code]
         codes = ", ".join(str(code) for code in rewards)
         raise ProgramFailed(
-            f"The program {_ended(output)}, which stands for no reward (those that do: {codes}). {_last_words(output)}"
+            f"The program {_ended(output)}, which has no reward (exit codes with one: {codes}). {_last_words(output)}"
         )
     if output.exit_code != 0:
         raise ProgramFailed(f"The program {_ended(output)}. {_last_words(output)}")
@@ -290,12 +290,12 @@ def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float],
     try:
         value = _json(folder.read(REWARD_FILE, MOST_BYTES).decode("utf-8"))
     except FileNotFoundError:
-        raise ProgramResultError("The program wrote no file where AGL_REWARD_FILE said") from None
+        raise ProgramResultError("The program did not write the file in AGL_REWARD_FILE") from None
     except UnusableFile as error:
-        raise ProgramResultError(f"What lies where AGL_REWARD_FILE said {error}") from None
+        raise ProgramResultError(f"The file in AGL_REWARD_FILE {error}") from None
     except ValueError as error:
-        raise ProgramResultError(f"The file that AGL_REWARD_FILE names holds no JSON: {error}") from error
-    return _reward_in(value, "the file that AGL_REWARD_FILE names")
+        raise ProgramResultError(f"The file in AGL_REWARD_FILE is not valid JSON: {error}") from error
+    return _reward_in(value, "the file in AGL_REWARD_FILE")
 
 
 def _from_last_line(output: ProgramOutput) -> Any:
@@ -310,8 +310,8 @@ def _from_last_line(output: ProgramOutput) -> Any:
             where = f"the last JSON line of the program's output ({cut(line, 80)})"
             return _reward_in(cast(object, value), where)
     raise ProgramResultError(
-        'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or give the '
-        f"CommandAgent another reward=. {_last_words(output)}"
+        'The output of the program has no line such as {"reward": 1.0} or 1.0. Print one at the end, or set another '
+        f"reward= of CommandAgent. {_last_words(output)}"
     )
 
 
@@ -328,7 +328,7 @@ def _reward_in(value: object, where: str) -> Any:
     fields = cast("dict[str, Any]", value)
     if "reward" not in fields:
         named = ", ".join(map(str, fields)) or "nothing"
-        raise ProgramResultError(f'Expected {{"reward": ...}} in {where}; it holds {named}')
+        raise ProgramResultError(f'Expected {{"reward": ...}} in {where}; got {named}')
     return fields["reward"]
 
 
@@ -339,4 +339,4 @@ def _ended(output: ProgramOutput) -> str:
 
 def _last_words(output: ProgramOutput) -> str:
     text = output.stderr.strip() or output.stdout.strip()
-    return f"It said last: {text[-_SHOWN:]}" if text else "It said nothing."
+    return f"Its last output: {text[-_SHOWN:]}" if text else "It printed no output."

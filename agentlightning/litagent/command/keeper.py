@@ -42,7 +42,7 @@ class KeptProgram:
     def __init__(self, control: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = self._loop.create_future()
-        """Its exit code; minus the signal number if a signal ended it."""
+        """Its exit code; the negative signal number if a signal ended it."""
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self._control = control
@@ -101,7 +101,7 @@ class KeptProgram:
             self._control.send(what)
 
     def _wake(self) -> None:
-        """Continue the program's parent process, which a program of the same user may have stopped."""
+        """Continue the program's parent process, in case a program of the same user has stopped it."""
         if self._parent in self._ends:
             with contextlib.suppress(OSError):  # it has ended
                 signal.pidfd_send_signal(self._ends[self._parent], signal.SIGCONT)
@@ -138,7 +138,7 @@ class KeptProgram:
         """Process one line.
 
         Raises:
-            ValueError: the line is not allowed now, or from this sender.
+            ValueError: the line is not allowed in this state, or from this sender.
         """
         word, _, text = line[: _LONGEST_LINE + 1].partition(b" ")
         number = int(text)
@@ -188,10 +188,10 @@ async def start_kept(
     streams: Sequence[int],
     user: tuple[int, int] | None,
 ) -> KeptProgram:
-    """Start a program with these descriptors as input, output and error output; closes them here.
+    """Start a program with these descriptors as input, output and error output. Close them in this process.
 
     Raises:
-        OSError: no keeper can be started, or none answers.
+        OSError: no keeper can be started, or none responds.
     """
     request = json.dumps({"command": list(command), "env": dict(env), "cwd": cwd, "user": user}).encode()
     try:
@@ -209,7 +209,7 @@ async def start_kept(
                 raise
             program.give_up()
             _replace(keeper)
-        raise OSError(f"its keeper was stopped or killed, and so were {_TRIES - 1} others after it")
+        raise OSError(f"{_TRIES} keeper processes in a row were stopped or killed")
     finally:
         for stream in streams:
             os.close(stream)
@@ -273,7 +273,7 @@ def _present_keeper() -> _Keeper:
 
 
 def _replace(keeper: _Keeper) -> None:
-    """Make the next program start another keeper. This one ends, even if a program has stopped it."""
+    """End this keeper, even if a program has stopped it. The next program starts another one."""
     global _keeper
     with _lock:
         if _keeper is keeper:

@@ -5,9 +5,10 @@ each program it forks a parent, which adopts orphaned descendants (a child subre
 their own session. On request, or when the runner ends, the parent kills all of them. The keeper does the same for a
 parent that a program has killed, and at the end of the runner for all remaining processes.
 
-Messages of runner and parent, over a socket: a `Request` (length, then JSON); back a line each: `ready N`, the parent;
-`pid N`, sent by the program's process before it executes the program; `exit N`. The runner checks the sender of each
-(unix(7), credentials). `T` asks the program's group to end; `K`, or the end of the socket, kills everything.
+Runner and parent exchange messages over a socket. The runner sends a `Request` (length, then JSON). It gets one line
+each: `ready N` from the parent; `pid N` from the program's process before it executes the program; `exit N`. The runner
+checks the sender of each (unix(7), credentials). `T` sends SIGTERM to the program's group; `K`, or the end of the
+socket, kills all processes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _SHELL = 'exec "$@"'
 
 
 def main(descriptor: int) -> None:
-    """Start a parent for each four received descriptors (input, both outputs, its socket), until the runner ends."""
+    """Start a parent for every four received descriptors (input, both outputs, its socket), until the runner ends."""
     runner = os.pidfd_open(os.getppid()) if hasattr(os, "pidfd_open") else None
     _prctl(_PR_SET_DUMPABLE, 0)  # parents too: no program may read their memory or copy their sockets
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -172,7 +173,7 @@ def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
 
 
 def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) -> None:
-    """Reap ended processes and carry out requests, until everything has to be killed."""
+    """Reap ended processes and execute requests, until all processes have to be killed."""
     poll = _poll(control.fileno(), woken, runner)
     alive = True
     while True:
@@ -202,8 +203,8 @@ def _report(control: socket.socket, text: str) -> None:
 
 
 def _kill_all(spared: Set[int] | None = None) -> None:
-    """Kill every descendant of this process, except the `spared` children and theirs. Stopped ones cannot fork
-    meanwhile."""
+    """Kill every descendant of this process, except the `spared` children and their descendants. Descendants are
+    stopped first, so that they cannot fork."""
     until = time.monotonic() + _KILL_SECONDS
     while (_has_children() if spared is None else _descendants(spared)) and time.monotonic() < until:
         stopped: set[int] = set()
@@ -230,7 +231,7 @@ def _signal(pids: set[int], number: signal.Signals) -> None:
 
 
 def _descendants(spared: Collection[int]) -> list[int]:
-    """Return every live descendant of this process, except the `spared` children and theirs."""
+    """Return every live descendant of this process, except the `spared` children and their descendants."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if _LINUX else ():
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""One run of a program: started by a keeper, given its input, read up to a limit, and always ended."""
+"""One run of a program: a keeper starts it, its output is read up to a limit, and it is always ended."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from agentlightning.litagent.command.keeper import KeptProgram, start_kept
 from agentlightning.litagent.litagent import AgentFault
 
 DRAIN_SECONDS = 0.5
-"""Seconds that output is still read after the program's end, because its descendants may hold its pipes."""
+"""Seconds to read output after the program's end, because its descendants may still hold its pipes."""
 CANCEL_SECONDS = 0.3
 """Seconds that the program may take to end when the attempt is cancelled; less than a runner waits."""
 HIDDEN = "[key]"
 
 
 class ProgramFailed(AgentLightningError, RuntimeError):
-    """The program could not be started, or ended with an exit code that means failure."""
+    """The program could not be started, or ended with an exit code that counts as failure."""
 
 
 class ProgramTimedOut(AgentFault, TimeoutError):
-    """The program ran past the time limit of its `CommandAgent`."""
+    """The program exceeded the time limit of its `CommandAgent`."""
 
     reason = "timeout"
 
@@ -46,7 +46,7 @@ class ProgramOutput:
     """The output of a program. Only the last bytes of each stream are kept, up to the agent's limit."""
 
     exit_code: int
-    """The exit code; minus the signal number if a signal ended it."""
+    """The exit code; the negative signal number if a signal ended it."""
     stdout: str
     """The end of its standard output."""
     stderr: str
@@ -59,17 +59,17 @@ class ProgramOutput:
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """Limits of one run."""
+    """Limits of one run of a program."""
 
     timeout_seconds: float | None
     stop_seconds: float
     """Seconds between SIGTERM and SIGKILL, when the time is up."""
     output_bytes: int
-    """Most bytes that are kept of each stream."""
+    """Maximum number of bytes to keep of each stream."""
 
 
 class Pipe(asyncio.Protocol):
-    """Our end of one stream; `ended` is done when either side has closed it."""
+    """Our end of a stream; `ended` is done when either side has closed it."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -84,7 +84,7 @@ class Pipe(asyncio.Protocol):
         self.ended.set()
 
     def close(self) -> None:
-        """Close it and drop pending data."""
+        """Close the stream and drop pending data."""
         if self._transport is None or self.ended.is_set():
             return
         if isinstance(self._transport, asyncio.WriteTransport):
@@ -116,7 +116,7 @@ class Tail(Pipe):
 
 
 class Program:
-    """One run. Call `run` once; `output` may be called at any time, also after a failure."""
+    """One run of a program. Call `run` once; `output` may be called at any time, also after a failure."""
 
     def __init__(
         self,
@@ -148,18 +148,18 @@ class Program:
         return ProgramOutput(self._exit_code, stdout, stderr, self._seconds, dropped)
 
     def _text_of(self, stream: Tail) -> str:
-        """Return the kept part of a stream, without the keys that the program was given."""
+        """Return the kept part of a stream, without the keys that the program got."""
         text = stream.text()
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
         return text
 
     async def run(self, stdin: bytes | None) -> ProgramOutput:
-        """Start the program, write `stdin` and close it, and wait for its end. Cancelling kills the whole group.
+        """Start the program, write `stdin` and close it, and wait for its end. Cancelling kills the process group.
 
         Raises:
-            ProgramFailed: it cannot be started.
-            ProgramTimedOut: its time was up; the group has been ended.
+            ProgramFailed: the program cannot be started.
+            ProgramTimedOut: the program exceeded its time limit; its process group has been ended.
         """
         self._check()
         ours, theirs = _pipes(stdin is not None)
@@ -176,7 +176,7 @@ class Program:
             grace = self._limits.stop_seconds
             if not in_time:
                 raise ProgramTimedOut(
-                    f"{self._command[0]} ran past timeout_seconds={self._limits.timeout_seconds:g} and was ended"
+                    f"{self._command[0]} exceeded timeout_seconds={self._limits.timeout_seconds:g} and was ended"
                 )
         finally:
             try:
@@ -194,13 +194,13 @@ class Program:
 
     def _check(self) -> None:
         if self._cwd is not None and not os.path.isdir(self._cwd):
-            raise ProgramFailed(f"cwd={self._cwd!r} is no folder on this machine")
+            raise ProgramFailed(f"cwd={self._cwd!r} is not a folder on this machine")
         name, path = self._command[0], self._env.get("PATH", os.defpath)
         place = os.path.join(self._cwd or os.curdir, name) if os.path.dirname(name) else name
         if shutil.which(place, path=path) is None:
             raise ProgramFailed(
-                f"The program {name!r} cannot be started: there is none that may be executed. It is looked for in "
-                f"PATH={path!r}; give its full path, or install it where the runner runs."
+                f"The program {name!r} cannot be started: no executable file with this name in PATH={path!r}. Use its "
+                "full path, or install it on the machine of the runner."
             )
 
     async def _connect(self, pipes: Sequence[IO[bytes]], stdin: bytes) -> None:
@@ -235,7 +235,7 @@ def _pipes(with_input: bool) -> tuple[list[IO[bytes]], list[int]]:
 
 
 async def _within(seconds: float | None, awaited: Awaitable[object]) -> bool:
-    """Wait at most `seconds`; return whether it was done. A future is not cancelled, a coroutine is."""
+    """Wait at most `seconds` and return whether it is done. An unfinished coroutine is cancelled, a future is not."""
     waiting = asyncio.ensure_future(awaited)
     try:
         await asyncio.wait({waiting}, timeout=seconds)
@@ -246,7 +246,7 @@ async def _within(seconds: float | None, awaited: Awaitable[object]) -> bool:
 
 
 async def _end(program: KeptProgram, grace: float) -> None:
-    """Ask the program to end, and kill it after the grace period; do nothing if it has ended."""
+    """Request the program to end, and kill it after the grace period; do nothing if it has ended."""
     if program.exited.done():
         return
     program.terminate()

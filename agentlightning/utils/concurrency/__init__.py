@@ -1,1 +1,1 @@
-"""Event loops, threads and interrupts, which can be awaited, limited in time and, at worst, abandoned."""
+"""Event loops, threads and interrupts that can be awaited, limited in time and, as a last resort, abandoned."""

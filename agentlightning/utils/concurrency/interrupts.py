@@ -16,15 +16,15 @@ from agentlightning.exit_codes import ExitCode
 REACTION_SECONDS = 1.0
 """Seconds that a loop may ignore Ctrl+C before the call that blocks it is interrupted."""
 LAST_SECONDS = 3.0
-"""Seconds that a loop beside the main thread may go on ignoring Ctrl+C; then the process ends."""
+"""Further seconds that a loop outside the main thread may ignore Ctrl+C before the process ends."""
 
 
 class Interrupts:
-    """Ctrl+C (SIGINT) while a loop runs on the main thread: the first asks for an end, the second for a fast one.
+    """Ctrl+C (SIGINT) while a loop runs on the main thread: the first requests an end, the second a fast end.
 
-    Also works for a loop in a thread beside it, after `runs_in`. On another thread, and if the user has SIGINT ignored,
-    it delivers nothing; `always=True` delivers in these cases, too. With `terminable=True` SIGTERM counts as well,
-    unless the user has installed a handler for it.
+    After `runs_in`, it also works for a loop on another thread. On other threads, and if the user ignores SIGINT, it
+    delivers nothing unless `always=True`. With `terminable=True`, SIGTERM counts as well, unless the user has installed
+    a handler for it.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False, terminable: bool = False) -> None:
@@ -32,14 +32,14 @@ class Interrupts:
         self._always = always
         self._terminable = terminable
         self.terminated = False
-        """True once SIGTERM came."""
+        """True once SIGTERM was received."""
         self.drains = False
-        """Makes the first SIGTERM only `draining`, so that its waiters end without haste."""
+        """If set, the first SIGTERM only sets `draining`, so that its waiters can finish their work."""
         self._draining = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
         self._count = 0
-        """Number of Ctrl+C presses, counted by the handler: a `KeyboardInterrupt` may come before the loop reacts."""
+        """Number of Ctrl+C presses, counted by the handler: a `KeyboardInterrupt` may precede the loop's reaction."""
         self._watchdog: _Watchdog | None = None
         self._previous: Any = None
         self._previous_term: Any = None
@@ -61,9 +61,9 @@ class Interrupts:
         await self._draining.wait()
 
     def ask(self) -> None:
-        """Ask for an end on behalf of a `KeyboardInterrupt` that left a task. On the loop's thread.
+        """Request an end because of a `KeyboardInterrupt` that left a task. Call it on the loop's thread.
 
-        It counts as a Ctrl+C only if none came: the handler has counted the press that caused it.
+        It counts as a Ctrl+C only if the handler has not counted one: the handler counts the press that caused it.
         """
         self._count = max(self._count, 1)
         self._tell()
@@ -84,7 +84,7 @@ class Interrupts:
         return self
 
     def runs_in(self, thread: threading.Thread) -> None:
-        """Record that the loop runs in this thread, beside the main one. Call it once the thread runs."""
+        """Record that the loop runs in this thread instead of the main thread. Call it once the thread runs."""
         if self._watchdog is not None:
             self._watchdog.loop_thread = thread.ident
 
@@ -133,8 +133,8 @@ class _Watchdog:
     """Interrupts a synchronous call that blocks the loop after Ctrl+C.
 
     A signal handler may not start threads or take locks, so the thread exists from the start and is woken by a byte in
-    a pipe. It sends SIGINT again; the handler then raises inside the blocking call. For a loop beside the main thread,
-    it raises the error itself, and ends the process if that does not help: no signal ends a system call there.
+    a pipe. It sends SIGINT again; the handler then raises inside the blocking call. For a loop outside the main thread,
+    it raises the error itself, and ends the process if that has no effect: no signal ends a system call there.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Work on threads that can be awaited, cancelled and, at worst, abandoned: a coroutine, or a blocking call."""
+"""Coroutines and blocking calls on threads, which can be awaited, cancelled and, as a last resort, abandoned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LoopThread:
         self._thread.start()
 
     async def result(self) -> Any:
-        """Wait for the coroutine and return its result or raise its error; cancelling this cancels the coroutine."""
+        """Wait for the coroutine and return its result or raise its error. If cancelled, cancel the coroutine."""
         ended = asyncio.wrap_future(self._future)
         try:
             return await asyncio.shield(ended)
@@ -85,8 +85,8 @@ class LoopThread:
 async def call_in_thread(function: Callable[..., T], *args: object, name: str, grace: float = 2.0) -> T:
     """Run a blocking call on a separate daemon thread and return its result.
 
-    When cancelled, `CancelledError` is raised in the thread at its next Python instruction, so that its `finally`
-    blocks run, and it has `grace` seconds to end; then it is abandoned.
+    When this coroutine is cancelled, `CancelledError` is raised in the thread at its next Python instruction, so that
+    its `finally` blocks run. After `grace` seconds the thread is abandoned.
     """
     idents, cancelled = list[int](), threading.Event()
 
@@ -107,7 +107,7 @@ async def call_in_thread(function: Callable[..., T], *args: object, name: str, g
             raise_in(idents[0], asyncio.CancelledError)
         await asyncio.wait([ended], timeout=grace)
         if not ended.done():
-            logger.error("%s is in a blocking call that did not end when it was cancelled; it is left behind", name)
+            logger.error("%s did not end when it was cancelled, because of a blocking call; abandoning it", name)
         if not ended.cancel() and not ended.cancelled():
             ended.exception()  # the waiter was cancelled, so nobody else reads it
         raise

@@ -1,8 +1,8 @@
 """Event loops that always end: `run` for a coroutine on this thread, the executor of such a loop, a time limit.
 
-`run` is `asyncio.run` with three differences. Ctrl+C does not cancel blindly, it is delivered as `Interrupts`. A loop
-that a synchronous call blocks is interrupted. Tasks that refuse to end are abandoned instead of awaited. It can also
-leave the main thread to synchronous agents, and run the loop in a thread beside it.
+`run` is `asyncio.run` with three differences. Ctrl+C does not cancel the task but is delivered as `Interrupts`. A loop
+that a synchronous call blocks is interrupted. Tasks that do not end are abandoned instead of awaited. It can also
+reserve the main thread for synchronous agents, and run the loop on another thread.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 LEFTOVERS_SECONDS = 1.0
-"""Seconds that tasks that outlive the main coroutine may take to end when they are cancelled."""
+"""Seconds that cancelled tasks may take to end after the main coroutine has ended."""
 
 TERMINATED = ExitCode.TERMINATED
-"""Exit code of a program that ended properly after SIGTERM, as shells count."""
+"""Exit code of a program that ended normally after SIGTERM, by the convention of shells."""
 
 
 def run(
@@ -44,13 +44,13 @@ def run(
 ) -> T:
     """Run `main(interrupts)` on a fresh event loop of this thread and return its result.
 
-    With `beside`, and on the main thread, the loop runs in another thread and this one runs calls (`MainThread`). A
-    call that does not end keeps this function from returning: Ctrl+C then ends the process, and a child
-    (`always_interruptible`) ends by itself.
+    With `beside`, and on the main thread, the loop runs on another thread and this one runs calls (`MainThread`). If a
+    call does not end, this function does not return: Ctrl+C then ends the process, and a child
+    (`always_interruptible`) ends without it.
 
     Raises:
-        RuntimeError: a loop is running in this thread already.
-        SystemExit: `terminable`, and SIGTERM came; after `main` has cleaned up as after Ctrl+C.
+        RuntimeError: a loop is already running in this thread.
+        SystemExit: with `terminable`, SIGTERM was received; raised after `main` has cleaned up as after Ctrl+C.
     """
     try:
         asyncio.get_running_loop()
@@ -58,7 +58,7 @@ def run(
         pass
     else:
         raise RuntimeError(
-            "An event loop is running in this thread already, and a run needs one of its own. "
+            "An event loop is already running in this thread, but a run needs a separate one. "
             "Call it from another thread, for example: await asyncio.to_thread(trainer.fit, agent, ...)"
         )
     loop = asyncio.new_event_loop()
@@ -115,7 +115,7 @@ def _beside(
 def _wrest(main_thread: MainThread, interrupts: Interrupts, is_child: bool) -> None:
     """Interrupt a call that still occupies the main thread, until it or the process ends."""
     where = " > ".join(thread_stack("MainThread"))
-    logger.error("The agent does not let go of the main thread, which waits for it; Ctrl+C ends the process: %s", where)
+    logger.error("Waiting for a call of the agent on the main thread; press Ctrl+C to end the process: %s", where)
     while not main_thread.served.is_set():
         if is_child:  # all that matters was reported
             os.kill(os.getpid(), signal.SIGTERM)
@@ -154,12 +154,12 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def within(seconds: float, work: Coroutine[object, object, T]) -> T:
-    """Return the result of `work`; when time is up, or the caller is cancelled, cancel it and wait for its end.
+    """Return the result of `work`; when the time is up or the caller is cancelled, cancel it and wait for its end.
 
-    Never swallows a cancellation, as `asyncio.wait_for` may before Python 3.12.
+    Unlike `asyncio.wait_for` before Python 3.12, it never swallows a cancellation.
 
     Raises:
-        asyncio.TimeoutError: it did not end within `seconds`.
+        asyncio.TimeoutError: `work` did not end within `seconds`.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -170,7 +170,7 @@ async def within(seconds: float, work: Coroutine[object, object, T]) -> T:
             task.cancel()
             await asyncio.wait({task})
     if not in_time:
-        raise TimeoutError(f"no end within {seconds:g} s")
+        raise TimeoutError(f"not done within {seconds:g} s")
     return task.result()
 
 
@@ -187,7 +187,7 @@ class DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
 
     @override
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Return at once: there is no pool."""
+        """Return immediately: this executor has no pool."""
 
 
 def fulfil(
@@ -202,7 +202,7 @@ def fulfil(
     try:
         result = function(*args, **kwargs)
     except StopIteration as error:  # a future of asyncio cannot hold one
-        future.set_exception(RuntimeError(f"{error!r} left the call"))
+        future.set_exception(RuntimeError(f"the call raised {error!r}"))
     except BaseException as error:  # boundary: the waiter of the future gets it
         future.set_exception(error)
     else:

@@ -1,6 +1,6 @@
-"""Calls on the main thread: while an event loop runs beside it in another thread, or while its own loop is blocked.
+"""Calls on the main thread, while an event loop runs on another thread or the main thread's loop is blocked.
 
-Signal handlers, debuggers and some libraries only work on the main thread. Only a call on it can be interrupted: by a
+Signal handlers, debuggers and some libraries only work on the main thread. Only calls on it can be interrupted: by a
 signal with a handler that raises, which also ends a waiting system call.
 """
 
@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 AGAIN_SECONDS = 1.0
-"""Seconds before a call that goes on is interrupted again."""
+"""Seconds before a call that continues is interrupted again."""
 RESEND_SECONDS = 0.1
 """Seconds after which a signal is sent again if its handler has not run."""
 SIGNAL_SECONDS = 0.5
@@ -29,7 +29,7 @@ SIGNAL_SECONDS = 0.5
 SIGNAL: int = getattr(signal, "SIGURG", 0)
 """The signal that interrupts a call. Programs rarely use it, and without a handler it does nothing."""
 KEPT_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.Signals(SIGNAL)] if SIGNAL else []))
-"""Signals whose handlers are restored after a call has replaced them."""
+"""Signals with handlers that are restored after a call has replaced them."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class MainCall(asyncio.Future[Done]):
-    """One call on the main thread, as a future of the loop beside it."""
+    """A call on the main thread, as a future of the loop on the other thread."""
 
     def __init__(self, main_thread: MainThread, call: Callable[[], object], kept_signals: Sequence[int]) -> None:
         super().__init__(loop=main_thread.loop)
@@ -74,7 +74,7 @@ class MainCall(asyncio.Future[Done]):
 
 
 class MainThread:
-    """An executor of calls on the main thread, one at a time. The main thread serves it, the loop beside it calls."""
+    """An executor of calls on the main thread, one at a time. The main thread runs `serve`; the loop uses `call`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -91,14 +91,14 @@ class MainThread:
         return self._latest is None or self._latest.done()
 
     def call(self, call: Callable[[], object], kept_signals: Sequence[int] = KEPT_SIGNALS) -> MainCall:
-        """Call `call` with a copy of the context; only while it `is_free`."""
+        """Run `call` with a copy of the context. Use it only while `is_free`."""
         assert self.is_free
         self._latest = MainCall(self, call, kept_signals)
         self._jobs.put(self._latest)
         return self._latest
 
     async def until_free(self, seconds: float) -> bool:
-        """Interrupt an earlier call until it has ended; return whether it has ended within `seconds`."""
+        """Interrupt an earlier call repeatedly and return whether it has ended within `seconds`."""
         end = self.loop.time() + seconds
         while self._latest is not None and not self._latest.done() and (remaining := end - self.loop.time()) > 0:
             self._latest.interrupt()
@@ -106,7 +106,7 @@ class MainThread:
         return self.is_free
 
     def interrupt(self, call: MainCall | None = None) -> None:
-        """Raise `Interrupted` in this call, else in the call in progress."""
+        """Raise `Interrupted` in this call; without an argument, in the call in progress."""
         self._unwanted = unwanted = call or self._running
         if SIGNAL and unwanted is not None:
             signal.pthread_kill(threading.main_thread().ident or 0, SIGNAL)
@@ -114,13 +114,13 @@ class MainThread:
                 self.loop.call_soon_threadsafe(self.loop.call_later, RESEND_SECONDS, self._resend, unwanted)
 
     def _resend(self, call: MainCall) -> None:
-        """Send the signal again until it is handled: a signal that arrives just before the main thread begins to wait
-        in the system is noticed only when that wait ends."""
+        """Send the signal again until it is handled: a signal that arrives right before a system call of the main
+        thread is only handled when that call ends."""
         if self._unwanted is call and not call.done():
             self.interrupt(call)
 
     def open(self) -> None:
-        """Register it for the loop, until `close`."""
+        """Register this executor for the loop, until `close`."""
         _beside[self.loop] = self
 
     def serve(self) -> None:
@@ -141,9 +141,9 @@ class MainThread:
                 return self._jobs.get(timeout=SIGNAL_SECONDS)
 
     def call_now(self, call: Callable[[], object], limit: float | None) -> MainCall:
-        """Run a call on this thread, which blocks the loop of this thread meanwhile, and return it done.
+        """Run a call on this thread and return it when it is done. It blocks the loop of this thread.
 
-        After `limit` seconds it is interrupted repeatedly. Ctrl+C raises in it.
+        After `limit` seconds it is interrupted repeatedly. Ctrl+C raises in the call.
         """
         now, ended = MainCall(self, call, KEPT_SIGNALS), threading.Event()
         is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -192,7 +192,7 @@ class MainThread:
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         unwanted, self._unwanted = self._unwanted, None
         if unwanted is not None and unwanted is self._running:
-            raise Interrupted("the call is to end")
+            raise Interrupted("the call has to end")
 
 
 @contextlib.contextmanager
@@ -206,10 +206,10 @@ def _handling(signum: int, handler: Any) -> Generator[None]:
 
 @contextlib.contextmanager
 def outside_of_running_loop() -> Generator[None]:
-    """Let the body run other event loops on this thread although one runs already, as in a notebook.
+    """Let the body run other event loops on this thread although one is already running, as in a notebook.
 
-    The running loop is blocked until the body ends, as by any other long call. The body is on the same thread, so that
-    Ctrl+C (in a notebook: interrupt) reaches it.
+    The running loop is blocked until the body ends, as by any other long call. The body runs on the same thread, so
+    that Ctrl+C (in a notebook: interrupt) reaches it.
     """
     loop: asyncio.AbstractEventLoop | None = None
     with contextlib.suppress(RuntimeError):
@@ -235,12 +235,12 @@ _beside: dict[asyncio.AbstractEventLoop, MainThread] = {}
 
 
 def main_thread_beside(loop: asyncio.AbstractEventLoop) -> MainThread | None:
-    """Return the executor of calls on the main thread for a loop that runs beside it; None for any other loop."""
+    """Return the executor of calls on the main thread for a loop on another thread; None for other loops."""
     return _beside.get(loop)
 
 
 async def on_main_thread(call: Callable[[], object]) -> None:
-    """Run a short call on the main thread, where it may set signal handlers, beside this loop or on its own thread."""
+    """Run a short call on the main thread, where it may set signal handlers, from a loop on this or another thread."""
     main_thread = main_thread_beside(asyncio.get_running_loop())
     if main_thread is None:
         call()
@@ -259,7 +259,7 @@ def has_main_thread_to_itself() -> bool:
 def has_loop_to_itself() -> bool:
     """Return True if the caller's loop has no other task and no server.
 
-    A loop that does not show its servers (without a selector of Python's own) may have some.
+    A loop without a selector of Python's own does not list its servers, so it counts as having some.
     """
     loop = asyncio.get_running_loop()
     selector: BaseSelector | None = getattr(loop, "_selector", None)

@@ -1,7 +1,7 @@
 """Daemon threads, which never block the exit: one that runs an event loop, and others that run blocking calls.
 
-The loop is for parts whose callers are threads or other loops. The threads for calls are started when needed, reused,
-and abandoned if their call does not return.
+The loop is for parts that are called from threads or other loops. The threads for calls are started when needed,
+reused, and abandoned if their call does not return.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CLOSE_SECONDS = 0.5
 class BackgroundLoop:
     """An event loop that runs on a separate thread.
 
-    Started by the first `submit`, from any thread. After a fork the child starts a fresh one. `stop` ends the thread
-    and may be called twice; the owner must call it.
+    The first `submit` from any thread starts it. After a fork, the child starts a new one. The owner must call `stop`,
+    which ends the thread and may be called twice.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,7 +36,7 @@ class BackgroundLoop:
         self._pid = 0
 
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop; start the thread if there is none in this process."""
+        """Return the running loop; start the thread if this process has none."""
         with self._lock:
             if self._loop is None or self._pid != os.getpid():
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
@@ -81,12 +81,12 @@ _Jobs = SimpleQueue[_Job | None]
 
 
 class Threads:
-    """Daemon threads, one for each call in progress. A pool does not fit: its threads keep the process alive, and a
+    """Daemon threads, one for each call in progress. A pool is unsuitable: its threads keep the process alive, and a
     thread that never returns would be missing for later calls.
 
-    With `on_main` the main thread is used first, if the event loop runs beside it and no other call occupies it, or if
-    the loop runs on it and may stand still meanwhile (`may_hold_loop`). `call` belongs to an event loop; `close` ends
-    the idle threads, and may be called twice.
+    With `on_main`, the main thread is used first: if the event loop runs on another thread and no other call occupies
+    the main thread, or if the loop runs on it and may be blocked (`may_hold_loop`). Use `call` from an event loop;
+    `close` ends the idle threads, and may be called twice.
     """
 
     def __init__(self, *, on_main: bool = False) -> None:
@@ -103,7 +103,7 @@ class Threads:
         return main_thread_beside(asyncio.get_running_loop()) if self._on_main else None
 
     def call(self, call: Callable[[], object], label: str, limit: float | None = None) -> asyncio.Future[Done]:
-        """Call `call` in a thread with a copy of the context, and return a future of its result.
+        """Run `call` in a thread with a copy of the context, and return a future of its result.
 
         `limit` (seconds) is for a call that blocks the loop; any other call is ended by its waiter.
         """

@@ -1,4 +1,4 @@
-"""The lines of source at which a coroutine or a thread waits, for the report of a stall."""
+"""The source lines at which a coroutine or a thread waits, for the report of a stall."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 SHOWN = 6
-"""Number of returned lines: the outermost ones, which the user knows, and the innermost."""
+"""Number of returned lines: the outermost ones, which belong to the user's code, and the innermost."""
 _MACHINERY = (
     "asyncio/",
     "concurrent/",
@@ -35,7 +35,7 @@ def task_stack(task: asyncio.Task[object]) -> list[str]:
 
 
 def thread_stack(name: str) -> list[str]:
-    """Return the lines at which the thread of this name is, from the outside in; empty if there is none."""
+    """Return the lines that the thread with this name executes, from the outside in; none without such a thread."""
     thread = next((thread for thread in threading.enumerate() if thread.name == name), None)
     frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
     frames: list[FrameType] = []

@@ -1,1 +1,1 @@
-"""The parts that all HTTP servers of this package share: serving, dispatch, bounds, keys and origins."""
+"""The parts that all HTTP servers of this package share: serving, dispatch, limits, keys and origins."""

@@ -1,9 +1,9 @@
-"""The names to which a server answers. A page on the internet can make its own name resolve to 127.0.0.1 (DNS
-rebinding) and then read a loopback server as if it were its own server. The `Host` header, which has that name, shows
-this.
+"""The host names that a server accepts. A page on the internet can make its own name resolve to 127.0.0.1 (DNS
+rebinding) and then read a loopback server as if it were its own server. The `Host` header contains that name, so a
+server can detect this.
 
-The same check stops writes that need no answer: a page of another origin may post to the loopback address itself, with
-the right `Host`. Its browser names the origin in `Origin`. Only pages of named origins may be allowed (CORS).
+The same check stops writes that need no response: a page of another origin may post to the loopback address, with the
+right `Host`. Its browser sends the origin in `Origin`. Only pages of listed origins can be allowed (CORS).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 HOSTS_VARIABLE = "AGL_ALLOWED_HOSTS"
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 _READS = frozenset(("GET", "HEAD", "OPTIONS"))
-"""Methods that change nothing, and are useless to a page that may not read the answer."""
+"""Methods that change nothing, and are useless to a page that may not read the response."""
 _REMEMBERED = 256
 
 
@@ -35,7 +35,7 @@ _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_~!$&'()*+,;=%.-]+?)\.?)(?::[0
 def host_name(header: str) -> str:
     """Return the name in a `Host` header or the host of a URL: lower case, without port, brackets and final dot.
 
-    An invalid header is returned in lower case: it is equal to no name.
+    An invalid header is returned in lower case: it equals no name.
     """
     text = header.lower()
     match = _HOST.fullmatch(text)
@@ -52,8 +52,8 @@ class AllowedHosts:
     def of(cls, bind_host: str, told_host: str, allowed: str | Sequence[str] | None) -> AllowedHosts:
         """Return the rule for a server that binds `bind_host` and publishes `told_host`.
 
-        `allowed` (else `AGL_ALLOWED_HOSTS`, separated by commas) adds names, `*` allows all. A server that is bound
-        beyond loopback without given names allows every name: the token protects it.
+        `allowed` (or `AGL_ALLOWED_HOSTS`, separated by commas) adds names; `*` allows all. A server that is bound
+        beyond loopback without such names allows every name: the token protects it.
         """
         names = allowed if allowed is not None else resolve_str_env_var(HOSTS_VARIABLE) or ""
         names = names.split(",") if isinstance(names, str) else names
@@ -63,15 +63,15 @@ class AllowedHosts:
         return cls(frozenset(host_name(name) for name in (*_LOOPBACK_NAMES, bind_host, told_host, *listed) if name))
 
     def allows(self, header: str) -> bool:
-        """Return True if a request with this `Host` is answered."""
+        """Return True if a request with this `Host` is accepted."""
         return self.names is None or host_name(header) in self.names
 
 
 class HostDoor:
-    """ASGI middleware: answers a request only under an allowed name, whatever its path.
+    """ASGI middleware: accepts a request only with an allowed host name, for any path.
 
-    With `same_origin` it also refuses writes by a page of another origin that is not in `origins`. This is for servers
-    without a token, which accept everything that reaches the port.
+    With `same_origin`, it also rejects writes by pages of other origins that are not in `origins`. This is for servers
+    without a token, which accept every request that reaches the port.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class HostDoor:
         if self._hosts.names is not None and host not in self._known:
             if host is None or not self._hosts.allows(header):
                 shown, name = header[:100], host_name(header)[:100] or "<name>"
-                text = f"The Host header says {shown!r}, which is not a name of this server. "
-                way = f"Use the address that the server printed, or allow the name there: {HOSTS_VARIABLE}={name}"
+                text = f"The Host header is {shown!r}, which is not a name of this server. "
+                way = f"Use the address that the server printed, or set on the server: {HOSTS_VARIABLE}={name}"
                 return _refused("HostNotAllowed", text + way).send(send)
             if len(self._known) < _REMEMBERED:
                 self._known.add(host)
@@ -111,7 +111,7 @@ class HostDoor:
             page = origin.decode("latin-1")
             own = (f"http://{header}", f"https://{header}") if _HOST.fullmatch(header.lower()) else ()
             if page not in self._origins and page not in own:
-                text = f"The request comes from a page of another origin, {page[:100]!r}. Allow that origin "
+                text = f"The request is from a page of another origin, {page[:100]!r}. Allow that origin "
                 way = "(cors_allow_origins, or --cors-origin), or set AGL_TOKEN on the server and send it"
                 return _refused("OriginNotAllowed", text + way).send(send)
         return self.app(scope, receive, send)
@@ -123,17 +123,17 @@ def _refused(error_type: str, text: str) -> ErrorReply:
 
 
 def listed_origins(origins: str | Sequence[str] | None) -> list[str]:
-    """Return the origins without blanks; `*` stands for all of them."""
+    """Return the origins without blanks; `*` means all origins."""
     listed = [origins] if isinstance(origins, str) else list(origins or [])
     listed = [origin.strip() for origin in listed if origin.strip()]
     return ["*"] if "*" in listed else listed
 
 
 class NamedOrigins:
-    """ASGI middleware that lets pages of `origins` read the answers, errors included, and answers their preflights.
+    """ASGI middleware that lets pages of `origins` read responses, including errors, and answers their preflights.
 
-    It comes before the check of the token, since a preflight has none. A request from another origin gets no CORS
-    header, so that its page may not read the answer; its preflight is refused. `*` allows every origin, without
+    It runs before the check of the token, since a preflight has none. A request from another origin gets no CORS
+    header, so that its page may not read the response; its preflight is rejected. `*` allows every origin, without
     credentials.
     """
 
@@ -155,7 +155,7 @@ class NamedOrigins:
             await self._cors(scope, receive, send)
         elif origin is not None and scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             shown = origin.decode("latin-1")[:100]
-            text = f"The origin {shown!r} is not allowed here; allow it with cors_allow_origins, or --cors-origin"
+            text = f"The origin {shown!r} is not allowed; allow it with cors_allow_origins, or --cors-origin"
             await refusal(403, text, "OriginNotAllowed").send(send)
         else:
             await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""Bearer tokens of servers: checks of the bind address and of requests. Pure functions and one ASGI middleware."""
+"""Bearer tokens of servers: checks of the bind address and of requests. Pure functions and an ASGI middleware."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 TOKEN_VARIABLE = TOKEN
 INSECURE_VARIABLE = "AGL_INSECURE"
 SHORTEST_TOKEN = 16
-"""Smallest number of characters of a token for a server that other machines can reach."""
+"""Minimum number of characters of a token for a server that other machines can reach."""
 
 
 def auth_headers(token: str | None) -> dict[str, str]:
-    """Return the request headers that present `token`; none without a token."""
+    """Return the request headers that contain `token`; none without a token."""
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for an address that only this machine can reach; names other than `localhost` count as reachable."""
+    """Return True for an address that only this machine can reach. Names other than `localhost` count as reachable."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -45,7 +45,7 @@ def check_bind(host: str, token: str | None) -> None:
 
     Raises:
         RuntimeError: `host` is not loopback, the token is missing or shorter than `SHORTEST_TOKEN`, and `AGL_INSECURE`
-            is not true; names the remedies.
+            is not true.
     """
     if is_loopback(host) or resolve_bool_env_var(INSECURE_VARIABLE, fallback=False):
         return
@@ -54,12 +54,12 @@ def check_bind(host: str, token: str | None) -> None:
     if token:
         raise RuntimeError(
             f"Refusing to listen on {host}: {TOKEN_VARIABLE} has {len(token)} characters and other machines could "
-            f"guess it; at least {SHORTEST_TOKEN} are needed. Make one with: openssl rand -hex 32"
+            f"guess it; at least {SHORTEST_TOKEN} are required. Generate a token with: openssl rand -hex 32"
         )
     raise RuntimeError(
         f"Refusing to listen on {host}: other machines could reach it and no token is set. "
-        f"Set {TOKEN_VARIABLE}=<secret> on every machine (openssl rand -hex 32 makes one), or {INSECURE_VARIABLE}=1 to "
-        "allow anyone in; to serve this machine only, listen on 127.0.0.1."
+        f"Set {TOKEN_VARIABLE}=<secret> on every machine (generate one with openssl rand -hex 32), or "
+        f"{INSECURE_VARIABLE}=1 to allow everyone. To serve only this machine, listen on 127.0.0.1."
     )
 
 
@@ -78,9 +78,9 @@ def same_token(presented: str | None, token: str) -> bool:
 
 
 class BearerAuth:
-    """ASGI middleware that requires the token of every request, except those that `is_open` accepts.
+    """ASGI middleware that requires the token in every request, except those that `is_open` accepts.
 
-    Without a configured token everything passes. A refusal is 401 with `error_type` `UnauthorizedError`.
+    Without a configured token, every request is accepted. A rejection is 401 with `error_type` `UnauthorizedError`.
     """
 
     def __init__(self, app: ASGIApp, token: str | None, is_open: Callable[[Scope], bool]) -> None:

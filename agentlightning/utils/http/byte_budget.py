@@ -1,10 +1,10 @@
-"""The bodies of requests, each read with a bound on its size, and a budget of the bytes that a process holds at a time:
-in total, and for each owner. All servers of a process share one budget, `PROCESS`, since they share its memory.
+"""Reads the bodies of requests up to a limit, and limits the bytes that a process holds at a time: in total and for
+each owner. All servers of a process share one budget, `PROCESS`, since they share its memory.
 
 Bytes are counted from their arrival until the work on them is done: the read part of an incomplete body, the unpacked
-form of a compressed body, and a reply that is kept until it is recorded. A request beyond the budget is refused with
-429 and `Retry-After`, and its bytes are free again. `HttpBounds.arrival_seconds` ends a client that sends very slowly.
-A body of one piece up to `UNCOUNTED_BYTES` is not counted; the number of connections and of calls bounds those.
+form of a compressed body, and a reply that is kept until it is recorded. A request beyond the budget is rejected with
+429 and `Retry-After`, and its bytes are released. `HttpBounds.arrival_seconds` ends connections that send very slowly.
+A body of one piece up to `UNCOUNTED_BYTES` is not counted; the limits of connections and calls apply to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentlightning.utils.http.auth import Message, Receive, Scope
 PROCESS_BYTES = 512 * 1024 * 1024
 """Limit of a process: sixteen bodies of the largest size."""
 CLIENT_BYTES = 256 * 1024 * 1024
-"""Limit of one address that calls a store, an engine or another server than the gateway."""
+"""Limit of one address that calls a store, an engine or any server other than the gateway."""
 ATTEMPT_BYTES = 128 * 1024 * 1024
 """Limit of one attempt at the gateway: four bodies of the largest size."""
 UNCOUNTED_BYTES = 64 * 1024
@@ -34,7 +34,7 @@ _STEP_BYTES = 512 * 1024
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 """Content encodings, and zlib's window bits for each."""
 _MEMBERS = 1024
-"""Largest number of members of a gzip body, which usually has one."""
+"""Maximum number of members of a gzip body, which usually has one."""
 
 
 class UnsupportedMediaError(BadRequestError):
@@ -44,7 +44,7 @@ class UnsupportedMediaError(BadRequestError):
 
 
 class ClientLeftError(BadRequestError):
-    """The client closed the connection before it was answered."""
+    """The client closed the connection before it got a response."""
 
 
 class ByteBudget:
@@ -70,19 +70,19 @@ class ByteBudget:
         """Count bytes of an owner.
 
         Raises:
-            BusyError: they do not fit; then nothing is counted.
+            BusyError: they exceed a limit; then nothing is counted.
         """
         with self._lock:
             if self._held + size > self.total:
-                raise BusyError("Too many large requests are under way; send this one again a little later")
+                raise BusyError("Too many large requests are in progress; retry later")
             if self._by_owner[owner] + size > share:
-                text = f"Requests of one sender may hold {share} bytes at one time; send this one again when others end"
+                text = f"Requests of one sender may hold at most {share} bytes at a time; retry when others have ended"
                 raise BusyError(text)
             self._held += size
             self._by_owner[owner] += size
 
     def give_back(self, owner: Hashable, size: int) -> None:
-        """Count bytes of an owner as free again."""
+        """Release bytes of an owner."""
         with self._lock:
             self._held -= size
             self._by_owner[owner] -= size
@@ -90,13 +90,13 @@ class ByteBudget:
                 del self._by_owner[owner]
 
     def forget(self) -> None:
-        """Reset the budget in a forked child, which holds none of its parent's requests."""
+        """Reset the budget in a forked child, which has none of its parent's requests."""
         self._lock, self._held = threading.Lock(), 0
         self._by_owner.clear()
 
 
 class Hold:
-    """The bytes of one piece of work; leaving the block, or `close`, releases them."""
+    """The bytes held by one piece of work. Leaving the block, or `close`, releases them."""
 
     __slots__ = ("_budget", "_owner", "_share", "size")
 
@@ -105,19 +105,19 @@ class Hold:
         self.size = 0
 
     def add(self, size: int) -> None:
-        """Hold further bytes.
+        """Hold more bytes.
 
         Raises:
-            BusyError: they do not fit.
+            BusyError: they exceed a limit.
         """
         self._budget.add(self._owner, self._share, size)
         self.size += size
 
     def add_value(self, size: int) -> None:
-        """Hold further bytes for a decoded value; a value beyond the owner's share may take all free bytes.
+        """Hold more bytes for a decoded value; a value beyond the owner's share may use all free bytes.
 
         Raises:
-            BusyError: they do not fit.
+            BusyError: they exceed a limit.
         """
         self.add(max(0, min(size, self._share - self.size)))
 
@@ -158,19 +158,19 @@ async def read_body(scope: Scope, receive: Receive, hold: Hold, limit: int = MAX
     """Return the body; its bytes are counted in `hold`, which the caller closes at the end of the work.
 
     Raises:
-        TooLargeError: it is, or is declared to be, larger than `limit` bytes.
-        BusyError: the budget has no room for it.
-        ClientLeftError: the connection closed before its end.
+        TooLargeError: the body, or its declared length, is larger than `limit` bytes.
+        BusyError: the body exceeds the budget.
+        ClientLeftError: the connection closed before the end of the body.
     """
     check_length(scope, limit)
     return await read_on(await receive(), receive, hold, limit)
 
 
 def check_length(scope: Scope, limit: int) -> None:
-    """Refuse a body that is declared to be larger than the limit, before any of it is read.
+    """Reject a body with a declared length above the limit, before any of it is read.
 
     Raises:
-        TooLargeError: it is.
+        TooLargeError: the declared length is above `limit` bytes.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value[:20]) > limit:
@@ -199,7 +199,7 @@ async def read_on(message: Message, receive: Receive, hold: Hold, limit: int) ->
 
 
 def too_large(limit: int) -> TooLargeError:
-    """Return the error of a body that is larger than the limit."""
+    """Return the error for a body that is larger than the limit."""
     return TooLargeError(f"The body is larger than {limit} bytes; send it in smaller parts")
 
 
@@ -209,9 +209,9 @@ def unpacked_parts(
     """Yield the parts of a body without its content encoding; unpacking stops at the first byte beyond `limit`.
 
     Raises:
-        UnsupportedMediaError: the encoding is none of `encodings`.
-        TooLargeError: it holds more than `limit` bytes.
-        BadRequestError: it is broken, ends early, or something follows its end.
+        UnsupportedMediaError: the encoding is not one of `encodings`.
+        TooLargeError: the unpacked body has more than `limit` bytes.
+        BadRequestError: the body is invalid, is incomplete, or has data after its end.
     """
     if encoding not in encodings:
         known = ", ".join(map(repr, encodings))
@@ -221,7 +221,7 @@ def unpacked_parts(
         bits = -bits  # without the header that the standard requires and some clients omit
     while body or not members:
         if members == (1 if encoding == "deflate" else _MEMBERS):
-            raise BadRequestError(f"{broken}: something follows its end, after {members} members")
+            raise BadRequestError(f"{broken}: unexpected data after its end ({members} members)")
         member = zlib.decompressobj(bits)
         while not member.eof:
             try:
@@ -232,6 +232,6 @@ def unpacked_parts(
             if size > limit:
                 raise TooLargeError(f"The body unpacks to more than {limit} bytes; send it in smaller parts")
             if not (member.eof or body or part):
-                raise BadRequestError(f"{broken}: it ends early, after {size} bytes of content")
+                raise BadRequestError(f"{broken}: it is incomplete, with {size} bytes of content")
             yield part
         body, members = member.unused_data, members + 1

@@ -1,6 +1,6 @@
-"""Kept connections to one HTTP server: a small request takes a quarter of the time that it takes in a general client.
-They are for a server of this package (or a proxy in front of one) at a fixed address: no redirects, no cookies, no
-compression, no proxies of the environment.
+"""Persistent connections to one HTTP server; a small request takes a quarter of the time of a general client.
+They are for a server of this package (or a proxy in front of it) at a fixed address: without redirects, cookies,
+compression, and proxies of the environment.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from agentlightning.base.terminal import cut
 from agentlightning.errors import BadRequestError
 
 _IDLE_SECONDS = 20.0
-"""Seconds after which an idle connection is not used again; servers of this package close them after 30."""
+"""Seconds after which an idle connection is not reused; servers of this package close them after 30."""
 _PIECE_BYTES = 1 << 20
 """Size of a piece in which a larger body is written, so that sending it does not block the loop."""
 _HEAD_BYTES = 64 * 1024
-"""Largest size of the status line and headers of an answer."""
+"""Maximum size of the status line and headers of a response."""
 
 
 _PIECES = 1024
-"""Pieces of an answer's body that are kept separately; more are joined, since small ones take much more memory."""
+"""Number of pieces of a response body to keep separately; more are joined, since small pieces take more memory."""
 
 
 class NotConnectedError(ConnectionError):
-    """Raised when there is no connection to the server, so that nothing was sent."""
+    """Raised when no connection to the server exists, so that nothing was sent."""
 
 
 class BrokenAnswerError(ConnectionError):
-    """Raised when the server sent no complete HTTP answer; `status` is 0 unless its head arrived."""
+    """Raised when the server sent no complete HTTP response; `status` is 0 unless its head arrived."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -47,12 +47,12 @@ class BrokenAnswerError(ConnectionError):
 
 
 class CutAnswerError(BrokenAnswerError):
-    """Raised when the server closed the connection in the middle of its answer."""
+    """Raised when the server closed the connection before the end of its response."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """The answer of a server."""
+    """The response of a server."""
 
     status: int
     headers: dict[bytes, bytes]
@@ -68,8 +68,8 @@ class Answer:
 class HttpConnections:
     """The connections of one event loop to the server at `address`, each with one request at a time.
 
-    Their number has no limit except the number of callers. Owned by the loop that first uses it, in the process that
-    made it.
+    Their number is limited only by the number of callers. Owned by the loop that first uses it, in the process that
+    created it.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class HttpConnections:
         idle_seconds: float = _IDLE_SECONDS,
         most_bytes: int | None = None,
     ) -> None:
-        """Prepare without connecting. An answer with a body of more than `most_bytes` is refused."""
+        """Prepare without connecting. A response with a body of more than `most_bytes` is rejected."""
         url = urlsplit(address)
         try:
             self._host, port = (url.hostname or "").encode("idna").decode(), url.port
         except ValueError as error:
-            raise BadRequestError(f"{address!r} is no address of a server: {error}") from error
+            raise BadRequestError(f"{address!r} is not the address of a server: {error}") from error
         self._port = port or (443 if url.scheme == "https" else 80)
         self._connect_seconds, self._idle_seconds, self._most_bytes = connect_seconds, idle_seconds, most_bytes
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
@@ -111,14 +111,14 @@ class HttpConnections:
         *,
         fresh: bool = False,
     ) -> Answer:
-        """Send a request and return its answer. `path` is escaped already; `fresh` asks for a new connection. An
-        `Authorization` among the headers is sent instead of the name and password of the address.
+        """Send a request and return the response. `path` is already escaped; `fresh` requires a new connection. An
+        `Authorization` header is sent instead of the name and password in the address.
 
         Raises:
-            TimeoutError: there was no connection within `connect_seconds`, or no answer within `timeout` seconds.
-            NotConnectedError: there is no connection.
-            BrokenAnswerError: the answer is not HTTP, is too large, or is incomplete.
-            OSError: the connection failed before the answer began.
+            TimeoutError: no connection within `connect_seconds`, or no response within `timeout` seconds.
+            NotConnectedError: the connection could not be opened.
+            BrokenAnswerError: the response is not HTTP, is too large, or is incomplete.
+            OSError: the connection failed before the response began.
         """
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
         length = "" if body is None else f"content-length: {len(body)}\r\n"
@@ -127,7 +127,7 @@ class HttpConnections:
             login = ""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._head}{login}{named}{length}\r\n".encode()
         if named.count("\n") != len(headers) or "\n" in path:
-            raise BadRequestError("A header of the request has a line break in it")
+            raise BadRequestError("A header of the request contains a line break")
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
         connection = None if fresh else self._kept(loop.time())
@@ -173,7 +173,7 @@ class HttpConnections:
     def close(self) -> None:
         """Close all connections; requests in progress fail. May be called twice, and after the loop has ended.
 
-        A forked process closes its copies: the loop's selector is shared with the process that goes on using them.
+        A forked process closes its copies, because the parent continues to use the loop's selector, which both share.
         """
         self._closed = True
         self._idle.clear()
@@ -185,7 +185,7 @@ class HttpConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, with the callbacks of the parser of its answers."""
+    """One connection, with the callbacks of the parser of its responses."""
 
     def __init__(self) -> None:
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -199,12 +199,12 @@ class _Connection(asyncio.Protocol):
         self._in_body = False
         self.most_bytes: int | None = None
         self.is_kept = True
-        """Another request may be sent when this one is answered."""
+        """True if another request may be sent after the response to this one."""
         self.idle_since = 0.0
         self.owner: set[_Connection] = set()
 
     async def ask(self, loop: asyncio.AbstractEventLoop, head: bytes, body: bytes) -> Answer:
-        """Send a request and return its answer."""
+        """Send a request and return the response."""
         waiting = self._waiting = loop.create_future()
         if len(body) <= _PIECE_BYTES:
             self._transport.write(head + body)
@@ -221,18 +221,18 @@ class _Connection(asyncio.Protocol):
         return await waiting
 
     def expire(self) -> None:
-        """Fail the request, since the time for the answer is over."""
-        self._fail(TimeoutError("no answer came in time"))
+        """Fail the request, because the time for the response is over."""
+        self._fail(TimeoutError("no response in time"))
 
     def forget(self) -> None:
-        """Drop the last answer and its future."""
+        """Drop the last response and its future."""
         waiting, self._waiting = self._waiting, None
         self._headers, self._body = {}, []
         if waiting is not None and not waiting.cancel() and not waiting.cancelled():
             waiting.exception()  # nobody may be waiting for it
 
     def drop(self) -> None:
-        """Close the connection at once."""
+        """Close the connection immediately."""
         self.is_kept = False
         self.owner.discard(self)
         try:
@@ -242,7 +242,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def let_go(self) -> None:
-        """Close this process's copy of the socket in a forked process: its number stands for an empty file then."""
+        """Close the copy of the socket in a forked process. Its descriptor then refers to an empty file."""
         self.is_kept = False
         self.owner.discard(self)
         with open(os.devnull) as nothing:
@@ -273,11 +273,11 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(BrokenAnswerError(f"what came is no HTTP answer: {error}: {cut(repr(data[:60]), 80)}"))
+            self._fail(BrokenAnswerError(f"not an HTTP response: {error}: {cut(repr(data[:60]), 80)}"))
         except httptools.HttpParserUpgrade:
-            self._fail(BrokenAnswerError("the server wants to speak another protocol"))
+            self._fail(BrokenAnswerError("the server requested another protocol"))
         if self._head_bytes > _HEAD_BYTES and not self._in_body and not self._waiting.done():
-            self._fail(BrokenAnswerError(f"the head of the answer has more than {_HEAD_BYTES} bytes"))
+            self._fail(BrokenAnswerError(f"the head of the response has more than {_HEAD_BYTES} bytes"))
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -289,7 +289,7 @@ class _Connection(asyncio.Protocol):
         if self._in_body:
             self._fail(
                 CutAnswerError(
-                    f"the server closed the connection after {self._body_bytes} bytes of the answer", self._status
+                    f"the server closed the connection after {self._body_bytes} bytes of the response", self._status
                 )
             )
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the server closed the connection"))
@@ -307,13 +307,13 @@ class _Connection(asyncio.Protocol):
     # --- the parser ------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Begin an answer; an answer without a request makes the connection useless."""
+        """Begin a response; a response without a request makes the connection unusable."""
         self._headers, self._body, self._body_bytes = {}, [], 0
         if self._waiting is None or self._waiting.done():
             self.is_kept = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Store a header; ignore one that follows a body in chunks."""
+        """Store a header; ignore headers after a chunked body."""
         if not self._in_body:
             self._headers[name.lower()] = value
 
@@ -331,10 +331,10 @@ class _Connection(asyncio.Protocol):
             self._body = [whole]
         if self.most_bytes is not None and self._body_bytes > self.most_bytes:
             self._body.clear()
-            self._fail(BrokenAnswerError(f"an answer above {self.most_bytes} bytes", self._status))
+            self._fail(BrokenAnswerError(f"the response has more than {self.most_bytes} bytes", self._status))
 
     def on_message_complete(self) -> None:
-        """Complete the answer; ignore one that only announces another (1xx)."""
+        """Complete the response; ignore an interim response (1xx)."""
         self._in_body = False
         self._head_bytes = 0
         status = self._status

@@ -1,6 +1,6 @@
-"""Dispatch of JSON operations as one ASGI callable: a table of paths, the body, the answer. uvicorn handles HTTP.
+"""Dispatch of JSON operations as one ASGI callable: a table of paths, the body, the response. uvicorn handles HTTP.
 
-It serves the hot path at about twice the rate of a routing framework; requests for other paths go to `fallback`.
+It serves the hot path at about twice the rate of a routing framework; `fallback` serves all other paths.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Request:
-    """One request as a handler sees it."""
+    """A request to a handler."""
 
     path: dict[str, str]
     query: Sequence[tuple[str, str]]
@@ -49,12 +49,12 @@ class Request:
     version: str | None = None
     """Value of the header `X-AGL-Version`, which the clients of this package send."""
     answer: bytes | None = None
-    """Value of the header `X-AGL-Answer`: the requested form of the answer."""
+    """Value of the header `X-AGL-Answer`: the requested form of the response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One served path: a request goes through `read`, `call` and `encode`."""
+    """One served path: a request is processed by `read`, `call` and `encode`."""
 
     method: str
     path: str
@@ -67,13 +67,13 @@ class Endpoint:
     """Returns the JSON of the result."""
     status: int = 200
     may_wait: Callable[[dict[str, Any]], bool] | None = None
-    """Returns True for arguments with which the call may take long, so that it is cancelled when the client leaves."""
+    """Returns True if the call may take long with these arguments; it is then cancelled when the client leaves."""
 
 
 class JsonDispatch:
-    """Serves `endpoints`; anything else goes to `fallback`. Owned by the serving loop.
+    """Serves `endpoints`; `fallback` serves all other paths. Owned by the serving loop.
 
-    A body larger than `max_body_bytes` is refused with 413, a body beyond the byte budget with 429.
+    A body larger than `max_body_bytes` is rejected with 413, a body beyond the byte budget with 429.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class JsonDispatch:
                 if endpoint.method != "GET":
                     check_length(scope, self._max_body)
                     if headers.get(b"content-encoding", b"identity") != b"identity":
-                        text = "This server takes no compressed JSON; send the body without Content-Encoding"
+                        text = "This server does not accept compressed JSON; send the body without Content-Encoding"
                         raise UnsupportedMediaError(text)
                     content = await read_on(await receive(), receive, hold, self._max_body)
                 request = Request(
@@ -168,7 +168,7 @@ class PathTable(Generic[E]):
         values of its parameters. HEAD is served like GET.
 
         Raises:
-            BadRequestError: the path is no valid UTF-8.
+            BadRequestError: the path is not valid UTF-8.
         """
         path: str = scope["path"]
         raw: bytes = scope.get("raw_path") or b""
@@ -195,7 +195,7 @@ class PathTable(Generic[E]):
 
 
 class _Shape(Generic[E]):
-    """Paths of one length with parameters at the same places, by their other segments."""
+    """Paths with the same length and parameters at the same positions, by their other segments."""
 
     __slots__ = ("literals", "parameters", "table")
 
@@ -208,7 +208,7 @@ class _Shape(Generic[E]):
         segments = path.split("/")
         names = [(segments[index][1:-1], index) for index in self.parameters]
         methods, existing = self.table.setdefault(self.literals(segments), ({}, names))
-        assert existing == names, f"{path} names its parameters otherwise than the same path with another method"
+        assert existing == names, f"{path} has other parameter names than the same path with another method"
         methods[method] = endpoint
 
 
@@ -216,7 +216,7 @@ def _text(part: bytes) -> str:
     try:
         return unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
-        raise BadRequestError("The path is no valid UTF-8") from None
+        raise BadRequestError("The path is not valid UTF-8") from None
 
 
 # --- requests and answers -------------------------------------------------------------------------------------------
@@ -232,28 +232,29 @@ def _query(raw: bytes) -> list[tuple[str, str]]:
         text = raw.decode()
         return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_QUERY_FIELDS)
     except UnicodeDecodeError:
-        raise BadRequestError("The query is no valid UTF-8") from None
+        raise BadRequestError("The query is not valid UTF-8") from None
     except ValueError:
         raise BadRequestError(f"The query has more than {_MAX_QUERY_FIELDS} fields; send them in a body") from None
 
 
 async def _answer_other_method(method: str, methods: Mapping[str, Endpoint], send: Send) -> None:
-    """Answer with the supported methods: 204 for OPTIONS, 405 for an unsupported method."""
+    """Respond with the supported methods: 204 for OPTIONS, 405 for an unsupported method."""
     names = sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())})
     allow = (b"allow", ", ".join(names).encode())
     if method == "OPTIONS":
         await send({"type": "http.response.start", "status": 204, "headers": [allow]})
         await send({"type": "http.response.body", "body": b""})
         return
-    reply = refusal(405, f"Method Not Allowed: {method}; this path takes {', '.join(names)}", "MethodNotAllowed")
+    reply = refusal(405, f"Method Not Allowed: {method}; this path accepts {', '.join(names)}", "MethodNotAllowed")
     await reply._replace(extra=(allow,)).send(send)
 
 
 async def unless_left(awaited: Awaitable[T], receive: Receive, stopping: StopSignal | None = None) -> T:
-    """Await what may take long; cancel it when the client leaves, and when the server stops, if there is its signal.
+    """Await a result; cancel the work when the client leaves, and when the server stops if `stopping` is given.
 
     Raises:
-        ClientLeftError, StoreUnreachableError: the client left; the server stops.
+        ClientLeftError: the client left.
+        StoreUnreachableError: the server is stopping.
     """
     here = asyncio.current_task()
     assert here is not None
@@ -278,7 +279,7 @@ async def unless_left(awaited: Awaitable[T], receive: Receive, stopping: StopSig
             raise
         if cancelled_by[0] is stopping:
             raise StoreUnreachableError("The server is stopping") from None
-        raise ClientLeftError("The client closed the connection before it was answered") from None
+        raise ClientLeftError("The client closed the connection before it got a response") from None
     finally:
         departure.remove_done_callback(cancel)
         departure.cancel()

@@ -1,7 +1,7 @@
-"""The answer to a failed request: `{"detail": ..., "error_type": ...}`, a status, one line of log.
+"""The response to a failed request: `{"detail": ..., "error_type": ...}`, a status, and one log line.
 
-The detail is for the sender of the request. It never has a traceback and does not describe failures of the server:
-those are in the log, once, with the traceback.
+The detail is for the sender of the request. It never has a traceback and does not describe failures of the server,
+which are logged once with the traceback.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from agentlightning.errors import WIRE_ERRORS, AgentLightningError, BusyError, D
 logger = logging.getLogger(__name__)
 
 MAX_DETAIL = 2000
-"""Largest number of characters of an error's text in an answer; ids and values in it may be as long as a body."""
+"""Maximum number of characters of an error message in a response; ids and values in it may be as long as a body."""
 _MAX_WRONG_VALUES = 20
-"""Number of wrong values of one body that are listed."""
+"""Number of invalid values of a body to list."""
 _RETRY_SECONDS = 1
 _PLAIN_ERRORS: dict[type[Exception], int] = {
     NotImplementedError: 501,
@@ -29,11 +29,11 @@ _PLAIN_ERRORS: dict[type[Exception], int] = {
     TypeError: 400,
     ValueError: 400,
 }
-"""Standard errors that the request may cause, with their statuses."""
+"""Standard errors that a request may cause, with their statuses."""
 
 
 class WrongShapeError(Exception):
-    """Raised when the request has values that the operation does not accept; the cause names them."""
+    """Raised when a request has values that the operation does not accept; the cause names them."""
 
     def __init__(self, cause: ValidationError, place: str) -> None:
         super().__init__(str(cause.title))
@@ -43,26 +43,26 @@ class WrongShapeError(Exception):
 
 
 class ErrorReply(NamedTuple):
-    """One answer to a request that failed."""
+    """The response to a failed request."""
 
     status: int
     body: bytes
     extra: tuple[tuple[bytes, bytes], ...] = ()
-    """Headers beside content type and length."""
+    """Headers in addition to content type and length."""
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """All headers, as ASGI takes them."""
+        """All headers in the form of ASGI."""
         length = str(len(self.body)).encode()
         return [(b"content-type", b"application/json"), (b"content-length", length), *self.extra]
 
     async def send(self, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
-        """Send the answer by ASGI."""
+        """Send the response through ASGI."""
         await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
         await send({"type": "http.response.body", "body": self.body})
 
     def closing(self) -> ErrorReply:
-        """Return the same answer as the last one of its connection."""
+        """Return the same response, as the last one of its connection."""
         return self._replace(extra=(*self.extra, (b"connection", b"close")))
 
 
@@ -72,23 +72,23 @@ def error_body(detail: object, error_type: str) -> bytes:
 
 
 def refusal(status: int, detail: str, error_type: str) -> ErrorReply:
-    """Return a refusal; statuses that mean "later" have a `Retry-After`."""
+    """Return a rejection; with a `Retry-After` if the status allows a retry."""
     later = ((b"retry-after", str(_RETRY_SECONDS).encode()),) if status in (429, 503) else ()
     return ErrorReply(status, error_body(_cut(detail), error_type), later)
 
 
 def failure(error: Exception) -> ErrorReply:
-    """Return the answer to a request that failed by an error of the server; the details are in the log."""
+    """Return the response to a request that failed because of an error of the server; the log has the details."""
     return ErrorReply(500, error_body("Internal server error", type(error).__name__))
 
 
 def describe_error(error: Exception, request: str) -> ErrorReply:
-    """Return the answer to a failed request, and log it: one line, or the traceback for an error of the server."""
+    """Return the response to a failed request, and log it: one line, or the traceback for an error of the server."""
     if isinstance(error, ValidationError):  # by the store, which made a value of its own out of an argument
         error = WrongShapeError(error, "arguments")
     if isinstance(error, WrongShapeError):
         details = _wrong_values(error)
-        logger.info("%s: 422, wrong shape: %.200s", request, details)
+        logger.info("%s: 422, invalid values: %.200s", request, details)
         return ErrorReply(422, error_body(details, "ValidationError"))
     status, name = 500, type(error).__name__
     if isinstance(error, AgentLightningError):
@@ -110,7 +110,7 @@ def describe_error(error: Exception, request: str) -> ErrorReply:
 def _wrong_values(error: WrongShapeError) -> list[dict[str, Any]]:
     count = error.cause.error_count()
     if count > _MAX_WRONG_VALUES * 50:  # describing each would cost more than the body did
-        return [{"type": "too_many_errors", "loc": (error.place,), "msg": f"{count} values have the wrong shape"}]
+        return [{"type": "too_many_errors", "loc": (error.place,), "msg": f"{count} values are invalid"}]
     details: list[Any] = list(error.cause.errors(include_url=False, include_input=False, include_context=False))
     for detail in details[:_MAX_WRONG_VALUES]:
         detail["loc"] = (error.place, *(_cut(part, 100) if isinstance(part, str) else part for part in detail["loc"]))

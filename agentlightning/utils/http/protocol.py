@@ -1,9 +1,10 @@
-"""HTTP/1.1 connections of uvicorn with the bounds that uvicorn lacks, and an answer in one write.
+"""HTTP/1.1 connections of uvicorn with limits that uvicorn lacks, and responses in one write.
 
-uvicorn has no bound for: the time of a request's head, its headers, the framing of chunks and the data after the last
-one, an answer that nobody reads, connections (it answers 503 to all, health too). A message beyond a bound is refused
-as soon as that is detected, at the latest after the piece of data that exceeds it. The hot path pays a few assignments:
-`sweep`, which the server calls for every connection about once a second, checks the times.
+uvicorn has no limit for: the time of a request's head, its headers, the framing of chunks and the data after the last
+one, a response that is not read, connections (beyond its limit, all requests get 503, including health checks). A
+message beyond a limit is rejected as soon as this is detected, at the latest after the piece of data that exceeds it.
+The cost on the hot path is a few assignments: `sweep`, which the server calls for every connection about once a second,
+checks the times.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from agentlightning.utils.http.errors import ErrorReply, refusal
 logger = logging.getLogger(__name__)
 
 _RESERVE = 64
-"""Connections beyond the bound: they answer health requests, and 503 to everything else. Further connections are closed
-without an answer."""
+"""Number of connections beyond the limit: they serve health requests, and respond with 503 to all others. Further
+connections are closed without a response."""
 _ROOM_MADE = 64
-"""Divisor: this part of the connections is closed at once when there is no room, so that not each new one scans all."""
+"""Divisor: this part of the connections is closed at a time at the limit, so that not every new one scans all."""
 _PROGRESS_BYTES = 256 * 1024
-"""A client that reads fewer bytes of its answer within the time for it counts as one that does not read."""
+"""A client that reads fewer bytes of its response in the allowed time counts as a client that does not read."""
 _LINGER_SECONDS = 5.0
 _LINGER_BYTES = 4 * 1024 * 1024
-"""Time and bytes for which a refused request is still read, so that the client can read the refusal."""
+"""Time and bytes for which a rejected request is still read, so that the client can read the response."""
 
 
 def _connections() -> int:
@@ -49,25 +50,26 @@ def _connections() -> int:
 @explain_fields
 @dataclass(frozen=True)
 class HttpBounds:
-    """Bounds of a server's connections. Times are in seconds, sizes in bytes."""
+    """Limits of a server's connections. Times are in seconds, sizes in bytes."""
 
     head_bytes: int = 64 * 1024
-    """Request line and headers of one request; beyond: 431. Also the framing of a chunked body, besides one byte for
-    each byte of the body, and the data between two pieces of it; beyond: 400."""
+    """Size of request line and headers; beyond: 431. Also the size of the framing of a chunked body, in addition to one
+    byte per byte of the body, and of the data between two pieces of it; beyond: 400."""
     head_lines: int = 256
-    """Headers of one request; beyond: 431."""
+    """Number of headers of a request; beyond: 431."""
     url_bytes: int = 32 * 1024
-    """URL of one request; beyond: 414."""
+    """Size of the URL of a request; beyond: 414."""
     pipelined: int = 16
-    """Requests that wait for the answer to the one before them; beyond: the connection is cut."""
+    """Number of requests that wait for the response to an earlier one; beyond: the connection is closed."""
     arrival_seconds: float = 60.0
     """Time from a request's first byte to its last, while the server reads; beyond: 408."""
     unread_seconds: float = 30.0
-    """Time for a client to read the rest of its answer, or a good part of it; beyond: the connection is cut."""
+    """Time for a client to read the rest of its response, or a large part of it; beyond: the connection is closed."""
     connections: int = field(default_factory=_connections)
-    """Connections at once; beyond: those with half a request are closed, then idle ones, and if there are none: 503."""
+    """Number of concurrent connections; beyond: connections with an incomplete request are closed, then idle ones. If
+    there are neither, the response is 503."""
     reserved_paths: frozenset[str] = frozenset(("/health", "/v1/agl/health"))
-    """Paths that are also served when all connections are in use."""
+    """Paths to serve even if all connections are in use."""
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -107,14 +109,14 @@ class BoundedHttp(HttpToolsProtocol):
                 other.drop()
                 self.connections.discard(other)
             if closed:
-                logger.info("closed %d connections that asked for nothing: all were in use", len(closed))
+                logger.info("all connections in use: closed %d without a complete request", len(closed))
         beyond = len(self.connections) - self._bounds.connections
         super().connection_made(transport)
         self._made_at = self.loop.time()
         if beyond >= _RESERVE:
             transport.abort()
         elif beyond >= 0:
-            text = f"The server has its {self._bounds.connections} connections in use; try again later"
+            text = f"All {self._bounds.connections} connections of the server are in use; retry later"
             full = partial(_refuse, refusal(503, text, "StoreUnreachableError"))
             self.app = cast(Any, partial(_serve_reserved, self.app, self._bounds.reserved_paths, full))
 
@@ -136,9 +138,9 @@ class BoundedHttp(HttpToolsProtocol):
         try:
             cast(Any, self.parser).feed_data(data)
         except httptools.HttpParserUpgrade:
-            logger.info("%s: asked to upgrade the protocol, which is not done", self._name())
+            logger.info("%s: protocol upgrade requested, which is not supported", self._name())
         except httptools.HttpParserError as error:
-            self._refuse(self._verdict or refusal(400, f"What was sent is no valid HTTP: {error}", "BadRequestError"))
+            self._refuse(self._verdict or refusal(400, f"The request is not valid HTTP: {error}", "BadRequestError"))
         if self._begun > (not was_in_head and not was_in_body):
             return  # of several messages in one piece the last one's share is not known: its next piece is counted
         if self._in_head:
@@ -153,8 +155,8 @@ class BoundedHttp(HttpToolsProtocol):
             self._framing_since_body = size if self._piece_body else self._framing_since_body + size
             if self._framing_since_body > bound or self._framing_bytes > bound + self._body_bytes:
                 framing, body = self._framing_bytes, self._body_bytes
-                logger.info("%s: 400, %d bytes frame a body of %d", self._name(), framing, body)
-                text = f"The chunks' own bytes, {framing}, are too many for a body of {body} bytes"
+                logger.info("%s: 400, %d bytes of chunk framing for a body of %d", self._name(), framing, body)
+                text = f"The chunk framing has {framing} bytes, too many for a body of {body} bytes"
                 way = "send larger chunks, without extensions and trailers"
                 self._refuse(refusal(400, f"{text}; {way}", "TooLargeError"))
 
@@ -172,16 +174,16 @@ class BoundedHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if not self._in_head:
-            self._object(400, "Trailers are not taken: the body ends with its last chunk", "BadRequestError")
+            self._object(400, "Trailers are not supported: the body ends with its last chunk", "BadRequestError")
         if len(self.headers) >= self._bounds.head_lines:
             self._object(431, f"The request has more than {self._bounds.head_lines} headers", "TooLargeError")
         if name == b"transfer-encoding":
             if value.strip().lower() != b"chunked":
                 shown = value[:80].decode("latin-1")
-                self._object(501, f"Transfer-Encoding {shown!a} is not taken, only 'chunked'", "BadRequestError")
+                self._object(501, f"Transfer-Encoding {shown!a} is not supported, only 'chunked'", "BadRequestError")
             version = cast(Any, self.parser).get_http_version()
             if version == "1.0" or any(name == b"transfer-encoding" for name, _ in self.headers):
-                self._object(400, "Transfer-Encoding is given twice, or in HTTP/1.0", "BadRequestError")
+                self._object(400, "Transfer-Encoding is set twice, or in HTTP/1.0", "BadRequestError")
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         self.headers.append((name, value))
@@ -191,8 +193,8 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         waiting = len(self.pipeline)
         if waiting >= self._bounds.pipelined:
-            logger.info("%s: cut, it sent %d requests ahead of their answers", self._name(), waiting)
-            self._object(400, "Too many requests were sent ahead of their answers", "BadRequestError")
+            logger.info("%s: closed, %d requests were sent before the responses", self._name(), waiting)
+            self._object(400, "Too many requests were sent before the responses", "BadRequestError")
         in_hand = cast("RequestResponseCycle | None", self.cycle)
         beyond = len(self.url) > self._bounds.url_bytes
         if self._large_piece or self._head_bytes:  # else it is smaller than one piece, which was not large
@@ -246,7 +248,7 @@ class BoundedHttp(HttpToolsProtocol):
     # --- an end to it ----------------------------------------------------------------------------------------------
 
     def sweep(self, now: float) -> None:
-        """End the connection if one of its times is exceeded. `now` is the loop's time."""
+        """End the connection if it exceeds a time limit. `now` is the loop's time."""
         if self._refused_at is not None:
             if now - self._refused_at > _LINGER_SECONDS:
                 self.transport.abort()
@@ -257,14 +259,14 @@ class BoundedHttp(HttpToolsProtocol):
         elif self._unread is None or self._unread[1] - waiting >= _PROGRESS_BYTES:
             self._unread = now, waiting
         if self._unread is not None and now - self._unread[0] > self._bounds.unread_seconds:
-            logger.info("%s: cut, it did not take its answer within %g s", self._name(), self._bounds.unread_seconds)
+            logger.info("%s: closed, response not read within %g s", self._name(), self._bounds.unread_seconds)
             self.drop()
             return
         if self._arriving_since is not None:
             if self.flow.read_paused:  # it is the server that waits
                 self._arriving_since = now
             if now - self._arriving_since > self._bounds.arrival_seconds:
-                logger.info("%s: 408, its request took longer than %g s", self._name(), self._bounds.arrival_seconds)
+                logger.info("%s: 408, request not received within %g s", self._name(), self._bounds.arrival_seconds)
                 text = f"The request did not arrive within {self._bounds.arrival_seconds:g} s"
                 self._refuse(refusal(408, text, "StoreUnreachableError"))
                 return
@@ -277,12 +279,12 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.close()
 
     def is_answering(self) -> bool:
-        """Return True while a part of an answer is sent and the rest is not."""
+        """Return True while a part of a response is sent and the rest is not."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is not None and cycle.response_started and not cycle.response_complete
 
     def drop(self) -> None:
-        """Close the connection at once; the handler of its request sees that the client left."""
+        """Close the connection immediately; for the handler of its request, the client has left."""
         self._release_cycle()
         self.transport.abort()
 
@@ -297,12 +299,12 @@ class BoundedHttp(HttpToolsProtocol):
     # --- refusals --------------------------------------------------------------------------------------------------
 
     def _object(self, status: int, text: str, error_type: str) -> NoReturn:
-        """Stop the parser, whose caller then answers with the refusal."""
+        """Stop the parser; its caller then sends the rejection."""
         self._verdict = refusal(status, text, error_type)
         raise _Refused(text)
 
     def _refuse(self, reply: ErrorReply) -> None:
-        """Answer instead of the app, then discard further data for a while, and close."""
+        """Respond instead of the app, discard further data for a while, then close."""
         was_answered = self._in_body and self._is_answered()
         if not self._release_cycle():
             self.transport.abort()
@@ -319,7 +321,7 @@ class BoundedHttp(HttpToolsProtocol):
         self.transport.write_eof()
 
     def _release_cycle(self) -> bool:
-        """Tell the requests in progress that their client left; return False if the next answer is unclear."""
+        """Notify the requests in progress that their client left; return False if the next response is unclear."""
         if self._release_running():
             _release(self.cycle)
             return False
@@ -348,12 +350,12 @@ def _release(cycle: RequestResponseCycle) -> None:
 async def _serve_reserved(
     app: Any, paths: frozenset[str], otherwise: ASGIApp, scope: Scope, receive: Receive, send: Send
 ) -> None:
-    """Serve only some paths of an app; other requests get another app's answer, and the connection ends."""
+    """Serve only some paths of an app; other requests get another app's response, and the connection ends."""
     await (app if scope["path"] in paths else otherwise)(scope, receive, send)
 
 
 async def _refuse(reply: ErrorReply, scope: Scope, receive: Receive, send: Send) -> None:
-    """Send a fixed answer to any request, and close the connection; an ASGI app once `reply` is bound."""
+    """Send a fixed response to any request, and close the connection; an ASGI app once `reply` is bound."""
     await reply.closing().send(send)
 
 
@@ -365,12 +367,12 @@ class _Refused(Exception):
 
 _Headers = list[tuple[bytes, bytes]]
 _written: tuple[_Headers, bytes] = [], b""
-"""The latest headers that a server sends with each answer, and their written form."""
+"""The latest headers that a server sends with each response, and their encoded form."""
 
 
 async def send_whole(send: Send, status: int, media_type: bytes, body: bytes) -> None:
-    """Answer with a status and a body in one system call: uvicorn makes one for each of ASGI's two messages, a fifth of
-    the cost of a small request."""
+    """Send a status and a body in one system call: uvicorn uses one for each of ASGI's two messages, which is a fifth
+    of the cost of a small request."""
     cycle = getattr(send, "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and _can_write(cycle):
         cycle.response_started = cycle.response_complete = True
@@ -386,7 +388,7 @@ async def send_whole(send: Send, status: int, media_type: bytes, body: bytes) ->
 
 
 def _can_write(cycle: RequestResponseCycle) -> bool:
-    """Return True for a usual answer: uvicorn would wait for nothing, add nothing and log nothing."""
+    """Return True for a usual response, for which uvicorn would neither wait nor add nor log anything."""
     return (
         cycle.keep_alive
         and not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused or cycle.access_log)

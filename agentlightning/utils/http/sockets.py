@@ -13,10 +13,10 @@ _listening: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a non-blocking listening socket; port 0 takes a free one. A forked child closes its copy.
+    """Return a non-blocking listening socket; port 0 selects a free one. A forked child closes its copy.
 
     Raises:
-        RuntimeError: the address cannot be bound; names host, port, reason and remedy.
+        RuntimeError: the address cannot be bound.
     """
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -28,11 +28,11 @@ def listen(host: str, port: int) -> socket.socket:
         code = getattr(error, "errno", None)
         reason = os.strerror(code) if code and code > 0 else str(error).rstrip(".")
         if code == errno.EADDRINUSE:
-            way = "Another program has this port (see 'ss -ltnp'): stop it, or choose another port."
+            way = "Another program uses this port (see 'ss -ltnp'): stop it, or use another port."
         elif code == errno.EACCES:
-            way = "Ports below 1024 belong to root: choose a higher one."
+            way = "Ports below 1024 require root: use a higher one."
         else:
-            way = "Choose an address of this machine, such as 127.0.0.1, and a port from 1 to 65535."
+            way = "Use an address of this machine, such as 127.0.0.1, and a port from 1 to 65535."
         raise RuntimeError(f"Cannot listen on {host}:{port}: {reason}. {way}") from error
     listening.setblocking(False)
     _listening.add(listening)

@@ -1,4 +1,4 @@
-"""A server of connections of uvicorn: no signal handlers, woken by events, with bounds and a limited time to stop."""
+"""A server with uvicorn's connections: without signal handlers, woken by events, with limits and a stop timeout."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from agentlightning.utils.http.protocol import BoundedHttp, HttpBounds
 logger = logging.getLogger(__name__)
 
 STOPPING = "stopping"
-"""Key in `scope["state"]` of the `StopSignal` of the server: every wait ends when it is set."""
+"""Key of the server's `StopSignal` in `scope["state"]`: every wait ends when the signal is set."""
 
 
 class StopSignal(asyncio.Event):
-    """Set when a server stops. It wakes waiting tasks and calls registered functions, so that a thousand requests that
-    wait for something else do not need a task each."""
+    """Set when a server stops. It wakes waiting tasks and calls registered functions, so that waiting requests do not
+    need a task each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class StopSignal(asyncio.Event):
 
     @contextlib.contextmanager
     def calling(self, call: Callable[[object], None]) -> Generator[None, None, None]:
-        """Call `call` with this signal within the block once it is set; at once if it is set already."""
+        """Call `call` with this signal once it is set within the block; immediately if it is already set."""
         self._calls.add(call)
         try:
             if self.is_set():
@@ -53,11 +53,11 @@ class StopSignal(asyncio.Event):
 
 
 class AsgiServer:
-    """One serving of one app, on the loop that runs `serve`.
+    """Serves an app once, on the loop that runs `serve`.
 
     `ready` resolves when requests are accepted. `request_stop` may be called from any thread; requests in progress
-    then have `patience` seconds, after which they are cancelled (and answered 503 if nothing was sent yet).
-    `headers` are sent with every answer, including those that do not come from the app.
+    then have `patience` seconds, after which they are cancelled (with status 503 if nothing has been sent).
+    `headers` are sent with every response, including responses that are not from the app.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class AsgiServer:
         self._stopping = StopSignal()
 
     def request_stop(self) -> None:
-        """Ask the serving loop to end; may be called from any thread, more than once."""
+        """Request the serving loop to end; may be called from any thread, more than once."""
         self._is_to_stop = True
         with contextlib.suppress(RuntimeError):  # the loop ended by itself
             if self._loop is not None:
@@ -146,7 +146,7 @@ class AsgiServer:
             for task in late:
                 task.cancel()
             if late:
-                logger.info("stopping: cancelled %d requests that did not end in %s s", len(late), self._patience)
+                logger.info("stopping: cancelled %d requests that did not end within %s s", len(late), self._patience)
                 await asyncio.wait(late, timeout=1.0)
 
     def _connections(self) -> list[BoundedHttp]:
@@ -154,7 +154,7 @@ class AsgiServer:
 
 
 async def _interruptible(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Call the app, and answer a request that is cancelled when the server stops."""
+    """Call the app, and respond to a request that is cancelled because the server stops."""
     try:
         await app(scope, receive, send)
     except asyncio.CancelledError:
@@ -163,7 +163,7 @@ async def _interruptible(app: ASGIApp, scope: Scope, receive: Receive, send: Sen
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop for a server: uvloop's, where there is one for the platform."""
+    """Return a loop for a server: uvloop's if it supports the platform."""
     try:
         import uvloop
     except ImportError:

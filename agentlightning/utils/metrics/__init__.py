@@ -1,4 +1,4 @@
-"""Counts and durations: the backend interface, and backends for a terminal, for Prometheus, and for several at once."""
+"""Counts and durations: the backend interface, and backends for a terminal, for Prometheus, and for several others."""
 
 from __future__ import annotations
 

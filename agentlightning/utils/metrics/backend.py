@@ -19,15 +19,15 @@ Labels = Mapping[str, str]
 class MetricsBackend:
     """A receiver of counts and durations.
 
-    `inc_counter`, `observe_histogram` and `set_gauge` are the public form. Hot paths call `count`, `observe` and
-    `show`, which do not wait; for a backend with only the public form they create tasks. All may be called from any
+    `inc_counter`, `observe_histogram` and `set_gauge` are the public API. Hot paths call `count`, `observe` and
+    `show`, which do not wait; in a backend that has only the public API, they create tasks. All may be called from any
     thread.
 
     `labels` maps each of the `label_names` to its value; `amount` and `value` are numbers, durations in seconds.
     """
 
     def has_prometheus(self) -> bool:
-        """Return True if the metrics can be scraped from this process by Prometheus."""
+        """Return True if Prometheus can scrape the metrics from this process."""
         return False
 
     def register_counter(
@@ -55,7 +55,7 @@ class MetricsBackend:
         raise NotImplementedError
 
     def register_gauge(self, name: str, label_names: Sequence[str] | None = None) -> None:
-        """Register a gauge, a number that goes up and down.
+        """Register a gauge, a number that can increase and decrease.
 
         Raises:
             ValueError: the name is registered differently.
@@ -103,7 +103,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 def _run(work: Coroutine[object, object, None]) -> None:
-    """Run a coroutine as a task of the running loop, or to its end if none runs."""
+    """Run a coroutine as a task of the running loop; without a running loop, run it to its end."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -115,7 +115,7 @@ def _run(work: Coroutine[object, object, None]) -> None:
 
 
 class ImmediateBackend(MetricsBackend):
-    """A backend that never waits: it has `count`, `observe` and `show`, and the public form calls them."""
+    """A backend that never waits: it implements `count`, `observe` and `show`, and the public API calls them."""
 
     @override
     def show(self, name: str, value: float, labels: Labels | None = None) -> None:
@@ -146,7 +146,7 @@ class Metric:
 
 
 class RegisteringBackend(ImmediateBackend):
-    """A backend that keeps the registered metrics: `_register` gets each one."""
+    """A backend that stores the registered metrics: `_register` gets each one."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -180,13 +180,13 @@ class RegisteringBackend(ImmediateBackend):
         """
         existing = self._metrics.setdefault(metric.name, metric)
         if existing != metric:
-            raise ValueError(f"{metric.name!r} is registered already, and otherwise: {existing} is not {metric}")
+            raise ValueError(f"{metric.name!r} is already registered as {existing}; got {metric}")
 
     def _label_values(self, kind: Kind, name: str, labels: Labels | None) -> tuple[str, ...]:
         """Return the label values in the order of registration.
 
         Raises:
-            ValueError: no such metric, a label is missing, or there is one too many.
+            ValueError: the metric is not registered, or a label is missing or unknown.
         """
         metric = self._metrics.get(name)
         if metric is None or metric.kind != kind:
@@ -204,10 +204,10 @@ class RegisteringBackend(ImmediateBackend):
 
 
 class MultiMetricsBackend(RegisteringBackend):
-    """Forwards everything to several backends, in order.
+    """Forwards all metrics to several backends, in order.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the list of backends is empty.
     """
 
     def __init__(self, backends: Sequence[MetricsBackend]) -> None:

@@ -15,7 +15,7 @@ from agentlightning.utils.metrics.backend import Kind, Labels, Metric, Registeri
 
 logger = logging.getLogger(__name__)
 _DEFAULT_BUCKETS = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Buckets of a histogram that is registered without any; the percentiles do not use buckets."""
+"""Buckets of a histogram that is registered without buckets; the percentiles do not use them."""
 _SLOTS = 12
 """Parts of a window, each with one sum; the oldest is dropped as a whole."""
 _MOST_VALUES = 4096
@@ -24,12 +24,12 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 
 
 class ConsoleMetricsBackend(RegisteringBackend):
-    """Logs all metrics in one line at INFO, at most every `log_interval_seconds`, the first event at once.
+    """Logs all metrics in one line at INFO, at most every `log_interval_seconds`, and the first event immediately.
 
     A counter shows its rate per second, a histogram its 50th, 95th and 99th percentile, over the last `window_seconds`
     (None: since the start), a gauge its latest value (the sum if labels are merged). The first `group_level` labels are
-    kept and the rest are merged; None merges all, and the value given here overrides that of a metric. A timer logs
-    events after the last line; `close` logs them at once. Memory is bounded: only the newest 4096 values are kept.
+    kept and the others are merged; None merges all. A value set here overrides that of a metric. A timer logs events
+    after the last line; `close` logs them immediately. Memory is limited: only the newest 4096 values are kept.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ConsoleMetricsBackend(RegisteringBackend):
             self._log()
 
     def _is_due(self, now: float) -> bool:
-        """Return True if a line must be logged at once; otherwise start the timer. Under the lock."""
+        """Return True if a line must be logged immediately; otherwise start the timer. The caller holds the lock."""
         remaining = self._logged_at + self._interval - now
         if remaining > 0:
             if self._timer is None:
@@ -144,13 +144,13 @@ class ConsoleMetricsBackend(RegisteringBackend):
 
 
 def _title(metric: Metric, values: Sequence[str]) -> str:
-    """Return the name of a metric with the labels that are kept."""
+    """Return the name of a metric with its kept labels."""
     shown = ",".join(f"{label}={value}" for label, value in zip(metric.label_names, values, strict=False))
     return f"{metric.name}{{{shown}}}" if shown else metric.name
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as text with two decimals in the largest unit that leaves a whole one."""
+    """Return seconds as text with two decimals, in the largest unit with a value of at least 1."""
     for size, unit in _UNITS:
         if abs(seconds) >= size:
             return f"{seconds / size:.2f}{unit}"
@@ -158,7 +158,7 @@ def duration(seconds: float) -> str:
 
 
 class Window:
-    """Values of the last `seconds` and up to a twelfth more (None: all). Times are arguments."""
+    """Values of the last `seconds` and up to a twelfth more (None: all). The caller passes the times."""
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = float("inf") if seconds is None else seconds
@@ -186,7 +186,7 @@ class Window:
         return bool(self._sums)
 
     def rate(self, now: float, least: float) -> float:
-        """Return the sum per second since the first value, counted as at least `least` seconds ago."""
+        """Return the sum per second since the first value, over at least `least` seconds."""
         return sum(total for _, total in self._sums) / max(now - self._sums[0][0], least)
 
     def percentiles(self, wanted: Sequence[float]) -> list[float]:

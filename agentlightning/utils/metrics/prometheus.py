@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: the backend, and the registry to scrape, of one process or of several."""
+"""Metrics for Prometheus: the backend, and the registry to scrape, of one or several processes."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class PrometheusMetricsBackend(RegisteringBackend):
                 _collectors[exposed] = (metric, collector)
             elif existing[0].name != metric.name:
                 raise ValueError(
-                    f"{metric.name!r} and {existing[0].name!r} are both {exposed!r} to Prometheus; rename one"
+                    f"{metric.name!r} and {existing[0].name!r} are both {exposed!r} in Prometheus; rename one of them"
                 )
             elif existing[0] != metric:
-                raise ValueError(f"{metric.name!r} is registered already, and otherwise: {existing[0]} is not {metric}")
+                raise ValueError(f"{metric.name!r} is already registered as {existing[0]}; got {metric}")
             super()._register(metric)
 
     @override
@@ -104,22 +104,23 @@ def prometheus_name(name: str) -> str:
 def setup_multiprocess_prometheus() -> None:
     """Prepare metrics that several processes share: a directory, named by `PROMETHEUS_MULTIPROC_DIR`.
 
-    A directory made here lives as long as this process. Call it before anything imports `prometheus_client`.
+    A directory created here is removed when this process ends. Call this function before `prometheus_client` is
+    imported.
 
     Raises:
-        RuntimeError: `prometheus_client` is imported already, so that it would not read the variable.
+        RuntimeError: `prometheus_client` is already imported, so that it would not read the variable.
     """
     global _own_directory
     named = os.environ.get(MULTIPROCESS_VARIABLE)
     if named:
         logger.warning(
-            "%s=%s: wipe it between runs, or what an earlier run counted stays", MULTIPROCESS_VARIABLE, named
+            "%s=%s: delete its files between runs; otherwise earlier counts remain", MULTIPROCESS_VARIABLE, named
         )
         return
     if "prometheus_client" in sys.modules:
         raise RuntimeError(
-            f"prometheus_client is imported already and looks at {MULTIPROCESS_VARIABLE} no more; "
-            "call setup_multiprocess_prometheus() first thing in the program"
+            f"prometheus_client is already imported, so it does not read {MULTIPROCESS_VARIABLE}. "
+            "Call setup_multiprocess_prometheus() at the start of the program"
         )
     _own_directory = os.environ[MULTIPROCESS_VARIABLE] = tempfile.mkdtemp(prefix="agl-prometheus-")
     atexit.register(_remove, _own_directory, os.getpid())
@@ -131,7 +132,7 @@ def _remove(directory: str, owner_pid: int) -> None:
 
 
 def get_prometheus_registry() -> CollectorRegistry:
-    """Return the registry to scrape: the sum over all processes if they share metrics, else that of this process."""
+    """Return the registry to scrape: the sum over all processes if they share metrics, else this process's registry."""
     import prometheus_client
     from prometheus_client import multiprocess
 

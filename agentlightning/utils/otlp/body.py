@@ -1,4 +1,4 @@
-"""Conversion of an OTLP request body to its message: content type, content encoding, bound on the unpacked size."""
+"""Conversion of an OTLP request body to its message: content type, content encoding, limit of the unpacked size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ M = TypeVar("M", bound=Message)
 
 
 def form_of(content_type: str) -> Form:
-    """Return the form in a `Content-Type` (`content_type`); its parameters do not matter.
+    """Return the form that a `Content-Type` header (`content_type`) names; its parameters are ignored.
 
     Raises:
         UnsupportedMediaError: neither protobuf nor JSON.
@@ -37,7 +37,7 @@ def unpacked(body: bytes, content_encoding: str, limit: int = MAX_BODY_BYTES, ho
     """Return the body without its content encoding; unpacking stops at `limit` bytes. They are counted in `hold`.
 
     Raises:
-        BusyError: the byte budget has no room for the unpacked body.
+        BusyError: the unpacked body exceeds the byte budget.
         UnsupportedMediaError: the encoding is neither `gzip` nor `identity`.
         BadRequestError: broken or truncated gzip.
         TooLargeError: the unpacked body is larger than `limit` bytes.
@@ -64,9 +64,10 @@ def parse_body(
     """Return the message in a request body; an empty body is an empty export.
 
     Raises:
-        BadRequestError: it has no valid message. Malformed spans of a JSON body are no error but go to `rejections`.
-        TooLargeError: the unpacked body exceeds the bound, or has too many records; see `caps.py`.
-        BusyError: the byte budget has no room for the unpacked body.
+        BadRequestError: the body is not a valid message. Malformed spans of a JSON body are not errors but are added to
+            `rejections`.
+        TooLargeError: the unpacked body exceeds the limit, or has too many records; see `caps.py`.
+        BusyError: the unpacked body exceeds the byte budget.
     """
     content = unpacked(body, content_encoding, hold=hold)
     if not content:

@@ -1,8 +1,8 @@
-"""Bounds of one OTLP request, counted in its bytes before they are parsed to a message, and its rejected spans.
+"""Limits of one OTLP request, checked in its bytes before they are parsed to a message, and its rejected spans.
 
-Two bytes of protobuf are a span, and a few kilobytes of gzip are millions of them: the size of a body does not limit
-the memory of its message. The walk follows the messages' descriptors, so it works for any signal; it does not inspect
-values of attributes, whose memory is close to their size.
+A span may take only two bytes of protobuf, and a few kilobytes of gzip may hold millions of spans: the size of a body
+does not limit the memory of its message. The walk follows the messages' descriptors, so it works for any signal; it
+does not inspect values of attributes, because their memory is close to their size.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from agentlightning.errors import TooLargeError
 MAX_RECORDS = 65_536
 """Largest number of spans, metrics or log records of one request (413); exporters send 512."""
 MAX_MESSAGES = 1_000_000
-"""Messages of all kinds in one request: records, their attributes, events, links (413). In JSON: objects and lists."""
+"""Maximum number of messages in one request: records, their attributes, events, links (413). In JSON: objects and
+lists."""
 MAX_PARTS = 8_192
-"""Attributes, events and links of one span; beyond it the span is rejected."""
+"""Maximum number of attributes, events and links of a span; beyond it the span is rejected."""
 MAX_SHARED_BYTES = 64 * 1024 * 1024
-"""Size of resource and scope, times the number of their spans; beyond it these spans are rejected."""
+"""Maximum size of resource and scope, multiplied by the number of their spans; beyond it these spans are rejected."""
 MAX_REASONS = 5
 MAX_REASON_CHARS = 300
-"""Characters of each reason in the answer to a request; `MAX_REASONS` is their number."""
+"""Maximum number of characters of a reason in the response to a request; `MAX_REASONS` is the number of reasons."""
 _DEEP_BYTES = 1024 * 1024
-"""Body size below which the contents of records are not counted: the size bounds them."""
+"""Body size below which the contents of records are not counted, because the size limits them."""
 _RECORDS = frozenset((Span.DESCRIPTOR, Metric.DESCRIPTOR, LogRecord.DESCRIPTOR))
 _VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
 
@@ -42,7 +43,7 @@ def check_protobuf(kind: type[Message], body: bytes) -> None:
     """Check the counts of a body; the parser reports malformed data.
 
     Raises:
-        TooLargeError: it holds too many records or messages.
+        TooLargeError: the body holds too many records or messages.
     """
     counts = _Counts()
     try:
@@ -55,7 +56,7 @@ def check_json(body: bytes) -> None:
     """Check the counts of a JSON body.
 
     Raises:
-        TooLargeError: it holds too many objects and lists.
+        TooLargeError: the body holds too many objects and lists.
     """
     if body.count(b"{") + body.count(b"[") > MAX_MESSAGES:
         raise _too_many("objects and lists", MAX_MESSAGES)
@@ -65,7 +66,7 @@ def check_records(count: int) -> None:
     """Check the number of records.
 
     Raises:
-        TooLargeError: there are too many for one request.
+        TooLargeError: the request has too many records.
     """
     if count > MAX_RECORDS:
         raise _too_many("records", MAX_RECORDS)
@@ -138,7 +139,7 @@ class Rejections:
     def __init__(self) -> None:
         self.spans = 0
         self.seen = 0
-        """Number of spans of the request that were read so far, if its form is read span by span."""
+        """Number of spans of the request that have been read, if its form is read span by span."""
         self._reasons: dict[str, int] = {}
 
     def add(self, reason: str, spans: int = 1) -> None:

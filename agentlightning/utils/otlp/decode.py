@@ -24,7 +24,7 @@ KINDS = (None, "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 """Span kinds, indexed by OTLP's number."""
 STATUS_CODES = ("UNSET", "OK", "ERROR")
 IS_REMOTE = 0x300
-"""Bits of `flags` that mean: it is known whether the other span is remote, and it is."""
+"""Bits of `flags` for a known remote parent or linked span."""
 _OWN_IDS = b"agentlightning."
 _OWN_NAMES = frozenset((ROLLOUT_ID, ATTEMPT_ID, SEQUENCE_ID))
 """Attributes that give a span its own ids or number; `_OWN_IDS` is the prefix of their names."""
@@ -32,19 +32,20 @@ _NANOS = 10**9
 _TRACE_ID_BYTES, _SPAN_ID_BYTES = 16, 8
 _STEP_WORK = 8192
 _SPAN_WORK = _STEP_WORK // 128
-"""Least work of one span, so that a step has 128 spans, or fewer if they have more attributes, events and links."""
+"""Minimum work of one span, so that a step has 128 spans, or fewer if they have more attributes, events and links."""
 _SEQUENCE_DIGITS = 15
-"""Largest number of digits; a longer number is no position in a rollout and would exhaust its counter."""
+"""Maximum number of digits; a longer number is not a position in a rollout and would exhaust its counter."""
 B = TypeVar("B", bound=BaseModel)
 BulkIssuer = Callable[[Sequence[tuple[str, str]]], Awaitable[Sequence[int]]]
 """Returns one sequence id per (rollout id, attempt id)."""
 
 
 def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iterator[Span]:
-    """Yield the spans of a request in order; `sequence_id` is -1 if the store is to assign it.
+    """Yield the spans of a request in order; `sequence_id` is -1 if the store has to assign it.
 
-    Rollout, attempt and sequence id are attributes of the span, else of its resource, and stay there. A span that lacks
-    one of the first two, or whose ids are too long, goes to `rejections`. Spans of a resource share its object.
+    Rollout, attempt and sequence id are read from attributes of the span, or of its resource, and are kept there. A
+    span without rollout or attempt id, or with ids that are too long, is added to `rejections`. Spans of a resource
+    share its object.
     """
     for step in unread_steps_of(request, rejections, read_all=True):
         yield from cast("list[Span]", step)
@@ -53,8 +54,8 @@ def spans_of(request: ExportTraceServiceRequest, rejections: Rejections) -> Iter
 def unread_steps_of(
     request: ExportTraceServiceRequest, rejections: Rejections, *, read_all: bool = False
 ) -> Iterator[list[Span | UnreadSpan]]:
-    """Yield the same spans in steps of about equal work, some of which are empty, so that others can run between two
-    steps. Spans without ids of their own are not read, unless `read_all`."""
+    """Yield the same spans in steps of about equal work, some of which are empty, so that other tasks can run between
+    two steps. Spans without their own ids are not read, unless `read_all` is set."""
     step, work = list[Span | UnreadSpan](), 0
     for group in request.resource_spans:
         fields = {"attributes": attributes_of(group.resource.attributes), "schema_url": group.schema_url}
@@ -62,8 +63,8 @@ def unread_steps_of(
         for scoped in group.scope_spans:
             shared = (group.resource.ByteSize() + scoped.scope.ByteSize()) * len(scoped.spans)
             if shared > MAX_SHARED_BYTES:
-                text = f"{len(scoped.spans)} spans share a resource and scope too large for them: {shared} bytes in all"
-                rejections.add(f"{text}, at most {MAX_SHARED_BYTES}", len(scoped.spans))
+                text = f"{len(scoped.spans)} spans share a resource and scope of {shared} bytes in total"
+                rejections.add(f"{text}; at most {MAX_SHARED_BYTES} are allowed", len(scoped.spans))
                 continue
             scope = _scope(scoped.scope, scoped.schema_url)
             together = SpanGroup(resource, scope, group.resource.ByteSize() + scoped.scope.ByteSize(), span_of)
@@ -90,7 +91,7 @@ def unread_steps_of(
 
 
 async def spans_from_proto(request: ExportTraceServiceRequest, bulk_issuer: BulkIssuer) -> list[Span]:
-    """Return the spans of a request, all numbered: missing sequence ids come from one call of `bulk_issuer`.
+    """Return the spans of a request, all with numbers: one call of `bulk_issuer` assigns missing sequence ids.
 
     Spans without rollout or attempt id are skipped.
     """
@@ -110,7 +111,7 @@ def span_of(body: bytes, group: SpanGroup) -> Span:
 
 
 def _unread(message: SpanMessage, group: SpanGroup) -> UnreadSpan | None:
-    """Return the span as bytes; None if its ids are invalid, which the caller must report."""
+    """Return the span as bytes; None if its ids are invalid, so that the caller must report it."""
     body, identity, ours = message.SerializeToString(), message.span_id, group.resource.attributes
     own: Attributes = {}
     if _OWN_IDS in body:
@@ -234,12 +235,12 @@ def _context(trace_id: str, span_id: str, trace_state: str, *, is_remote: bool) 
 
 
 def seconds(nanos: int) -> float | None:
-    """Return seconds since the epoch; 0 means no time. Dividing integers rounds once, so that `nanos` is exact."""
+    """Return seconds since the epoch; 0 means no time. Division of integers rounds once, so that `nanos` is exact."""
     return nanos / _NANOS if nanos else None
 
 
 def made(cls: type[B], fields: dict[str, Any]) -> B:
-    """Return a span, or a part of one, made of all its fields in order, not validated.
+    """Return a span, or a part of one, from all its fields in order, without validation.
 
     Models of a class share the set of their field names, which saves work for the garbage collector.
     """

@@ -1,5 +1,5 @@
-"""Conversion of spans to an OTLP trace request, the reverse of `decode.py`. Rollout and attempt id go on the resource,
-the sequence id on the span."""
+"""Conversion of spans to an OTLP trace request, the reverse of `decode.py`. Rollout and attempt id become attributes of
+the resource, the sequence id an attribute of the span."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def encode_spans(spans: Iterable[Span]) -> bytes:
 
 def request_of(spans: Iterable[Span]) -> ExportTraceServiceRequest:
     """Return the request that exports these spans, grouped by rollout, attempt, resource and scope, in order within a
-    group. A span whose sequence id is below 0 is sent without one.
+    group. A span with a sequence id below 0 is sent without it.
 
     Raises:
-        BadRequestError: a span has ids that are not hexadecimal, or text that is not Unicode; names it.
+        BadRequestError: a span has ids that are not hexadecimal, or text that is not Unicode.
     """
     request = ExportTraceServiceRequest()
     resources: dict[tuple[str, str, str], ResourceSpans] = {}

@@ -1,8 +1,8 @@
-"""OTLP over HTTP for any signal: reads a bounded request, passes its message on, and answers in the request's form.
+"""OTLP over HTTP for any signal: reads a request up to a limit, passes its message on, and responds in its form.
 
 https://opentelemetry.io/docs/specs/otlp/#otlphttp: 200 with a response message (which may report a partial success), or
-a `google.rpc.Status`. A sender repeats a request that was answered 429 or 503 and drops one that got another 4xx, so
-those two are only for requests that may succeed later.
+a `google.rpc.Status`. A sender retries a request after 429 or 503 and drops it after another 4xx, so those two are only
+for requests that may succeed later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agentlightning.utils.otlp.caps import Rejections
 logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=Message)
 _INLINE_BYTES = 64 * 1024
-"""Size above which a body is parsed in a thread, so that the loop answers others; compressed ones always are."""
+"""Size above which a body is parsed in a thread to keep the loop responsive; compressed bodies always are."""
 _TRY_LATER_SECONDS = 5.0
 _parsing: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
@@ -40,7 +40,7 @@ async def handle_otlp_export(
     callback: Callable[[M], Awaitable[object]] | None,
     signal_name: str,
 ) -> Response:
-    """Answer an export request of one signal: parse it, await `callback` with the message, answer an empty success."""
+    """Handle an export request of one signal: parse it, await `callback` with the message, respond with success."""
 
     async def take(message: M, rejections: Rejections) -> Message:
         if callback is not None:
@@ -53,10 +53,10 @@ async def handle_otlp_export(
 async def answer_export(
     request: Request, kind: type[M], take: Callable[[M, Rejections], Awaitable[Message]], signal: str
 ) -> Response:
-    """Answer an export request with the message that `take` returns; every failure becomes an answer.
+    """Respond to an export request with the message that `take` returns, or with an error status.
 
-    `take` gets the parsed request and its malformed parts. `BusyError` is answered 429, an error that the sender did
-    not cause 503, both with `Retry-After`; other errors of this package have their own status.
+    `take` gets the parsed request and its malformed parts. The status is 429 for `BusyError` and 503 for an error that
+    the sender did not cause, both with `Retry-After`; other errors of this package have their own status.
     """
     form: Form = JSON_CT
     hold = client_hold(request.scope)
@@ -79,11 +79,11 @@ async def answer_export(
     except AgentLightningError as error:
         if error.http_status < 500 and not isinstance(error, StoreUnreachableError):
             return _reply(request, form, error.http_status, Status(message=str(error)))
-        logger.warning("OTLP %s: the store failed, the sender is asked to try again: %s", signal, error)
+        logger.warning("OTLP %s: the store failed, the sender will retry: %s", signal, error)
         return _reply(request, form, 503, Status(message=str(error)), retry_after=_TRY_LATER_SECONDS)
     except Exception:  # the boundary: the sender keeps its data and retries
-        logger.exception("OTLP %s: the request failed, the sender is asked to try again", signal)
-        status = Status(message="The server failed; try again")
+        logger.exception("OTLP %s: the request failed, the sender will retry", signal)
+        status = Status(message="The server failed; retry later")
         return _reply(request, form, 503, status, retry_after=_TRY_LATER_SECONDS)
     finally:
         hold.close()

@@ -31,7 +31,7 @@ def message_from_json(kind: type[M], body: bytes, rejections: Rejections) -> M:
 
     Raises:
         BadRequestError: the body is not JSON, or malformed outside its spans.
-        TooLargeError: it holds too many spans.
+        TooLargeError: the body holds too many spans.
     """
     try:
         return kind(**_fields(cast(Descriptor, kind.DESCRIPTOR), from_json(body), rejections))
@@ -56,7 +56,7 @@ def _fields(message: Descriptor, data: object, rejections: Rejections) -> dict[s
 
 @lru_cache(maxsize=256)
 def _readers(message: Descriptor) -> Mapping[str, tuple[str, Reader]]:
-    """Return name and reader of each field, by both names that protobuf's JSON form allows."""
+    """Return name and reader of each field, by both names that the JSON form of protobuf allows."""
     readers: dict[str, tuple[str, Reader]] = {}
     for field in message.fields:
         repeated = field.default_value == []  # said in this way by every version of protobuf
@@ -150,7 +150,7 @@ _SCALARS: Mapping[int, Callable[[object], object]] = {
 _EXPECTED: Mapping[Callable[[Any], Any], str] = {
     _text: "a string",
     _bool: "true or false",
-    _integer: "an integer of 64 bits, as number or text",
+    _integer: "a 64-bit integer, as number or string",
     _float: "a number",
     _hex: "hexadecimal text",
     _base64: "base64 text",

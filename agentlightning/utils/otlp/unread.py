@@ -1,5 +1,5 @@
-"""Spans of an OTLP request in their original bytes: storing them needs their ids only, and reading the rest takes ten
-times as long as all other work on them. They are read when they are first needed."""
+"""Spans of an OTLP request in their original bytes: only their ids are needed to store them, and reading all of them
+takes ten times as long as all other work. They are read when they are first needed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class SpanGroup(NamedTuple):
     resource: OtelResource
     scope: dict[str, Any] | None
     size: int
-    """Size of both in bytes, which counts for each span, since a read span repeats them."""
+    """Size of both in bytes, which is added to the size of each span, since a read span repeats them."""
     reader: Callable[[bytes, SpanGroup], Span]
-    """Reads the bytes of one of them."""
+    """Reads the bytes of a span."""
 
     def copied(self) -> SpanGroup:
         """Return a copy with copies of the values, for a span that is returned to a caller."""

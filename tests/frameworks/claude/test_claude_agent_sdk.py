@@ -242,7 +242,7 @@ async def test_sampling_parameters_go_with_each_call(task: str, llm: agl.LLM) ->
 
 def test_what_comes_from_the_model_cannot_be_set_and_the_rest_can() -> None:
     llm = agl.LLM(endpoint="http://127.0.0.1:9/v1", model="policy", api_key="key")
-    with pytest.raises(ValueError, match="ANTHROPIC_API_KEY, model cannot be set: they come from llm"):
+    with pytest.raises(ValueError, match="Remove ANTHROPIC_API_KEY, model: the values come from llm"):
         claude_agent_options(llm, model="opus", env={"ANTHROPIC_API_KEY": "mine"})
     with pytest.raises(ValueError, match=r"CLAUDE_CODE_EXTRA_BODY must be a JSON object .*; got '\[\]'"):
         claude_agent_options(llm, env={"CLAUDE_CODE_EXTRA_BODY": "[]"})

@@ -149,7 +149,7 @@ def test_the_helper_sends_the_temperature_of_the_run() -> None:
     assert (made.metadata.context_window, made.metadata.is_function_calling_model) == (32_000, True)
     untold = agl.LLM(endpoint="http://127.0.0.1:1/v1", model="m")
     assert agl.integrations.llama_index_llm(untold).temperature == 1.0
-    with pytest.raises(ValueError, match="takes model from the llm of the attempt"):
+    with pytest.raises(ValueError, match="uses model of the attempt's llm"):
         agl.integrations.llama_index_llm(untold, model="other")
 
 

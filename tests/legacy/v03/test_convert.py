@@ -52,7 +52,7 @@ def test_a_span_keeps_what_it_has_and_loses_attributes_without_a_value() -> None
     assert isinstance(span, Span)
     assert span.attributes == {"gen_ai.request.model": "m", "n": [1, 2]}
     assert (span.model_extra or {})["a_vendors_own"] == "kept"
-    assert change == "spans: attributes without a value left out"
+    assert change == "spans: attributes without a value removed"
 
 
 def test_resources_of_a_kind_of_its_own_are_kept() -> None:

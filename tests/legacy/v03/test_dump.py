@@ -78,5 +78,5 @@ async def test_what_is_no_json_is_named_with_its_place(tmp_path: Path, text: str
 
 async def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
     (tmp_path / "rollouts.json").write_bytes(b'[{"a": "\xff"}]')
-    with pytest.raises(BadRequestError, match="no JSON after item 0"):
+    with pytest.raises(BadRequestError, match="not valid JSON after item 0"):
         await read(tmp_path)

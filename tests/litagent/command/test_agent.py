@@ -154,9 +154,9 @@ async def test_a_working_folder_that_it_may_not_enter_is_named(
 @pytest.mark.parametrize(
     ("user", "error", "text"),
     [
-        ("root", ValueError, "not root"),
-        (0, ValueError, "not root"),
-        (-1, ValueError, "no number of a user"),
+        ("root", ValueError, "other than root"),
+        (0, ValueError, "other than root"),
+        (-1, ValueError, "not a valid user number"),
         (True, TypeError, "name or the number"),
         (["nobody"], TypeError, "name or the number"),
     ],
@@ -184,7 +184,7 @@ def test_a_runner_that_is_not_root_says_so_when_it_starts() -> None:
     """
     words, own = (user.python, "-c", textwrap.dedent(code)), {"PYTHONPATH": user.path}
     done = run_program(*words, folder=Path("/"), environment=own, popen=user.popen)
-    assert "needs a runner that is root" in done.stdout, done.stderr
+    assert "requires a runner that is root" in done.stdout, done.stderr
 
 
 @AS_ROOT
@@ -192,5 +192,5 @@ def test_a_runner_that_is_not_root_says_so_when_it_starts() -> None:
 def test_root_without_the_capabilities_is_told_which_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program_user.user_of(NOBODY).uid == NOBODY
     monkeypatch.setattr(program_user, "_NEEDED", {"CAP_OF_TOMORROW": 63})
-    with pytest.raises(RuntimeError, match="root without CAP_OF_TOMORROW"):
+    with pytest.raises(RuntimeError, match="root without the capabilities CAP_OF_TOMORROW"):
         program_user.user_of(NOBODY)

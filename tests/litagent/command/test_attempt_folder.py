@@ -44,13 +44,13 @@ def bash(script: str, **settings: object) -> agl.CommandAgent:
         ("truncate -s 400M $AGL_REWARD_FILE", "holds 419430400 bytes, which is more than 65536"),
         ("truncate -s 8T $AGL_REWARD_FILE || truncate -s 1T $AGL_REWARD_FILE", "which is more than 65536"),
         ("(printf 1; head -c 65536 /dev/zero | tr '\\0' ' ') > $AGL_REWARD_FILE", "holds 65537 bytes"),
-        ("printf '\"\\xff\"' > $AGL_REWARD_FILE", "holds no JSON"),
-        ("head -c 65536 /dev/zero | tr '\\0' '[' > $AGL_REWARD_FILE", "holds no JSON: it is nested too deeply"),
+        ("printf '\"\\xff\"' > $AGL_REWARD_FILE", "is not valid JSON"),
+        ("head -c 65536 /dev/zero | tr '\\0' '[' > $AGL_REWARD_FILE", "is not valid JSON: it is nested too deeply"),
         (
             "printf '{\"reward\": 1' > $AGL_REWARD_FILE; head -c 9000 /dev/zero | tr '\\0' 1 >> $AGL_REWARD_FILE",
-            "no JSON",
+            "is not valid JSON",
         ),
-        (":", "wrote no file"),
+        (":", "did not write the file"),
     ],
 )
 async def test_what_is_no_small_regular_file_says_no_reward(
@@ -114,7 +114,7 @@ async def test_nothing_is_left_of_a_folder_and_nothing_else_is_touched(
     assert await reward_of(store, await run_task(store, agent)) == 1.0
     assert os.listdir(attempts) == []
     assert (victim / "kept").read_text() == "kept"
-    assert "could not be removed" not in caplog.text
+    assert "Could not remove the folder" not in caplog.text
 
 
 def test_files_are_closed_to_others_whatever_the_umask() -> None:
@@ -184,4 +184,4 @@ def test_a_folder_that_its_program_has_closed_is_removed_by_a_runner_that_is_not
         files = os.listdir(attempts)
     assert done.stdout.splitlines() == list(CLOSING.values()), done.stderr
     assert files == []
-    assert "could not be removed" not in done.stderr
+    assert "Could not remove the folder" not in done.stderr

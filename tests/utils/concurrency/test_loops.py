@@ -36,7 +36,7 @@ async def test_work_that_takes_too_long_is_cancelled_and_has_ended() -> None:
         finally:
             ended.set()
 
-    with pytest.raises(asyncio.TimeoutError, match=r"no end within 0\.01 s"):
+    with pytest.raises(asyncio.TimeoutError, match=r"not done within 0\.01 s"):
         await within(0.01, hang())
     assert ended.is_set()
 

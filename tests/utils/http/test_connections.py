@@ -105,9 +105,9 @@ async def test_an_answer_is_read_in_every_form_that_http_has() -> None:
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
-        (b"220 smtp.example ESMTP\r\n", "no HTTP answer"),
+        (b"220 smtp.example ESMTP\r\n", "not an HTTP response"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nok", "closed the connection"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x-many: 1\r\n" * 20_000 + b"\r\n", "head of the answer"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x-many: 1\r\n" * 20_000 + b"\r\n", "head of the response"),
         (b"HTTP/1.1 101 Switching\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n", "another protocol|closed"),
         (b"", "closed the connection"),
     ],
