@@ -41,7 +41,7 @@ def test_an_alarm_is_told_of_once_with_what_to_try_and_a_run_that_goes_on_tells_
     assert told(tmp_path, "equal_rewards", "nothing_trained") == raised
     [record] = [record for record in read(tmp_path).of("alarm") if record.name == "equal_rewards"]
     assert (record.data["value"], record.data["threshold"]) == (1.0, 0.9)
-    assert record.data["text"] == "in 4 of 4 groups all rewards are equal, mean reward 1 (limit 90%)"
+    assert record.data["text"] == "all rewards are equal in 4 of 4 groups, mean reward 1 (limit 90%)"
     assert "harder ones" in record.data["what_to_try"]
     lines = [r for r in caplog.records if "alarm equal_rewards" in r.getMessage()]
     assert [(line.levelname, line.getMessage().count("\n")) for line in lines] == [("WARNING", 0)]

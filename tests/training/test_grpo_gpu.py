@@ -210,7 +210,7 @@ def test_one_row_that_is_too_much_is_an_error_and_changes_no_weight(grouped_mode
     policy.state()
     digest = digest_of(policy)
     limit(200 * 2**20)
-    with pytest.raises(OutOfMemoryError, match=r"one row of \d+ tokens is too much for the memory of cuda:0"):
+    with pytest.raises(OutOfMemoryError, match=r"one row of \d+ tokens does not fit into the memory of cuda:0"):
         policy.update(make_rows(2, 4096, shortest=4000, longest=4000), [1.0, -1.0])
     limit(60_000 * 2**20)
     assert digest_of(policy) == digest

@@ -68,7 +68,7 @@ def test_a_whole_config_is_taken_as_it_is(untrained_model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_vllm": True}, r"use_vllm=True does not go with agl\.TRL"),
+        ({"use_vllm": True}, r"use_vllm=True is not supported by agl\.TRL"),
         ({"top_p": 0.9}, "top_p=0.9"),
         ({"reward_weights": [1.0]}, "reward_weights"),
         ({"eval_strategy": "steps"}, "pass val_dataset to fit"),
