@@ -97,7 +97,7 @@ def test_iterations_are_steps_with_rollouts_of_their_own() -> None:
 
 def test_another_setting_than_the_run_began_with_is_refused(untrained_model: Path, tmp_path: Path) -> None:
     fit(TRL, wants_digits, untrained_model, tmp_path, max_steps=1)
-    with pytest.raises(agl.BadRequestError, match="begun with other settings"):
+    with pytest.raises(agl.BadRequestError, match="its settings have changed"):
         fit(TRL, wants_digits, untrained_model, tmp_path, max_steps=1, epsilon=0.1)
 
 
