@@ -123,9 +123,9 @@ def test_a_gateway_of_the_program_must_know_the_policies(untrained_model: Path, 
 
     planner = {"kind": "trained", "models": ["planner"], "roles": ["planner"]}
     solver = {"kind": "trained", "models": ["solver"], "roles": ["solver", "checker"]}
-    with pytest.raises(agl.BadRequestError, match=r"'planner' is missing\): give LLMProxy\(policies="):
+    with pytest.raises(agl.BadRequestError, match=r"'planner' is missing\): pass LLMProxy\(policies="):
         try_with(None)
-    with pytest.raises(agl.BadRequestError, match="'solver' is another one"):
+    with pytest.raises(agl.BadRequestError, match="'solver' is another policy"):
         try_with({"planner": planner, "solver": {"kind": "frozen", "models": ["solver"], "roles": ["solver"]}})
     with pytest.raises(agl.BadRequestError, match="does not train: third"):
         try_with({"planner": planner, "solver": solver, "third": {"kind": "trained", "roles": ["third"]}})

@@ -167,9 +167,11 @@ def test_ids_that_the_store_does_not_have_are_named(untrained_model: Path, folde
 
 
 def test_a_choice_that_finds_nothing_says_why(untrained_model: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequestError, match=r"No rollout is chosen out of the 32 .*32 below_min_reward; the best"):
+    with pytest.raises(BadRequestError, match=r"None of the 32 .*32 below_min_reward; the best"):
         run(untrained_model, folder, rollouts="stored", min_reward=2.0)
-    with pytest.raises(BadRequestError, match=r"out of the 0 ended training rollouts of run 'other' .*there are none"):
+    with pytest.raises(
+        BadRequestError, match=r"None of the 0 ended training rollouts of run 'other' .*the store has none"
+    ):
         run(untrained_model, folder, run_id="b", rollouts="stored", from_run="other", min_reward=2.0)
     with pytest.raises(NoScoredRolloutError, match=r"chose no rollout to learn from: the best reward was"):
         run(untrained_model, folder, run_id="c", tasks=["one"], min_reward=2.0, num_generations=2, max_steps=1)
@@ -218,9 +220,9 @@ def test_wrong_settings_are_refused_with_what_to_give(untrained_model: Path) -> 
         agl.SFT(untrained_model, best_of=2)
     with pytest.raises(BadRequestError, match="top_share must be a number above 0 and at most 1"):
         agl.SFT(untrained_model, top_share=2)
-    with pytest.raises(BadRequestError, match="names rollouts more than once: a"):
+    with pytest.raises(BadRequestError, match="lists ids more than once: a"):
         agl.SFT(untrained_model, rollouts=["a", "a"])
-    with pytest.raises(BadRequestError, match="it is the id of a run"):
+    with pytest.raises(BadRequestError, match="must be the id of a run"):
         agl.SFT(untrained_model, from_run="x", min_reward=1)
     with pytest.raises(TypeError, match="choose must be a function"):
         agl.SFT(untrained_model, choose="best")  # pyright: ignore[reportArgumentType]

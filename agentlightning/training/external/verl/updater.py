@@ -77,7 +77,7 @@ async def run_verl(
             if resume.steps >= grpo.max_steps:  # VERL would end before it serves
                 copy_newest_model(folder, opened.folder.model)
                 if not resume.state["evaluated"]:
-                    text = "The last evaluation is missing: the run ended before it, and VERL does not serve after its last step"
+                    text = "The last evaluation is missing: the run ended before it, and VERL has stopped serving"
                     logger.warning(text)
                 return None
         resumed = _resumed(config, resume.checkpoint)
