@@ -279,10 +279,10 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "GEPA needs an end"),
+        ({}, "GEPA requires a stop condition"),
         ({"max_metric_calls": 0}, "max_metric_calls must be a whole number of 1 or more; got 0"),
-        ({"max_metric_calls": 9, "missing": "zero"}, "a fault is no score of 0"),
-        ({"max_reflection_cost": 1.0}, "needs prices"),
+        ({"max_metric_calls": 9, "missing": "zero"}, "failures never score 0"),
+        ({"max_reflection_cost": 1.0}, "requires prices"),
         ({"max_metric_calls": 9, "limits": {"money": 1}}, "limits takes calls, tokens, seconds, cost"),
     ],
 )

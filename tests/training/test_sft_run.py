@@ -212,7 +212,7 @@ def test_rollouts_of_another_tokenizer_are_refused(untrained_model: Path, folder
 
 
 def test_wrong_settings_are_refused_with_what_to_give(untrained_model: Path) -> None:
-    with pytest.raises(BadRequestError, match="told which rollouts to train: min_reward"):
+    with pytest.raises(BadRequestError, match="a setting that selects rollouts: min_reward"):
         agl.SFT(untrained_model)
     with pytest.raises(TypeError, match="rewards choose rollouts"):
         agl.SFT(untrained_model, min_reward=1, advantage="grpo")
@@ -229,5 +229,5 @@ def test_wrong_settings_are_refused_with_what_to_give(untrained_model: Path) -> 
 
 
 def test_tasks_beside_stored_rollouts_are_refused(untrained_model: Path, folder: Path) -> None:
-    with pytest.raises(BadRequestError, match="leave train_dataset out"):
+    with pytest.raises(BadRequestError, match="Remove train_dataset"):
         run(untrained_model, folder, rollouts="stored", min_reward=0, tasks=["one"])
