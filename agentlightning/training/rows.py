@@ -226,7 +226,7 @@ def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: TrainingSetti
         raise BadRequestError(
             f"reward_weights names the reward dimensions {sorted(names)}; rollout {record.rollout_id} has "
             f"{sorted(record.dimensions) or 'one reward without a name'}, and no other rollout of the step has them. "
-            f"Declare them with Trainer(reward_dimensions=[...]), or emit them with emit_reward({...}, primary_key=...)"
+            "Declare them with Trainer(reward_dimensions=[...]), or emit them with emit_reward({...}, primary_key=...)"
         )
     return having
 

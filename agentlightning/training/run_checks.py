@@ -180,7 +180,7 @@ def why_failed(collected: Sequence[Evidence]) -> str:
 def _way_of(rollout: Evidence) -> str:
     latest = rollout.latest
     if latest is None:
-        "no runner claimed it in time"
+        return "no runner claimed it in time"
     error = f": {latest.error.type}: {latest.error.message}" if latest.error else ""
     return f"{latest.outcome_reason or latest.outcome or latest.status}{error}"
 

@@ -196,7 +196,7 @@ class TinkerService:
         if not all(map(math.isfinite, log_ratios)):
             raise NonFiniteLossError(
                 "The Tinker service returned a log-probability that is not finite and has already updated the weights. "
-                "Resume the run from its last checkpoint with a smaller learning_rate (currently {learning_rate:g})"
+                f"Resume the run from its last checkpoint with a smaller learning_rate (currently {learning_rate:g})"
             )
         return {
             "loss": output.metrics.get("loss:sum", float("nan")),
