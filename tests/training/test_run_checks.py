@@ -82,7 +82,7 @@ def test_an_agent_that_calls_no_model_is_reported_at_its_first_rollout_and_ends_
             assert listener.reported.wait(30), "nothing was said while rollouts were open"
         return 1.0
 
-    text = r"no model call was seen at all: give the agent's client base_url=llm\.endpoint"
+    text = r"no model call was recorded: pass base_url=llm\.endpoint"
     with pytest.raises(NoTrainableCallError, match=f"None of the 8 rollouts(.|\\n)*{text}"):
         fit(elsewhere, ["a", "b"], model=untrained_model, output_dir=tmp_path)
     [report] = listener.texts

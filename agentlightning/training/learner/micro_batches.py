@@ -59,7 +59,7 @@ class MicroBatches:
         if rows == 1:
             raise OutOfMemoryError(
                 f"one row of {tokens} tokens does not fit into the memory of {self._device} ({cause}); this optimizer "
-                f"step changed no weights. Try gradient_checkpointing=True, lora={{'r': 16}}, bf16=True, or shorter rows"
+                "step changed no weights. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or shorter rows"
             )
         self.max_tokens = tokens // 2
         self.notes.append(
