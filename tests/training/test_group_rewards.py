@@ -182,7 +182,7 @@ async def test_groups_that_are_not_judged_are_reported_once_and_their_own_reward
         evidence = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
         rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), evidence, [0, 0, 1, 1, 2, 2])
     assert rewards == [None] * 6
-    assert note.startswith("6 rollouts of 3 tasks have no reward because they were not judged: The judge gave no")
+    assert note.startswith("6 rollouts of 3 tasks have no reward because they were not judged: The judge returned no")
     ranking = agl.RankingReward(lambda messages: "")
     rewards, [note] = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
     assert rewards == [None, None]
