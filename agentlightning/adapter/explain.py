@@ -66,7 +66,7 @@ _TO_TRY: Final[Mapping[str, str]] = {
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """One model call: its recorders, its outcome, and its place in the training rows."""
+    """One model call: its recorders, its outcome, and its position in the training rows."""
 
     number: int
     """Position in the order of arrival within the rollout, 1 for the first call."""

@@ -46,7 +46,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
             named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if named and required and parameter.name not in INJECTED:
                 raise TypeError(
-                    f"@algo cannot give {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}. "
+                    f"@algo cannot pass {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}. "
                     f"Valid parameters: {', '.join(INJECTED)}"
                 )
         functools.update_wrapper(self, function)

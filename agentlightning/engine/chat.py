@@ -206,7 +206,7 @@ def _calls_in_tags(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCa
     types = {key: _types_of(schema) for key, schema in schemas.items()}
     arguments = {key: _value(value, types.get(key, set())) for key, value in _PARAMETER.findall(function[2])}
     if _PARAMETER.sub("", function[2]).strip():
-        raise ValueError("a function holds parameters alone")
+        raise ValueError("a function may have only parameters")
     return [ToolCall(function[1], json.dumps(arguments, ensure_ascii=False))]
 
 

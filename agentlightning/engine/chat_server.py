@@ -90,7 +90,7 @@ class ServerThread:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Serve; return when requests are answered, or raise `TimeoutError` after `timeout` seconds."""
+        """Serve; return when the server responds, or raise `TimeoutError` after `timeout` seconds."""
         self._thread.start()
         self._server.ready.result(timeout)
 

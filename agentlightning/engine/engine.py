@@ -91,7 +91,7 @@ class InferenceEngine:
         return self._server.base_url
 
     def start(self) -> None:
-        """Listen and serve; return when requests are answered.
+        """Listen and serve; return when the server responds.
 
         Raises:
             RuntimeError: the engine was started before, or the server does not start.

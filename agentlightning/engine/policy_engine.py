@@ -36,7 +36,7 @@ class PolicyEngine(Protocol):
         ...
 
     def start(self) -> None:
-        """Serve; return when requests are answered."""
+        """Serve; return when the server responds."""
         ...
 
     def stop(self) -> None:

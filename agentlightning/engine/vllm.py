@@ -126,7 +126,7 @@ class VLLMEngine:
 
     @contextmanager
     def paused(self, timeout: float = 30.0) -> Generator[None]:
-        """Wait for calls in flight, run the block, which changes the weights, and serve them. Raise `EngineError` if
+        """Wait for calls in progress, run the block, which changes the weights, and serve them. Raise `EngineError` if
         the server fails or no longer exists."""
         if not self._pausing.acquire(timeout=timeout):
             raise EngineError(f"Another change of the weights did not finish within {timeout:g} s")

@@ -1,4 +1,4 @@
-"""Collects the rollouts of each training step: runs and reads them, replaces groups of equal rewards, makes rows.
+"""Collects the rollouts of each training step: runs and reads them, replaces groups with equal rewards, creates rows.
 
 When the collection of a step begins, groups are started until `max_staleness + 1` times `batch_size` are in progress.
 The step uses `batch_size` of the groups that have ended, in the order of the plan. The other groups continue while the

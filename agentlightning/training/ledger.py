@@ -93,7 +93,7 @@ class RolloutRecord:
     outcome: Outcome | None
     """Outcome of the latest attempt."""
     verdict: ExclusionReason | None
-    """The reason for excluding the whole rollout from training; None if its calls may be trained."""
+    """The reason for excluding the full rollout from training; None if its calls may be trained."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])

@@ -114,7 +114,7 @@ class LedgerEntry(TypedDict, total=False):
     reward: float | None
     outcome: str | None
     verdict: str | None
-    """Reason for excluding the whole rollout; None if its calls may be trained."""
+    """Reason for excluding the full rollout; None if its calls may be trained."""
     group: int | None
     """Number of its task within the step."""
     advantage: float | None

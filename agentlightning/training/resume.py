@@ -325,7 +325,7 @@ class Resumption:
     # --- what is read at the start -----------------------------------------------------------------------------------
 
     async def read_steps(self) -> None:
-        """Read the figures of the steps after the checkpoint, up to the first incomplete one, and remove the records of
+        """Read the metrics of the steps after the checkpoint, up to the first incomplete one, and remove the records of
         that step and of later ones."""
         assert self.folder is not None
         self.lines = read_lines(self.folder / METRICS)

@@ -54,7 +54,7 @@ def check_device(device: str) -> None:
 
     try:
         if torch.empty(1, device=device).is_meta:
-            raise RuntimeError("tensors on it hold no numbers")
+            raise RuntimeError("its tensors have no data")
     except (RuntimeError, AssertionError) as error:  # the latter from a torch built without CUDA
         devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         why = str(error).partition("\n")[0]

@@ -209,7 +209,7 @@ class Updater:
 
     @contextmanager
     def paused(self, timeout: float) -> Generator[None]:
-        """Open the block in which the weights may change: the engines are paused, with nothing in flight.
+        """Open the block in which the weights may change: the engines are paused, with no calls in progress.
 
         Raises:
             DrainTimeoutError: an engine was still computing after `timeout` seconds; the block was not run.

@@ -1,4 +1,4 @@
-"""Finds the earlier call of an attempt whose conversation a prompt was made from, by comparing messages."""
+"""Finds the earlier call of an attempt whose conversation a prompt continues, by comparing messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class History:
             self._answers.setdefault(conversation.answer, []).append(number)
 
     def predecessor(self, conversation: Conversation) -> Predecessor | None:
-        """Return the call from whose conversation a prompt was made; None if it shares no line with any.
+        """Return the call whose conversation a prompt continues; None if it shares no line with any call.
 
         That is a call with the same prompt; otherwise the call with the last answer in the prompt; otherwise the call
         with the longest common beginning, or with any line in common.

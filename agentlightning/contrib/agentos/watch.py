@@ -34,7 +34,7 @@ class _Watch:
     """A wrapper of a part of a kernel; it delegates everything that it does not define."""
 
     _watched: str
-    """Name of the attribute that holds the part."""
+    """Name of the attribute with the part."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == self._watched:  # the object is being copied or unpickled

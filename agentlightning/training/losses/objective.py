@@ -40,7 +40,7 @@ class LossInputs:
     weights: Tensor
     """(B, T) the part of the mini-batch's `token_weights` that belongs to these rows."""
     tokens: int
-    """Number of trained tokens of the whole mini-batch."""
+    """Number of trained tokens of the full mini-batch."""
     sampler_logprobs: Tensor
     """(B, T) as the engine recorded them."""
     old_logprobs: Tensor | None = None
