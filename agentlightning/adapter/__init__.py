@@ -1,5 +1,5 @@
-"""Adapters convert stored spans into the input of algorithms: model calls, triplets, token rows, messages. Each adapter
-is loaded on first use."""
+"""Adapters convert stored spans into the input of algorithms: model calls, triplets, token rows, messages. Each is
+loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

@@ -1,5 +1,4 @@
-"""Spans as OpenAI chat messages with their tools, the input of prompt optimisers. Does not require the `openai`
-package.
+"""Spans as OpenAI chat messages with their tools, the input of prompt optimisers. Does not import `openai`.
 
 Departures from the described system, which raised on most of these: a message without a known role, or a tool call
 without a name, is excluded and logged; an assistant's text is kept with its tool calls; a function without parameters
@@ -57,8 +56,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     Override `get_tool_calls` to find tool calls elsewhere, or `convert_to_openai_messages` for another format.
 
     Args:
-        policy: Only calls of this policy of the gateway. None selects all calls, except those of frozen or external
-            policies.
+        policy: Only calls of this policy of the gateway. None: all, except calls of frozen and external policies.
     """
 
     policy: str | None = None

@@ -47,8 +47,7 @@ class AlgorithmTrainer(AgentTrainer, Protocol):
 
 
 class Algorithm(Generic[ResultT]):
-    """Learns from rollouts and returns a `ResultT`. The Trainer sets the components, in this order, and then calls
-    `run`.
+    """Learns from rollouts and returns a `ResultT`. The Trainer sets the components in this order, then calls `run`.
 
     The state has class-level defaults, so a subclass does not need to call `super().__init__`. References are strong: a
     component exists as long as the algorithm.

@@ -39,9 +39,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm):
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise TypeError(
-                    f"@algo passes arguments by name; {parameter.name!r} is positional-only: remove the '/'"
-                )
+                raise TypeError(f"@algo passes by name, but {parameter.name!r} is positional-only: remove the '/'")
             required = parameter.default is parameter.empty
             named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if named and required and parameter.name not in INJECTED:

@@ -1,5 +1,4 @@
-"""`FastAlgorithm`, the base class of algorithms without special hardware needs; `Baseline` runs an agent on every
-task."""
+"""`FastAlgorithm`, for algorithms without special hardware needs; `Baseline` runs an agent on every task."""
 
 from __future__ import annotations
 
@@ -75,8 +74,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
     Args:
         n_epochs: number of passes over the datasets.
         max_queue_length: maximum number of rollouts that wait in the queue.
-        span_verbosity: content of the log of each span: `none`, the names of its attributes (`keys`), or also their
-            values (`key_values`).
+        span_verbosity: logged attributes of each span: `none`, their names (`keys`), or also values (`key_values`).
         timeout_seconds: seconds per batch of the queue after which an unfinished rollout is late.
         late_rollouts: handling of a late rollout: `drop` cancels it, `wait` restarts the time limit with each rollout
             that ends, `resubmit` cancels it and requeues its task once.

@@ -61,8 +61,7 @@ class GRPO(Algorithm[GRPOResult]):
             agent from its first reply on. Rollouts whose judge fails have no reward and are not trained.
 
     Raises:
-        TypeError: a setting is unknown (the message names the nearest valid one), or `group_reward` is neither of
-            these.
+        TypeError: a setting is unknown (the message names the nearest one), or `group_reward` is neither of these.
         BadRequestError: a value is out of range.
     """
 

@@ -1,5 +1,4 @@
-"""PPO (arXiv:1707.06347): the run of GRPO, with a value head on the policy that computes an advantage for each
-token."""
+"""PPO (arXiv:1707.06347): the run of GRPO, with a value head that computes an advantage for each token."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class PPO(GRPO):
         group_reward: as for `GRPO`; requires `num_generations` of at least 2.
 
     Raises:
-        TypeError: a setting is unknown (the message names the nearest valid one), or `group_reward` is neither a
-            ranking nor a function.
+        TypeError: a setting is unknown, or `group_reward` is neither a ranking nor a function.
         BadRequestError: the model is missing, or a value is out of range.
     """
 

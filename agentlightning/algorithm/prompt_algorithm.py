@@ -84,8 +84,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
     """State of the current run."""
 
     def get_best_prompt(self) -> PromptTemplate:
-        """Return the best prompt so far; if there are several templates, the template that the best version changed
-        last.
+        """Return the best prompt so far; with several templates, the one that the best version changed last.
 
         Raises:
             ValueError: no search has run.

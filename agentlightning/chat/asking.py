@@ -120,8 +120,8 @@ async def ask_judge(
     `words`, only their tokens, seconds and cost are recorded. The call never counts as a call of the agent.
 
     Raises:
-        JudgeError: the second reply is also unreadable. ChatError, LimitReached: the call failed, or a limit is
-        reached.
+        JudgeError: the second reply is also unreadable.
+        ChatError, LimitReached: the call failed, or a limit is reached.
     """
     messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
     problem = ""

@@ -86,8 +86,7 @@ class BillLine:
     retries: int = 0
     """Number of retries of these calls."""
     prompt_tokens: int = 0
-    """Prompt tokens as counted by the server, otherwise a quarter of the characters. The same applies to completion
-    tokens."""
+    """Prompt tokens as counted by the server, otherwise a quarter of the characters; also for completions."""
     completion_tokens: int = 0
     seconds: float = 0.0
     """Total seconds of all calls, including waiting and retries."""

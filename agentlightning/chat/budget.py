@@ -23,8 +23,7 @@ from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
 CHARACTERS_PER_TOKEN: Final = 4
 """Characters per prompt token, if no server has counted the tokens."""
 UNBOUNDED: Final = 8192
-"""Assumed tokens of a reply without `max_tokens`, unless the model has returned a reply longer than a quarter of
-this."""
+"""Assumed tokens of a reply without `max_tokens`, unless one was longer than a quarter of this."""
 _ROUNDING: Final = 1 + 1e-9
 """Tolerance for sums of costs, so that a sum equal to the limit does not exceed it."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
@@ -165,8 +164,7 @@ class Budget:
                         self._waiting.remove(entry)
 
     def calls_left(self, model: str, fields: Mapping[str, Any], price: Price | None) -> float:
-        """Return the number of calls to a model that fit into the limits, assuming its longest prompt and reply for
-        each."""
+        """Return the number of calls to a model that fit into the limits, with its longest prompt and reply."""
         with self.lock:
             characters = self._seen[model].characters if model in self._seen else 0
             _, most = self._needs(model, characters, fields, price)

@@ -204,8 +204,7 @@ class Chat:
         return self.budget.seconds_left()
 
     def calls_left(self, *models: str | None) -> float:
-        """Return the number of calls to these models that fit into the limits, assuming the longest call so far for
-        each."""
+        """Return the number of calls to these models that fit into the limits, each as long as the longest so far."""
         fields = getattr(self.check_source(), "sampling", {})
         names = {self.model_asked(model) for model in models}
         return min(self.budget.calls_left(model, fields, self.prices.get(model)) for model in names)

@@ -56,7 +56,7 @@ class JudgeReward:
     """Scores an agent's output with a model: `agl.Trainer(reward_fn=agl.JudgeReward(model="gpt-5-mini"))`.
 
     Returns a reward from 0 to 1: the judge's score on `scale`, rescaled. With `against`, the answer is compared with
-    another answer: 1 for better, 0.5 for equally good, 0 for worse; the reward is the mean over both orders of the two
+    another answer: 1 for better, 0.5 for equally good, 0 for worse; the reward is the mean over both orders of the
     answers.
 
     The judge's question, reply, tokens and cost are recorded as an annotation of the rollout; its calls do not count as

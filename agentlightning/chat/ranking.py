@@ -88,8 +88,8 @@ class RankingReward:
 
         Raises:
             BadRequestError: there are fewer than two answers, or too many for one question.
-            JudgeError: a verdict is unreadable. ChatError, LimitReached: a call of the judge failed, or a limit is
-            reached.
+            JudgeError: a verdict is unreadable.
+            ChatError, LimitReached: a call of the judge failed, or a limit is reached.
         """
         if not 2 <= len(answers) <= MOST_ANSWERS:
             raise BadRequestError(f"A ranking requires 2 to {MOST_ANSWERS} answers; got {len(answers)}")

@@ -43,8 +43,7 @@ class Decoder:
         max_batch: int = 128,
         separate: bool = False,
     ) -> None:
-        """Create an empty decoder; at most `max_batch` completions run concurrently. Stop texts and tokens require
-        `decode`."""
+        """Create an empty decoder; at most `max_batch` completions run concurrently. Stop texts require `decode`."""
         self._new_batch = partial(_Batch, model, frozenset(eos_ids), decode or _no_text)
         self._separate, self._max_batch = separate, max_batch
         self._batches = [] if separate else [self._new_batch()]

@@ -56,8 +56,7 @@ class ModelForward:
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
         """Write prompts to the rows from `first_row` on and return the logits after the last token of each.
 
-        Shapes: tokens: (R, T), padded on the right; last: (R,) the position of each prompt's last token; result: (R,
-        V).
+        Shapes: tokens: (R, T), padded on the right; last: (R,) position of each prompt's last token; result: (R, V).
         """
         count, length = tokens.shape
         start, rest = self._read_prefix(tokens, last, first_row), dict[str, Tensor]()

@@ -60,8 +60,7 @@ class Feed:
         self._waiting.put(ending)
 
     def join(self, seconds: float) -> bool:
-        """Wait until the tracker has finished; return False if it does not finish in time, so that the remaining
-        records are lost."""
+        """Wait until the tracker has finished; return False if it does not in time: remaining records are lost."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
             self._given_up = True

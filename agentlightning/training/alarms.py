@@ -320,7 +320,7 @@ def entropy_collapse(steps: Steps, *, share: float = 0.1, reference_steps: int =
     patience=3,
 )
 def equal_rewards(steps: Steps, *, limit: float = 0.9) -> Measurement | None:
-    """Nearly all groups of a step have equal rewards, so their advantages are zero. `limit`: maximum share of a step's
+    """Nearly all groups of a step have equal rewards, so their advantages are zero. `limit`: maximum share of
     groups."""
     compared, equal = _number(steps[-1].groups.get("compared")), _number(steps[-1].groups.get("equal_rewards"))
     if not compared or equal is None:

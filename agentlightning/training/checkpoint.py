@@ -198,8 +198,7 @@ class CompletedStep:
 
 @dataclass(kw_only=True)
 class CheckpointWriter:
-    """Writes the checkpoints of a run: every few steps, and always at its end. Belongs to the loop; a thread writes the
-    files."""
+    """Writes the checkpoints of a run: every few steps, and always at its end. Belongs to the loop; a thread writes."""
 
     folder: CheckpointFolder
     updater: Updater

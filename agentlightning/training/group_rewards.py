@@ -70,8 +70,7 @@ async def with_group_rewards(
     replies, by the first rollout of each group.
 
     Only successful rollouts are judged; a policy fault keeps its reward. If the judge of a group fails, the rollouts of
-    the group have no reward (not a low one), and `note` is called once. Rollouts without a group (number -1) have no
-    reward.
+    the group have no reward (not a low one), and `note` is called once. Rollouts without a group (-1) have no reward.
     """
     members: dict[int, list[int]] = {}
     for place, (one, group) in enumerate(zip(collected, groups, strict=True)):

@@ -2,14 +2,16 @@
 
 The rules of `read_rollout`, in the order in which they apply; the first rule with a reason counts.
 
-1. A rollout that was not sampled for training trains nothing. 2. Only the latest attempt counts: calls of older ones
-are `superseded_attempt`, those that the store marked `stale`. 3. A call that is not a turn of the agent's task is a
-`helper`; the adapter decides which calls are helpers. 4. A call that returned no reply to the agent, or that never
-generates text, is excluded according to its outcome. 5. The attempt's outcome decides (`attempt_verdict`), then the
-reward: a missing one is never filled in. 6. A scored attempt with a finally refused call (`refused_for_good`) trains
-nothing, unless requested. 7. A rollout without any call of the policy has nothing to train (`no_call`); its calls have
-reasons by other rules. 8. A call of another policy is `not_selected`. 9. A call that has no token ids, or not one
-log-probability per token, cannot be trained (`unusable`). 10. The adapter selects among the remaining calls.
+1. A rollout that was not sampled for training trains nothing.
+2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
+3. A call that is not a turn of the agent's task is a `helper`; the adapter decides which calls are helpers.
+4. A call that returned no reply to the agent, or that never generates text, is excluded according to its outcome.
+5. The attempt's outcome decides (`attempt_verdict`), then the reward: a missing reward is never filled in.
+6. A scored attempt with a finally refused call (`refused_for_good`) trains nothing, unless requested.
+7. A rollout without any call of the policy has nothing to train (`no_call`); its calls have reasons by other rules.
+8. A call of another policy is `not_selected`.
+9. A call that has no token ids, or not one log-probability per token, cannot be trained (`unusable`).
+10. The adapter selects among the remaining calls.
 """
 
 from __future__ import annotations
@@ -278,8 +280,8 @@ class _Rules:
 def attempt_verdict(attempt: Attempt) -> ExclusionReason | None:
     """Return the reason for excluding a rollout with this latest attempt; None if its outcome allows training.
 
-    Only `scored` and `policy_fault` allow it. A successful attempt without a recorded outcome is also allowed; its
-    reward decides.
+    Only `scored` and `policy_fault` allow it. A successful attempt without an outcome is also allowed: its reward
+    decides.
     """
     if attempt.outcome in ("scored", "policy_fault"):
         return None
@@ -331,8 +333,7 @@ class Trained:
     tokens: int
     """Number of its trained tokens: all tokens that the policy produced in the call."""
     advantage: float
-    """Advantage of its tokens in the loss; with a critic (PPO), the reward of its rollout, from which the advantage of
-    each token is computed."""
+    """Advantage of its tokens in the loss; with a critic (PPO), the reward of its rollout instead."""
     weight_version: int
     """Version of the weights that served the call."""
     constrained_by: tuple[str, ...] = ()
@@ -419,8 +420,7 @@ class Ledger:
         """Return the counts.
 
         Raises:
-            LedgerError: a call is neither trained nor excluded, is recorded more than once, or was never captured. The
-                message names the calls.
+            LedgerError: a call is neither trained nor excluded, is recorded more than once, or was never captured.
         """
         self._check()
         endings = self.endings().values()

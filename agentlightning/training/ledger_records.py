@@ -36,8 +36,7 @@ class Packed(TypedDict):
     """A list of numbers in an exact JSON format, a third of the size of decimal digits."""
 
     dtype: Dtype
-    """`f32`: IEEE 754 single precision. `i32`: signed 32-bit integers. `u8`: unsigned 8-bit integers, for masks and
-    flags."""
+    """`f32`: IEEE 754 single precision. `i32`: signed integers. `u8`: unsigned 8-bit integers (masks, flags)."""
     data: str
     """The numbers in order, little-endian, in base64: `numpy.frombuffer(base64.b64decode(data), "<f4")`."""
 

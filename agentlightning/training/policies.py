@@ -83,8 +83,7 @@ class PolicyUpdater(Updater):
     ) -> StepUpdate:
         """Train each policy on its own rows; a policy without rows does not change.
 
-        Shapes: samples: (B,), advantages: (B,). `shares`: the weight of each policy's rows in its mean of the step, see
-        `StepRows.share`.
+        Shapes: samples: (B,), advantages: (B,). `shares`: see `StepRows.share`, per policy.
         """
         version, results = self.weight_version, dict[str | None, UpdateResult]()
         rows: dict[int, RowFigures] = {}

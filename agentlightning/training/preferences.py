@@ -87,8 +87,7 @@ async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pai
 
 
 def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, Any] | PairExclusion:
-    """Return the pair of one task, or the reason why it has none. Among rollouts with the same reward, the first is
-    used."""
+    """Return the pair of one task, or the reason why it has none. The first rollout of equal reward is used."""
     if len(conversations) < 2:
         return "too_few"
     best = max(conversations, key=lambda each: each.reward)

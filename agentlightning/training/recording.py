@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAMPLED_TOKENS = 65_536
-"""Number of tokens with recorded values per step, with `record_tokens="sample"`: complete rollouts, spread over the
-step."""
+"""Number of tokens with recorded values per step, with `record_tokens="sample"`: complete rollouts."""
 ROW_TOKENS = 200_000
 """Maximum number of tokens of a rollout whose values fit into one record."""
 
@@ -50,8 +49,7 @@ class RunRecorder:
         self._has_held_out = has_held_out
 
     async def step(self, figures: StepFigures) -> None:
-        """Record the metrics of a step; without held-out tasks, the mean reward is the metric for the best result of
-        the run."""
+        """Record the metrics of a step; without held-out tasks, the mean reward decides the run's best result."""
         await self._log.step(figures.step, dataclasses.asdict(figures))
         if figures.mean_reward is not None and not self._has_held_out:
             await self._log.best("mean_reward", figures.mean_reward, figures.step)
@@ -68,8 +66,7 @@ class RunRecorder:
             await self._log.ledger(ledger.step, entries)
 
     async def evaluation(self, step: int, evaluation: Evaluation, tasks: Sequence[object]) -> None:
-        """Record an evaluation after a step, task by task. Tasks are recorded as digests, so that runs can be compared
-        in pairs."""
+        """Record an evaluation after a step, task by task, with digests of the tasks for comparisons of runs."""
         data = {
             "sampling": evaluation.sampling,
             "weight_version": evaluation.step,

@@ -113,8 +113,7 @@ class RunLog:
         value: float | None = None,
         counts_for_best: bool = True,
     ) -> PendingWrite[int]:
-        """Record an evaluation after `step`; its `value` becomes the run's best result of this name, unless an earlier
-        one was better.
+        """Record an evaluation after `step`; its `value` becomes the run's best of this name, unless one was better.
 
         A run has one best result, and a result of another name replaces it, so only one of several evaluations should
         have a `value`. For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.

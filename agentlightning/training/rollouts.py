@@ -1,5 +1,4 @@
-"""Runs rollouts in batches for all algorithms: enqueue, wait with a time limit, cancel the rest, fetch attempts and
-spans."""
+"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel the rest, fetch the spans."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Chooses the token rows that one step trains, each with its advantage, and records all others in the ledger as
-excluded.
+"""Chooses the token rows that one step trains, with their advantages, and records all others as excluded.
 
 A group has the rollouts of one task. Rollouts without a usable reward or a trainable call are removed from their group,
 because advantages compare only trained rollouts. A group with fewer than two rollouts, or with equal rewards, is
@@ -156,8 +155,8 @@ def choose_rows(
     Shapes: records: (N,) rollouts, groups: (N,) the group of each.
 
     Args:
-        replaced: groups that were replaced by others; they count neither in the mean of the loss nor in the reward
-            statistics for advantages.
+        replaced: groups that were replaced by others; they count neither in the mean of the loss nor in reward
+            statistics.
         kl: the divergence of each rollout from the reference, by rollout id, for `use_kl_in_reward`.
 
     Raises:
@@ -300,8 +299,7 @@ def _groups_without_signal(
 
 
 class LateCalls:
-    """Records model calls that end after their step has closed: calls of abandoned attempts, and calls that an agent
-    did not wait for.
+    """Records model calls that end after their step has closed, of abandoned attempts or without a waiting agent.
 
     The step that detects such a call excludes it as `unfinished`. `in_hand` is the number of pending calls of the
     gateway before the evidence was read.

@@ -73,8 +73,7 @@ class RunGuard:
         )
 
     def refusals(self, records: Sequence[RolloutRecord]) -> str | None:
-        """Return a report on rollouts that are excluded for a refused call, the first time that there are such
-        rollouts."""
+        """Return a report on rollouts that are excluded for a refused call, the first time that there are any."""
         refused = [record for record in records if record.verdict == REFUSED_CALL]
         if not refused or self._told_of_refusals:
             return None
@@ -107,7 +106,7 @@ class RunGuard:
         )
 
     def untrainable(self, records: Sequence[RolloutRecord]) -> str | None:
-        """Return a report on rollouts with a reward and no trainable call, the first time that there are such rollouts.
+        """Return a report on rollouts with a reward and no trainable call, the first time that there are any.
 
         Raises:
             NoTrainableCallError: it is the first step, and no rollout with a reward has a trainable call.

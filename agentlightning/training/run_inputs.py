@@ -30,8 +30,8 @@ class RunSource(Protocol):
 
 
 def check_model(model: str) -> None:
-    """Raise BadRequestError for a model that is neither a folder nor in the local cache, because transformers would
-    download it."""
+    """Raise BadRequestError for a model that is neither a folder nor in the local cache, which transformers would
+    download."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(model).is_dir():
@@ -48,8 +48,7 @@ def check_model(model: str) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise BadRequestError for a device that torch does not know or cannot use. The message names the available
-    devices."""
+    """Raise BadRequestError, with the available devices, for a device that torch does not know or cannot use."""
     import torch
 
     try:

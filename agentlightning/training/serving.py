@@ -20,8 +20,7 @@ from agentlightning.types import LLM, NamedResources
 async def serve_policies(
     proxy: LLMProxy | None, store: LightningStore, updater: Updater, settings: TrainingSettings, stack: AsyncExitStack
 ) -> LLMProxy:
-    """Return a running gateway with the policies among its models: that of the program, or a new one for the run;
-    `stack` restores it.
+    """Return a running gateway with the policies among its models, the program's or a new one; `stack` restores it.
 
     Raises:
         BadRequestError: the gateway already serves a model of the same name, or its policies are not those of the run.

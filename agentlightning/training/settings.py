@@ -1,5 +1,4 @@
-"""The settings of runs that train weights, and those of GRPO: checked at construction, recorded with the run. Does not
-import torch.
+"""The settings of runs that train weights, and those of GRPO, checked at construction. Does not import torch.
 
 A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
 """
@@ -58,8 +57,7 @@ NotNegative = Annotated[float, Bounds(at_least=0)]
 Share = Annotated[float, Bounds(at_least=0, at_most=1)]
 
 MOST_GROUPS: Final = 512
-"""Maximum number of groups in progress. Each waits for its end with its own request, which a remote store keeps
-open."""
+"""Maximum number of groups in progress; each waits with its own request, which a remote store keeps open."""
 OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16")
 """Settings that each policy of `policies=` may set for itself."""
 
@@ -128,13 +126,11 @@ class LossSettings:
     """Multiply the penalty of a token by its ratio (with `k2`, by its ratio without gradient), so that its gradient is
     the gradient of the divergence."""
     use_kl_in_reward: bool = False
-    """Subtract the penalty from the rollout's reward instead of adding it to the loss.
-    [`algorithm.use_kl_in_reward`]"""
+    """Subtract the penalty from the rollout's reward instead of using it in the loss. [`algorithm.use_kl_in_reward`]"""
     importance_sampling_correction: bool = False
-    """False: ratios are relative to the probabilities that the engine recorded. True: ratios are relative to the
-    learner's probabilities before the first optimizer step, and a separate weight corrects the difference between
-    engine and learner, see `importance_sampling_mode`. TRL adds the prefix `vllm_` to this and the next three names.
-    [`algorithm.rollout_correction.bypass_mode`, negated]"""
+    """False: ratios are relative to the engine's probabilities. True: they are relative to the learner's before the
+    first optimizer step, and a separate weight corrects the difference, see `importance_sampling_mode`. TRL adds the
+    prefix `vllm_` to this and the next three names. [`algorithm.rollout_correction.bypass_mode`, negated]"""
     importance_sampling_mode: CorrectionMode = "sequence_mask"
     """One weight per token, or one per sequence (the product of the weights of its tokens). A weight outside its limits
     is set to the limit (`truncate`), or its token or sequence is removed from the loss (`mask`; with both limits, as in
@@ -303,8 +299,7 @@ class CriticSettings:
     """Learning rate of the value head in the first step; it follows the schedule of `learning_rate`.
     [`critic.optim.lr`]"""
     whiten_advantages: bool = True
-    """Subtract the mean of a step's token advantages and divide by their standard deviation. TRL and VERL always do
-    so."""
+    """Subtract the mean of a step's token advantages and divide by their deviation, as TRL and VERL always do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,12 +392,12 @@ class TrainingSettings(VLLMSettings):
     """Maximum duration of one attempt, in seconds; a longer attempt is excluded. None is `step_timeout_seconds`."""
     refused_calls: RefusedCalls = "exclude"
     """Handling of a scored rollout with a call that finally failed (4xx, or an error after all retries). `exclude`
-    excludes it as `refused_call`, because its reward may result from the failed call; `train` trains on it."""
+    excludes it as `refused_call`, because its reward may reflect the failure; `train` trains on it."""
     engine_batch: Count = 64
     """Maximum number of model calls that are generated concurrently."""
     max_drift: Share | None = None
-    """Maximum share of turns that the chat template or the tokenizer renders as other tokens than were sampled; a
-    larger share ends the run. None is no limit."""
+    """Maximum share of turns that template or tokenizer render as other tokens than were sampled; a larger share ends
+    the run. None is no limit."""
     record_tokens: RecordTokens = "auto"
     """Trained tokens for which the store keeps the values of the loss: `all`, a `sample` of complete rollouts with
     about 65,000 tokens per step, or `none`. `auto` is `all` for models below 10 million parameters, otherwise
@@ -414,8 +409,7 @@ class TrainingSettings(VLLMSettings):
     resource_name: str = "main_llm"
     """Name of the resource with which the agent receives the policy."""
     progress: Style = "auto"
-    """Display of steps: `live` is a table updated in place, `plain` prints one line per step; `auto` is `live` on a
-    terminal, otherwise `plain`."""
+    """Display of steps: `live` updates a table, `plain` prints one line per step; `auto` is `live` on a terminal."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -438,8 +432,7 @@ class TrainingSettings(VLLMSettings):
 
     @property
     def critic(self) -> CriticSettings | None:
-        """The settings of the critic, which computes an advantage for each token; None if each rollout has one
-        advantage."""
+        """The settings of the critic, which computes token advantages; None if each rollout has one advantage."""
         return None
 
     @property
@@ -580,8 +573,7 @@ def make_settings(cls: type[S], model: str | Path | None, settings: Mapping[str,
     """Return checked settings of an algorithm.
 
     Raises:
-        TypeError: a setting is unknown or not supported by the algorithm. The message names it and the nearest valid
-            one.
+        TypeError: a setting is unknown or not supported by the algorithm. The message names the nearest one.
         BadRequestError: a value is out of range, or the model is missing.
     """
     names, elsewhere = setting_names(cls), cls.names_elsewhere
@@ -600,8 +592,7 @@ def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
     Policies from a list of names share all settings.
 
     Raises:
-        BadRequestError: the value is neither a list nor a mapping, a name is not valid in a URL, or a policy has a
-            setting of the run.
+        BadRequestError: it is neither a list nor a mapping, or has an invalid name or setting.
     """
     if policies is None:
         return None

@@ -1,5 +1,4 @@
-"""The settings of supervised fine-tuning: those of every training run, of its loss, and of the selection of
-rollouts."""
+"""The settings of supervised fine-tuning: those of training runs, of its loss, and of rollout selection."""
 
 from __future__ import annotations
 

@@ -58,8 +58,7 @@ class StepUpdate:
 
     figures: dict[str, float]
     """`steps` and `skipped_steps` count optimizer steps; the other metrics, under their names in `Policy.update`, are
-    present if the trainer measures them. If there are several policies, the metrics of each are added as
-    `NAME/METRIC`."""
+    present if the trainer measures them. If there are several policies, the metrics of each are `NAME/METRIC`."""
     rows: Sequence[RowFigures] = ()
     """(B,) values of each row in the loss, in the order of the samples; empty if unknown."""
     changed: frozenset[str | None] = frozenset()
@@ -109,8 +108,7 @@ class Updater:
         raise NotImplementedError
 
     def save_model(self, folder: Path) -> None:
-        """Write the model of the policy into the folder; several policies are written into subfolders with their
-        names."""
+        """Write the model of the policy into the folder; several policies go into subfolders with their names."""
         raise NotImplementedError
 
     # --- what a subclass may define ----------------------------------------------------------------------------------

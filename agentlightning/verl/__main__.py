@@ -5,8 +5,8 @@ The keys are those of VERL's configuration. Tasks come from files, the agent fro
     python -m agentlightning.verl agentlightning.agent=my_agent.py:agent data.train_files=train.jsonl \\
         actor_rollout_ref.model.path=Qwen2.5-1.5B-Instruct actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8
 
-`agentlightning.n_runners` (default 1) is the number of runners on this machine. Without `agentlightning.agent`, the
-store listens on `agentlightning.port` (default 4747) and waits for runners on other machines: `agl runner AGENT --store
+`agentlightning.n_runners` (1) is the number of runners on this machine. Without `agentlightning.agent`, the store
+listens on `agentlightning.port` (4747) and waits for runners elsewhere: `agl runner AGENT --store
 http://this-machine:4747`.
 """
 

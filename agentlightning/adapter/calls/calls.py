@@ -1,8 +1,7 @@
 """The model calls that the spans of a rollout record, whether or not they are used for training.
 
 Adapters select among these calls and order them; the training ledger (`training/ledger.py`) records all of them. A
-triplet is a view of one call. The gateway's attributes on the spans separate calls of the trained policy from other
-calls.
+triplet is a view of one call. The gateway's attributes on the spans separate calls of the trained policy from others.
 """
 
 from __future__ import annotations
@@ -158,8 +157,7 @@ def agent_of(triplet: Triplet) -> str | None:
 
 
 def calls_by_name(calls: Sequence[ModelCall]) -> dict[str, ModelCall]:
-    """Return the calls of one attempt by their ids and by the ids of their replies; among calls with the same id, the
-    first counts."""
+    """Return the calls of one attempt by their ids and their replies' ids; the first call with an id counts."""
     by_name = {call.response_id: call for call in reversed(calls) if call.response_id is not None}
     by_name.update({call.call_id: call for call in calls})
     return by_name

@@ -30,8 +30,7 @@ _SYSTEM: Final = (
     "You are naming a coding session so the user can pick it out",  # Claude Code 2.1.300: the title of a session
     "Write a short summary label describing what these tool calls accomplished",  # Claude Code: a row of a list
 )
-"""Texts anywhere in a system message. They are plain texts, because a regular expression takes a millisecond for 20
-KB."""
+"""Texts anywhere in a system message. Plain texts, because a pattern takes a millisecond for 20 KB."""
 _SYSTEM_OPENINGS: Final = (
     "You are a title generator. You output ONLY a thread title",  # opencode
     "You are a context summarization agent. You are given a conversation",  # opencode: compaction

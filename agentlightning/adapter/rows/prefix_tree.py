@@ -54,8 +54,7 @@ class PrefixTree(Generic[Row]):
         self._root: PrefixNode[Row] = PrefixNode([], 0, 0, generated=False, owner=0)
 
     def follow_prompt(self, prompt: list[int], owner: int) -> Walk[Row]:
-        """Follow a prompt from the root, add its new tokens, and return the result. `owner` is the number of its
-        call."""
+        """Follow a prompt from the root, add its new tokens, and return the result. `owner`: number of its call."""
         walk: Walk[Row] = Walk(self._root)
         self._add(prompt, walk, generated=False, owner=owner)
         return walk

@@ -1,5 +1,4 @@
-"""Finds the reason why a call begins a row instead of continuing one, from its tokens, and from its messages if
-recorded.
+"""Finds the reason why a call begins a row instead of continuing one, from its tokens and recorded messages.
 
 A seam is between a call and its predecessor, the call whose conversation its prompt continues (`history.py`). If the
 prompt has all messages of that call, the tokens drifted (`drift.py`). If messages differ, the agent changed its
@@ -39,8 +38,7 @@ DRIFTS: Final[frozenset[RowCause]] = frozenset(("template", "tokenisation"))
 """Causes in template and tokenizer, not in the agent's behaviour."""
 
 _OPENING: Final = 2
-"""Number of tokens at the end of a prompt that may already belong to the answer, such as an opening thinking tag or a
-space."""
+"""Number of tokens at the end of a prompt that may already belong to the answer, such as a thinking tag."""
 _WINDOW: Final = 16
 """Number of tokens after the first difference that are searched, if the messages were not recorded."""
 _LEAST_CUT: Final = 8
@@ -73,8 +71,7 @@ class Seams:
         self._read: dict[int, Conversation | None] = {}
 
     def start(self, number: int, walk: Walk[Any]) -> RowStart:
-        """Return the reason why this call begins a row. Its prompt must have been followed before. Call this in
-        order."""
+        """Return the reason why this call begins a row. Follow its prompt first. Call this in order."""
         call = self._calls[number]
         while self._known < number:
             read = self._read.pop(self._known, None) or conversation_of_call(self._calls[self._known])

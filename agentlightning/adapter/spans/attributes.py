@@ -129,8 +129,7 @@ def dicts_in(value: object) -> list[Fields]:
 
 
 def token_ids(value: object) -> list[int] | None:
-    """Return a copy of a list or tuple of integers of at least 0; None for anything else, including a list of
-    booleans."""
+    """Return a copy of a list or tuple of integers of at least 0; None for anything else, including booleans."""
     if not is_list(value) or (value and type(value[0]) is not int):
         return None
     try:

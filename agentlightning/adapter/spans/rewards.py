@@ -35,8 +35,7 @@ def reward_dimensions(span: Span) -> dict[str, float]:
 
 
 def final_reward(spans: Sequence[Span]) -> float | None:
-    """Return the last reward in the order of the spans; None if there is no reward, or if the last reward is not
-    usable."""
+    """Return the last reward in the order of the spans; None if there is none, or it is not usable."""
     return as_reward(find_final_reward(spans))
 
 

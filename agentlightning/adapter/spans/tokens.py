@@ -157,8 +157,7 @@ def gateway_call_id(span: Span) -> str | None:
 
 
 def call_name(span: Span) -> str:
-    """Return the id of the call that a span records: the gateway's id, otherwise that of the reply, otherwise the
-    span's id."""
+    """Return the id of the call that a span records: that of the gateway, the reply or the span."""
     return gateway_call_id(span) or response_id(span) or span.span_id
 
 

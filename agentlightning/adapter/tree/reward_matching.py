@@ -5,8 +5,8 @@ Each reward is assigned to one call that has none yet, in the order of the rewar
 1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. If no call matches
    a link, the reward is assigned to no call; nothing is guessed.
 2. Otherwise the newest call that had ended when the reward was emitted, first among the calls below the reward's own
-   parent, then below its grandparent, and so on. Parents are the recorded ones, not those set by repair. 3. If no call
-   is found by time, a call that the gateway recorded counts as older than a reward with a larger sequence id.
+   parent, then below its grandparent, and so on. Parents are the recorded ones, not those set by repair.
+3. If time finds no call, a call that the gateway recorded is older than a reward with a larger sequence id.
 
 A reward without a matching call is lost, and reported. Departures from the described system: it had neither links nor
 scopes nor step 3, and lost rewards silently.

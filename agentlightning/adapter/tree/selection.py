@@ -57,8 +57,7 @@ class SelectedCall:
 
     @property
     def sequence_id(self) -> int:
-        """Number that the gateway assigned when the call arrived; without a gateway record, that of the tracer's
-        span."""
+        """Number that the gateway assigned when the call arrived; otherwise that of the tracer's span."""
         return self.node.span.sequence_id if self.record is None else self.record.sequence_id
 
     @property

@@ -253,8 +253,7 @@ class TraceTree(SpanNode):
         reward_match: RewardMatchPolicy,
         has_tokens: Callable[[SelectedCall], bool] | None = None,
     ) -> list[tuple[SelectedCall, str | None]]:
-        """Return the calls for training, each with its reward and, if the trace has several branches, the id of its
-        branch.
+        """Return the calls for training, each with its reward and, if there are several branches, its branch's id.
 
         They are ordered by arrival at the gateway if it recorded all of them, otherwise by start time. Calls for which
         `has_tokens` is false are excluded. Excluded calls are reported.

@@ -88,8 +88,7 @@ class APO(PromptSearch, Generic[T]):
     run_initial_validation: bool = True
     """Whether to evaluate the initial prompt on the full validation set first."""
     gradient_prompt_files: Sequence[str | Path] | None = None
-    """Prompt files of the critic, one drawn per critique; see `prompt_search/critic.py`. None uses the built-in
-    files."""
+    """Prompt files of the critic, one drawn per critique; see `prompt_search/critic.py`. None: built-in files."""
     apply_edit_prompt_files: Sequence[str | Path] | None = None
     """Prompt files of the editor, one drawn per edit. None uses the built-in files."""
     halving: bool = True
@@ -141,8 +140,7 @@ class APO(PromptSearch, Generic[T]):
     ) -> tuple[Sequence[RolloutResult], float | None]:
         """Return the results of a prompt on tasks, in their order, and its mean reward; None if no task has a reward.
 
-        Concurrent calls run as one round. Earlier results are reused; reused results of the mode `val` have no
-        messages.
+        Concurrent calls run as one round. Earlier results are reused; those of the mode `val` have no messages.
         """
         assert self._state is not None, "evaluate_prompt_on_batch can only be called during a run"
         prefix = prefix or f"[Prompt {prompt.version}]"
@@ -164,12 +162,7 @@ class APO(PromptSearch, Generic[T]):
         branch = current_branch.get() or Branch(random.Random(self.seed))
         prefix = prefix or f"[Prompt {prompt.version}]"
         if len(results) < self.gradient_batch_size:
-            logger.warning(
-                "%s the critic sees only %d results (gradient_batch_size=%d)",
-                prefix,
-                len(results),
-                self.gradient_batch_size,
-            )
+            logger.warning("%s the critic sees only %d results, below gradient_batch_size", prefix, len(results))
         critic = self._critic(self._chat)
         file, critique = await critic.critique(prompt.prompt_template, results, self.gradient_batch_size, branch)
         logger.info("%s critique by %s with %s:\n%s", prefix, critic.gradient_model, file.name, critique)

@@ -1,8 +1,6 @@
-"""Support for Agent-OS and similar policy kernels in training: the actions that they refuse, and those that they
-record.
+"""Support for Agent-OS and similar policy kernels in training: the actions that they refuse and record.
 
-Written for `KernelSpace` of the package `agent-os-kernel`, which does not need to be installed: it is not imported
-here.
+Written for `KernelSpace` of the package `agent-os-kernel`, which is not imported here and may be missing.
 """
 
 from agentlightning.base.lazy import attach_stub

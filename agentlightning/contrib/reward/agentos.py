@@ -12,8 +12,7 @@ from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 
 class PolicyReward:
-    """Return `reward_fn(output, task)` or, without `reward_fn`, `clean`, minus `penalty` for each violation of the
-    attempt.
+    """Return `reward_fn(output, task)` or, without `reward_fn`, `clean`, minus `penalty` per violation.
 
     For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. Like every `reward_fn`, it is called if
     the agent returns a value that is not its reward. Only violations of these kernels have a penalty.

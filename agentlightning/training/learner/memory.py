@@ -41,8 +41,7 @@ class Part:
 
 
 def check_memory(*policies: TrainingSettings) -> None:
-    """Reject a run that does not fit into the memory, before its model is loaded. `policies`: the settings of each
-    policy.
+    """Reject a run that does not fit into memory, before its model is loaded. `policies`: settings of each one.
 
     Raises:
         OutOfMemoryError: the run does not fit. The message lists the needed memory and the settings to change.
@@ -120,8 +119,7 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
 
 
 def free_memory(device: str) -> int:
-    """Return the available bytes of a GPU, or of the machine within the limits and the control group of this
-    process."""
+    """Return the available bytes of a GPU, or of the machine within this process's limits and control group."""
     kind = torch.device(device)
     if kind.type == "cuda":
         return torch.cuda.mem_get_info(kind)[0]

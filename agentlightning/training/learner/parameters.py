@@ -2,7 +2,7 @@
 
 A model in bfloat16 has 8 bits of mantissa, so a step of 1e-5 on a weight of 1 would be lost. Each trained weight that
 is not float32 therefore has a float32 master copy, which the optimizer updates; the gradient is also summed in float32,
-over all forward passes of a step (mixed-precision training, arXiv:1710.03740, section 3.1). Adapters of peft are always
+over all forward passes of a step (mixed-precision training, arXiv:1710.03740, section 3.1). Adapters are always
 float32.
 """
 

@@ -44,8 +44,7 @@ class PolicyState:
 
 class Policy(ServedModel):
     """A causal language model that is trained in place, always in evaluation mode: without dropout the ratio of the
-    first pass is one. An update with at least one step creates a new `weight_version`, even if it then ends with an
-    error."""
+    first pass is one. An update with at least one step creates a new `weight_version`, even if it then fails."""
 
     def __init__(
         self,
@@ -137,8 +136,7 @@ class Policy(ServedModel):
             return self._optimizer.divergences(samples, settings)
 
     def state(self) -> PolicyState:
-        """Return the state that later updates depend on. Its tensors are live: hold `lock` until they are written to
-        disk."""
+        """Return the state that later updates depend on. Its tensors are live: hold `lock` until they are written."""
         learner = self._optimizer
         learner.prepare_optimizer()
         optimizer = {

@@ -87,9 +87,10 @@ def in_order_of_time(mask: Tensor, rollouts: Tensor, times: Tensor) -> tuple[Ten
     """Return the positions of each rollout's trained tokens, the earliest first, and a mask of the filled positions.
 
     Shapes:
-        mask: (B, T) bool, true on the tokens to train. rollouts: (B,) equal for the rows of one rollout, 0 .. R-1.
-        times: (B, T) the number of each token's model call; tokens of one call are ordered by position. result: (R, L)
-        int64 indices into the flattened (B * T), and (R, L) bool.
+        mask: (B, T) bool, true on the tokens to train.
+        rollouts: (B,) equal for the rows of one rollout, 0 .. R-1.
+        times: (B, T) the number of each token's model call; tokens of one call are ordered by position.
+        result: (R, L) int64 indices into the flattened (B * T), and (R, L) bool.
     """
     rows, columns = mask.nonzero(as_tuple=True)  # (N,) each, by row and place
     order = torch.argsort(times[rows, columns], stable=True)

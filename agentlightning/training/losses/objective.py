@@ -54,8 +54,7 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenFigures:
-    """The values of each token in the loss, without gradient: (B, T) each, 0 where the mask is 0 (the ratio is 1
-    there)."""
+    """The values of each token in the loss, without gradient: (B, T) each, 0 where the mask is 0 (the ratio is 1)."""
 
     ratio: Tensor
     """Ratio of the learner to the probability that it is compared with, before clipping."""

@@ -44,8 +44,7 @@ def trl_rows(rows: StepRows, count: int, *, filler: int, masks_equal: bool) -> l
             in its means.
 
     Raises:
-        BadRequestError: a rollout has more than one row. The message names the cause and the algorithm that trains such
-            agents.
+        BadRequestError: a rollout has more than one row. The message names the cause and a suitable algorithm.
     """
     trained = {sample.rollout_id for sample in rows.samples}
     shown = trained if masks_equal else trained | {sample.rollout_id for sample in rows.without_signal}

@@ -58,8 +58,8 @@ class Bridge:
         return step in self._skipped
 
     async def rows(self, part: Part, step: int, place: int, session: int, uid: str) -> Sequence[Row]:
-        """Wait until the step is collected and return the rows of a session; empty if its rollout is excluded. `uid` is
-        VERL's name of the task."""
+        """Wait until the step is collected and return the rows of a session; empty if its rollout is excluded. `uid`:
+        task name."""
         if part == "train":
             self._places[uid] = place
         await self._wait_for(lambda: (part, step) in self._rows)
@@ -75,8 +75,7 @@ class Bridge:
         await self._notify()
 
     async def step(self, step: int) -> dict[str, Any]:
-        """Wait for the report of a step and return it; its `places` maps VERL's name of each task to the task's
-        position."""
+        """Wait for the report of a step and return it; its `places` maps VERL's name of each task to its position."""
         await self._wait_for(lambda: step in self._steps)
         return self._steps.pop(step)
 

@@ -62,8 +62,7 @@ class VERLSession:
     def __init__(self, config: Any, link: dict[str, Any], folder: Path, *, steps: int, held_out: int) -> None:
         """Complete the configuration for a number of steps and of held-out tasks (0 for none).
 
-        `link` is passed to VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` requests token
-        values.
+        `link` is passed to VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens`: send token values.
         """
         self.name = f"agl-verl-{uuid4().hex}"
         """Unique to this start of the run."""
