@@ -186,7 +186,7 @@ class Algorithm(Generic[ResultT]):
         return RunLog(None) if self._run_log is None else self._run_log
 
     def log_metrics(self, step: int, **figures: object) -> PendingWrite[int]:
-        """Record the metrics of a training step, such as `log_metrics(1, mean_reward=0.5)`.
+        """Record `figures`, the metrics of a training step, such as `log_metrics(1, mean_reward=0.5)`.
 
         They are recorded in the store; `agl runs show` and the dashboard display them. May be awaited, see `RunLog`.
         Metrics of a step that is already recorded do not change.

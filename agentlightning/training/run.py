@@ -363,7 +363,7 @@ class TrainingRun:
         if self._skipped >= MAX_SKIPPED:
             raise NonFiniteLossError(
                 f"The loss was not finite in {MAX_SKIPPED} steps in a row; the run ends. Reduce learning_rate "
-                f"(currently {self._context.settings.learning_rate})) or check the rewards. The last weights are in "
+                f"(currently {self._context.settings.learning_rate}) or check the rewards. The last weights are in "
                 f"{self._folder.model}"
             )
 

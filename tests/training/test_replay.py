@@ -85,9 +85,7 @@ def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys
 
 def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_model: Path, tmp_path: Path) -> None:
     fit(GRPO, two_turns, untrained_model, tmp_path, max_steps=1, record_tokens="none")
-    with pytest.raises(
-        GoneError, match=r"Only 0 of the .* are recorded with their tokens: train with record_tokens='all'"
-    ):
+    with pytest.raises(GoneError, match=r"Only 0 of .* with their tokens: train with record_tokens='all'"):
         ask(tmp_path, 1)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(GoneError, match="is not the folder of run"):

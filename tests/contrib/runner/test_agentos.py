@@ -344,7 +344,7 @@ def test_a_kernel_without_a_policy_is_told_of(caplog: pytest.LogCaptureFixture) 
 
 def test_settings_that_cannot_work_are_refused() -> None:
     kernel = kernel_of(SQLPolicy())
-    with pytest.raises(ValueError, match="isolation='process' is not supported. Remove it"):
+    with pytest.raises(ValueError, match=r"isolation='process' is not supported\. Remove it"):
         AgentOSRunner(kernel, isolation="process")
     with pytest.raises(
         ValueError, match=r"violation_reward must be a finite number of at most 1e\+15 in size .*; got nan"
