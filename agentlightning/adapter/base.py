@@ -39,8 +39,8 @@ class OtelTraceAdapter(Adapter[Sequence[ReadableSpan], To]):
 def garbage_collection_paused() -> Generator[None]:
     """Pause Python's cycle collector for the block; memory is still freed by reference counts.
 
-    Reading 10,000 calls makes millions of references without cycles, and the collector scans all of them many times:
-    half of the time. If several threads use it at once, the one that paused the collector restarts it.
+    Reading 10,000 calls creates millions of references without cycles, which the collector scans many times: half of
+    the time. If several threads use this concurrently, the thread that paused the collector restarts it.
     """
     running = gc.isenabled()
     gc.disable()

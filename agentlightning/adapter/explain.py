@@ -1,8 +1,7 @@
-"""The outcome of every model call of an attempt, in readable form.
+"""The outcome of every model call of an attempt, as text.
 
-One line per call: its recorders, its outcome, whether its tokens are present, its row and why that row began,
-or why it is in none. The reasons are those of the training ledger (`training/ledger.py`), as far as spans show
-them.
+One line per call: its recorders, its outcome, whether its tokens are present, its row and why that row began, or why it
+is in no row. The reasons are those of the training ledger (`training/ledger.py`), as far as spans show them.
 """
 
 from __future__ import annotations
@@ -23,41 +22,42 @@ from agentlightning.semconv import LightningCallAttributes
 
 HEADER: Final = ("call", "agent", "model", "state", "in", "out", "ids", "seen by", "row", "why")
 _MOST_SEAMS: Final = 3
-"""Number of seams that are shown with their tokens; the table names all."""
+"""Maximum number of seams that are shown with their tokens; the table lists all seams."""
 
 BASE_URL: Final = (
-    "give the agent's client base_url=llm.endpoint "
-    "(in a class, llm.get_base_url(rollout.rollout_id, rollout.attempt.attempt_id))"
+    "pass base_url=llm.endpoint to the agent's client (in a class, llm.get_base_url(rollout.rollout_id, "
+    "rollout.attempt.attempt_id))"
 )
 CACHE: Final = (
-    "if a cache of the agent's client answered without a call (DSPy has one), switch it off for training: "
+    "if the agent's client has a cache that replies without a call, as DSPy has, disable it for training: "
     "dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)"
 )
 _TO_TRY: Final[Mapping[str, str]] = {
-    "no_tokens": "the model server gave no token ids: take one that does (vLLM from 0.10.2 on, the engine of GRPO); "
-    "the gateway's warning says how to turn them on",
-    "no_generation": "calls that generate nothing (embeddings) are recorded and never trained: nothing is wrong",
-    "no_logprobs": "the model server gave no log-probabilities: let it answer logprobs=true",
-    "bad_logprobs": "the model server did not give one finite log-probability per token: look at its version",
-    "image_input": "their prompts show images, and rows hold tokens of text alone: put into words what they show",
-    "upstream_error": "the model server failed: is it up, and does it serve the model that the agent asks for?",
-    "refused": "the gateway refused: look at the model's name, the key and the limits of the gateway",
-    "client_left": "the agent closed its connection before the answer was there: give its client a longer timeout",
-    "not_selected": "the adapter left them out: look at its agent_match, llm_call_match and "
-    "exclude_llm_call_in_reward, and at the gateway's policies (frozen and external ones are not trained, of several "
-    "trained ones the adapter must name one (policy=))",
-    "unknown_agent": "agents ran side by side, and neither an id nor the words tell whose calls they were: give each "
-    "agent a resource with its own role (LLMProxy.as_resource(role=...)), or let the tracer keep ids or texts",
-    "stale": "they came after the attempt had ended or lapsed: allow more time per attempt, or look for a worker that "
-    "hangs or a process that the agent left behind",
-    "superseded_attempt": "a later attempt took their place: look at that one",
-    "infrastructure_fault": "the attempt failed: look at its error (agl rollouts explain shows it)",
+    "no_tokens": "the model server returned no token ids: use a server that returns them (vLLM 0.10.2 or later, the "
+    "engine of GRPO); the gateway's warning describes how to enable them",
+    "no_generation": "calls that generate nothing (embeddings) are recorded but never trained: no action is needed",
+    "no_logprobs": "the model server returned no log-probabilities: enable support for logprobs=true",
+    "bad_logprobs": "the model server did not return one finite log-probability per token: check its version",
+    "image_input": "their prompts have images, but only text can be trained: describe the images in words",
+    "upstream_error": "the model server failed: check that it runs and serves the model that the agent requests",
+    "refused": "the gateway refused the call: check the model's name, the key and the limits of the gateway",
+    "client_left": "the agent closed its connection before the reply arrived: increase the timeout of its client",
+    "not_selected": "the adapter excluded them: check its agent_match, llm_call_match and exclude_llm_call_in_reward, "
+    "and the gateway's policies (frozen and external policies are not trained; with several trained policies, set "
+    "policy= of the adapter)",
+    "unknown_agent": "agents ran concurrently, and neither ids nor texts identify the agent of the calls: give each "
+    "agent a resource with its own role (LLMProxy.as_resource(role=...)), or let the tracer record ids or texts",
+    "stale": "they arrived after the attempt had ended or lapsed: allow more time per attempt, or look for a worker "
+    "that hangs or a process that the agent did not stop",
+    "superseded_attempt": "a later attempt replaced theirs: see that attempt",
+    "infrastructure_fault": "the attempt failed: see its error with agl rollouts explain",
     "cancelled": "the attempt was cancelled: allow more time per rollout or per step",
-    "budget": "the attempt was past its budget: allow more tokens or a higher cost per rollout",
-    "no_reward": "the attempt earned no reward: return a number from the agent, or call emit_reward in it",
-    "helper": "they are no turns of the agent's work (titles, summaries), known or named by ignore= of the adapter",
-    "refused_call": "a call of the attempt was refused for good, so its reward tells nothing of the policy: see the "
-    "line of that call, and take out what it asked for; refused_calls='train' of GRPO trains such rollouts",
+    "budget": "the attempt exceeded its budget: allow more tokens or a higher cost per rollout",
+    "no_reward": "the attempt has no reward: return a number from the agent, or call emit_reward in the agent",
+    "helper": "they are not turns of the agent's task (titles, summaries): calls of a known program, or selected by "
+    "ignore= of the adapter",
+    "refused_call": "a call of the attempt finally failed, so its reward does not measure the policy: see the line of "
+    "that call and fix its request, or train such rollouts with refused_calls='train' of GRPO",
     "unfinished": "the attempt has not ended: wait for it",
     "not_a_train_rollout": "the rollout was sampled for evaluation (mode val or test), which is never trained",
 }
@@ -66,7 +66,7 @@ _TO_TRY: Final[Mapping[str, str]] = {
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ExplainedCall:
-    """One model call: its recorders, its outcome, and its place in the training rows."""
+    """One model call: its recorders, its outcome, and its position in the training rows."""
 
     number: int
     """Position in the order of arrival within the rollout, 1 for the first call."""
@@ -81,7 +81,7 @@ class ExplainedCall:
 
     @property
     def seen_by(self) -> SeenBy:
-        """Recorders of the call; the gateway for a call that was made from a triplet."""
+        """Recorders of the call; the gateway for a call that was created from a triplet."""
         return "gateway" if self.call.spans is None else self.call.spans.seen_by
 
     @property
@@ -101,7 +101,7 @@ class ExplainedCall:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Number of prompt tokens; also where the ids themselves were not kept."""
+        """Number of prompt tokens, even if the ids were not recorded."""
         keys = (LightningCallAttributes.PROMPT_TOKENS.value, *_usage("prompt", "input"))
         return len(self.call.prompt_token_ids) or _count(self._first(*keys))
 
@@ -112,7 +112,7 @@ class ExplainedCall:
 
     @property
     def error(self) -> str | None:
-        """Error that the agent got for a failed call; None for others."""
+        """Error that the agent received for a failed call; None for other calls."""
         spans = self.call.spans
         span = None if spans is None else spans.record or spans.seen
         return None if span is None or span.status.status_code != "ERROR" else span.status.description
@@ -170,7 +170,7 @@ class Explanation:
     def to_try(self) -> list[str]:
         """Return advice for calls in no row, for the most frequent reason first."""
         if not self.calls:
-            return [f"no model call was seen at all: {BASE_URL}", CACHE]
+            return [f"no model call was recorded: {BASE_URL}", CACHE]
         advice: list[str] = []
         unseen = [each for each in self.calls if each.seen_by == "tracer" and each.row is None]
         if unseen:
@@ -182,7 +182,7 @@ class Explanation:
         remaining = [each for each in self.calls if each.reason is not None and each.number not in hidden]
         for reason, number in Counter(each.reason for each in remaining).most_common():
             error = next((each.error for each in remaining if each.reason == reason and each.error), None)
-            detail = "" if error is None else f" (said: {error})"
+            detail = "" if error is None else f" (error: {error})"
             advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{detail}")
         return advice
 
@@ -190,7 +190,7 @@ class Explanation:
         """Return if at least one call is in a row.
 
         Raises:
-            NoTrainableCallError: no call is in a row; the text holds the table and advice.
+            NoTrainableCallError: no call is in a row; the message has the table and advice.
         """
         if not self.trainable:
             message = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
@@ -200,7 +200,7 @@ class Explanation:
         """Return the text below the table: counts, the first seams, and advice if nothing is trained."""
         reasons = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
         counts = f"{len(self.trainable)} of {_calls(len(self.calls))} in rows"
-        parts = [f"{counts}; left out: {reasons}" if reasons else counts]
+        parts = [f"{counts}; excluded: {reasons}" if reasons else counts]
         parts += self.seams
         if not self.trainable:
             parts += ["To try:", *(f"- {text}" for text in self.to_try())]
@@ -212,7 +212,7 @@ class Explanation:
 
 
 def advice_for(reason: str) -> str | None:
-    """Return advice for a call that is in no row for this reason; None where there is nothing to do."""
+    """Return advice for a call that is in no row for this reason; None if there is nothing to do."""
     return _TO_TRY.get(reason)
 
 
@@ -223,7 +223,7 @@ def explain_calls(
     reasons: Mapping[CallRef, str],
     decode: Decode | None = None,
 ) -> Explanation:
-    """Return the explanation of calls, in the order of arrival: those in no row of `readings` have a reason."""
+    """Return the explanation of calls, in the order of arrival; calls in no row of `readings` have a reason."""
     rows: dict[CallRef, int] = {}
     begins: dict[CallRef, RowCause] = {}
     seams: list[str] = []

@@ -1,10 +1,10 @@
-"""Spans as OpenAI chat messages with their tools, the input of prompt optimisers. Needs no `openai` package.
+"""Spans as OpenAI chat messages with their tools, the input of prompt optimisers. Does not import `openai`.
 
 Departures from the described system, which raised on most of these: a message without a known role, or a tool call
-without a name, is excluded and logged; an assistant's text is kept beside its tool calls; a function without parameters
-has none; tool calls are read from the completion itself before child spans are read; content that spells a list of
-parts is that list; the gateway's spans of a call that a tracer also recorded are not repeated; other instrumentations
-are understood (`spans/content.py`).
+without a name, is excluded and logged; an assistant's text is kept with its tool calls; a function without parameters
+has none; tool calls are read from the completion before child spans are read; text content that encodes a list of parts
+is converted to the list; the gateway's spans of a call that a tracer also recorded are not repeated; other
+instrumentations are supported (`spans/content.py`).
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class OpenAIMessages(TypedDict):
 class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
     """Returns one record per span of a model call, in the order of the spans.
 
-    Override `get_tool_calls` to find tool calls elsewhere, or `convert_to_openai_messages` for another form.
+    Override `get_tool_calls` to find tool calls elsewhere, or `convert_to_openai_messages` for another format.
 
     Args:
-        policy: Only calls of this policy of the gateway. None is every call, except those of policies that are frozen
-            or external.
+        policy: Only calls of this policy of the gateway. None: all, except calls of frozen and external policies.
     """
 
     policy: str | None = None
@@ -66,7 +65,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
         self.policy = checked_policy(policy)
 
     def adapt(self, source: Sequence[Span], /) -> list[OpenAIMessages]:
-        """Return the conversations of the spans; none for no spans."""
+        """Return the conversations of the spans; empty without spans."""
         source = without_other_policies(source, self.policy)
         telling = {id(_telling(call)) for call in spans_by_call(source)}
         records: list[Fields] = []
@@ -95,7 +94,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 yield tool
 
     def convert_to_openai_messages(self, records: Sequence[Mapping[str, object]], /) -> list[OpenAIMessages]:
-        """Return records of the parts of a call (`prompt`, `completion`, `functions`, `tool_calls`) as messages."""
+        """Convert records with the parts of a call (`prompt`, `completion`, `functions`, `tool_calls`) to messages."""
         converted: list[OpenAIMessages] = []
         for record in records:
             messages: list[Message] = []
@@ -103,7 +102,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
                 role = fields.get("role")
                 if role not in _ROLES:
                     logger.warning(
-                        "a message with the role %r was left out; roles are %s", role, ", ".join(sorted(_ROLES))
+                        "a message with the role %r is excluded; valid roles are %s", role, ", ".join(sorted(_ROLES))
                     )
                 elif role == "assistant":
                     messages.append(_assistant(fields, ()))
@@ -116,7 +115,7 @@ class TraceToMessages(TraceAdapter[list[OpenAIMessages]]):
             tools: list[Fields] = []
             for fields in in_order(record.get("functions")):
                 if not isinstance(fields.get("name"), str):
-                    logger.warning("a tool without a name was left out: %s", sorted(fields))
+                    logger.warning("a tool without a name is excluded: %s", sorted(fields))
                     continue
                 function: Fields = {"name": fields["name"], "description": fields.get("description") or ""}
                 if isinstance(parameters := decoded(fields.get("parameters")), dict):
@@ -141,7 +140,7 @@ def _assistant(fields: Mapping[str, object], elsewhere: Sequence[Mapping[str, ob
         function, call = as_dict(tool_call.get("function")), as_dict(tool_call.get("call"))
         name = tool_call.get("name") or function.get("name")
         if not isinstance(name, str):
-            logger.warning("a tool call without a name was left out: %s", sorted(tool_call))
+            logger.warning("a tool call without a name is excluded: %s", sorted(tool_call))
             continue
         texts = (tool_call.get("arguments"), function.get("arguments"), tool_call.get("parameters"), "{}")
         arguments = next(value for value in texts if value is not None)

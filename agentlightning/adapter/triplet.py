@@ -1,4 +1,4 @@
-"""Adapters from the spans of one attempt to triplets: from the tree of all spans, or from the gateway's alone."""
+"""Adapters from the spans of one attempt to triplets: from the tree of all spans, or only from the gateway's spans."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Transition(Value):
-    """One step of a trajectory in the form of the v0.1 protocol; nothing in this package makes one."""
+    """One step of a trajectory in the format of the v0.1 protocol; this package does not create any."""
 
     state: list[int]
     """Token ids of the prompt."""
@@ -53,7 +53,7 @@ class Transition(Value):
     agent_name: str = ""
     """Agent that made the call."""
     reward: float | None = None
-    """Reward of the step; None if there is none."""
+    """Reward of the step, or None."""
 
 
 @explain_fields
@@ -70,18 +70,17 @@ class TripletReading:
 class TraceToTripletBase(TraceAdapter[list[Triplet]]):
     """An adapter whose result can be trained on: it selects model calls, orders them and assigns their rewards.
 
-    Each triplet names its call in `metadata`, by `call_id` or `response_id`, so that the training ledger can account
-    for it.
+    Each triplet names its call in `metadata`, by `call_id` or `response_id`, so that the training ledger can record it.
     """
 
     policy: str | None = None
-    """Policy of the selected calls; None is every call, except those of policies that are not trained."""
+    """Policy of the selected calls; None selects all calls, except those of policies that are not trained."""
     ignore: Ignore | None = None
     """Selects helper calls to exclude, in addition to those of known programs (`calls/helpers.py`): a regular
     expression that is searched in the prompt (`role: content`, a line per message), or a function of the call."""
 
     def is_helper(self, call: ModelCall) -> bool:
-        """True for a call that is no turn of the agent's work."""
+        """True for a call that is not a turn of the agent's task."""
         return helper_rule(self.ignore)(call)
 
     def read(self, source: Sequence[Span], /) -> TripletReading:
@@ -89,12 +88,12 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         return TripletReading(self.adapt(source))
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
-        """Return those of the calls that the adapter selects. Calls and spans are of one attempt.
+        """Return the calls that the adapter selects. Calls and spans must belong to one attempt.
 
-        The triplets of `read` decide.
+        The triplets of `read` determine the selection.
 
         Raises:
-            LedgerError: a triplet has tokens and names no call, or its tokens are not those of the call.
+            LedgerError: a triplet has tokens but names no call, or its tokens differ from those of the call.
         """
         return self._selection(self.read(source), calls)
 
@@ -113,10 +112,10 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
         return without_calls(source, helpers), [call for call in calls if call.ref not in refs]
 
     def explain(self, source: Sequence[Span], /, *, decode: Decode | None = None) -> Explanation:
-        """Return the outcome of every model call in the spans of a rollout; print it to read it.
+        """Return the outcome of every model call in the spans of a rollout, as an object to print.
 
-        `decode` converts token ids to their text; it separates a drift of the template from one of the tokenizer with
-        certainty. Whether the attempt's outcome and reward allow training is checked by `agl rollouts explain` only.
+        `decode` converts token ids to their text; with it, drift of the template and of the tokenizer are distinguished
+        with certainty. Only `agl rollouts explain` checks whether the attempt's outcome and reward allow training.
 
         Raises:
             LedgerError: as for `select`.
@@ -142,26 +141,27 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
 
 
 class TracerTraceToTriplet(TraceToTripletBase):
-    """Makes triplets from the tree of all spans of an attempt; the default adapter.
+    """Creates triplets from the tree of all spans of an attempt. The default adapter.
 
-    It reads the spans of tracers and the records of the gateway, and makes one triplet of the two spans of one call.
-    Rules and departures from the described system are in `adapter/tree/`.
+    It reads the spans of tracers and the records of the gateway, and creates one triplet from the two spans of one
+    call. Rules and departures from the described system are in `adapter/tree/`.
 
     Args:
-        repair_hierarchy: Move spans without their parent to the place that their times suggest.
+        repair_hierarchy: Move spans without their parent to the position that their times suggest.
         llm_call_match: Regular expression for the names of the tracer's spans that are model calls.
         agent_match: Regular expression for names of agents and roles; only their calls count. A call with several
-            possible agents counts if all of them match; else it is excluded as `unknown_agent`. None is every call.
+            possible agents counts if all of them match; otherwise it is excluded as `unknown_agent`. None selects all
+            calls.
         exclude_llm_call_in_reward: Exclude calls made to compute a reward.
         reward_match: Rule that assigns rewards without a link to calls.
-        policy: Only calls of this policy of the gateway. None is every call, except those of policies that are frozen
-            or external.
+        policy: Only calls of this policy of the gateway. None selects all calls, except those of frozen or external
+            policies.
         ignore: Exclude helper calls (titles, summaries): a regular expression that is searched in the prompt's text,
             or a function of the `ModelCall`. Those of known programs are always excluded.
         _skip_empty_token_spans: Exclude calls without token ids before rewards are matched.
 
     Raises:
-        ValueError: one of the expressions is not valid, there is no such `reward_match`, or `policy` is no name.
+        ValueError: one of the expressions is not valid, `reward_match` is unknown, or `policy` is not a name.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         return TripletReading(triplets, tree.problems)
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
-        """Return those of the calls that the adapter selects, without making triplets of them."""
+        """Return the calls that the adapter selects, without creating triplets."""
         if type(self).read is not TracerTraceToTriplet.read:  # a subclass selects among the triplets
             return super().select(source, calls)
         source, calls = self._of_the_work(source, calls)
@@ -244,8 +244,8 @@ class TracerTraceToTriplet(TraceToTripletBase):
         if first is not None and not self._told_of_unknown:
             self._told_of_unknown = True
             logger.warning(
-                "A model call is not trained (unknown_agent; further ones are not told): span %s: %s. Give each "
-                "agent a resource of its own, llm_proxy.as_resource(role='<name>'): its URL says whose call it is.",
+                "A model call is not trained (unknown_agent; reported only once): span %s: %s. Give each agent its own "
+                "resource, llm_proxy.as_resource(role='<name>'), so that the URL identifies the agent.",
                 first.span_id,
                 first.detail,
             )
@@ -271,15 +271,15 @@ class TracerTraceToTriplet(TraceToTripletBase):
 
 
 class LlmProxyTraceToTriplet(TraceToTripletBase):
-    """Makes triplets from the gateway's spans alone, by their sequence ids: neither tree nor clocks are used.
+    """Creates triplets only from the gateway's spans, by their sequence ids; neither the tree nor times are used.
 
     Only calls with token ids count. A reward is assigned to the newest call without one whose sequence id is smaller.
     Beyond those of the described system, a triplet has log-probabilities, finish reason, weight version and call id if
     the span has them; late and failed calls are excluded, and lost rewards are listed by `read`.
 
     Args:
-        policy: Only calls of this policy of the gateway. None is every call, except those of policies that are frozen
-            or external.
+        policy: Only calls of this policy of the gateway. None selects all calls, except those of frozen or external
+            policies.
         ignore: As for `TracerTraceToTriplet`.
     """
 
@@ -288,7 +288,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         self.ignore = _checked_ignore(ignore)
 
     def adapt(self, source: Sequence[Span], /) -> list[Triplet]:
-        """Return the triplets in the order of the sequence ids; none for no spans."""
+        """Return the triplets in the order of the sequence ids; empty without spans."""
         reading = self.read(source)
         _log_problems(reading.problems, source)
         return reading.triplets
@@ -315,7 +315,7 @@ class LlmProxyTraceToTriplet(TraceToTripletBase):
         return TripletReading(triplets, problems)
 
     def select(self, source: Sequence[Span], calls: Sequence[ModelCall], /) -> CallSelection:
-        """Return those of the calls that the adapter selects, without reading their spans again."""
+        """Return the calls that the adapter selects, without reading their spans again."""
         if type(self).read is not LlmProxyTraceToTriplet.read:  # a subclass selects among the triplets
             return super().select(source, calls)
         source, calls = self._of_the_work(source, calls)
@@ -374,7 +374,7 @@ def _log_problems(problems: Sequence[Problem], source: Sequence[Span] | Sequence
     if problems:
         first = problems[0]
         logger.warning(
-            "%d spans: %d things were left out of the triplets, the first: %s on span %s (%s)",
+            "%d spans: %d parts are excluded from the triplets, the first: %s on span %s (%s)",
             len(source),
             len(problems),
             first.kind,

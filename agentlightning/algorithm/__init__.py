@@ -1,4 +1,4 @@
-"""Algorithms, which learn from rollouts. Those that need a training stack are loaded on first use."""
+"""Algorithms that learn from rollouts. Those that need torch or other large packages are loaded on first use."""
 
 from agentlightning.base.lazy import attach_stub
 

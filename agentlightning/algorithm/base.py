@@ -1,4 +1,4 @@
-"""`Algorithm`, the base class of all algorithms: the parts that the Trainer binds, and the methods to define."""
+"""`Algorithm`, the base class of all algorithms: the components that the Trainer sets, and the methods to define."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _BY_METHOD = {
     "trainer": "call get_trainer()",
     "tracer": "call get_trainer().tracer",
     "initial_resources": "call get_initial_resources()",
-    "llm_proxy": "no gateway was given: pass llm_proxy= to the Trainer (get_llm_proxy() returns None without one)",
-    "_batch": "a FastAlgorithm has it; others iterate over agentlightning.algorithm.utils.batch_iter_over_dataset",
+    "llm_proxy": "no gateway is set: pass llm_proxy= to the Trainer (get_llm_proxy() returns None without a gateway)",
+    "_batch": "only a FastAlgorithm has it; use agentlightning.algorithm.utils.batch_iter_over_dataset",
 }
 """Attributes that programs expect on an algorithm, and their replacements."""
 _MOST_ITEMS = 100
-"""Largest number of items of a list that is recorded among the settings of an algorithm."""
+"""Maximum number of items of a list that is recorded among the settings of an algorithm."""
 
 
 class AlgorithmTrainer(AgentTrainer, Protocol):
-    """The part of a `Trainer` that an algorithm uses; the class is in a layer above."""
+    """The part of a `Trainer` that an algorithm uses."""
 
     @property
     def adapter(self) -> TraceAdapter[Any]: ...
@@ -47,10 +47,10 @@ class AlgorithmTrainer(AgentTrainer, Protocol):
 
 
 class Algorithm(Generic[ResultT]):
-    """Learns from rollouts and returns a `ResultT`. The Trainer binds the parts, in this order, and then calls `run`.
+    """Learns from rollouts and returns a `ResultT`. The Trainer sets the components in this order, then calls `run`.
 
-    Class-level defaults hold the state, so a subclass need not call `super().__init__`. References are strong: a bound
-    part lives as long as the algorithm.
+    The state has class-level defaults, so a subclass does not need to call `super().__init__`. References are strong: a
+    component exists as long as the algorithm.
     """
 
     _trainer: AlgorithmTrainer | None = None
@@ -63,21 +63,21 @@ class Algorithm(Generic[ResultT]):
 
     resumable: bool = True
     """True if a restarted run may reuse its earlier rollouts, because it makes the same requests in the same order with
-    the same resources. False for an algorithm whose state is lost with the process."""
+    the same resources. False for an algorithm that loses its state when the process ends."""
 
     @property
     def shows_progress(self) -> bool:
-        """True if the algorithm draws its progress on the terminal itself, so that the Trainer does not."""
+        """True if the algorithm displays its own progress on the terminal, so that the Trainer does not."""
         return False
 
     def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> ResultT | Awaitable[ResultT]:
-        """Learn. The returned value becomes `trainer.result`. May be a coroutine function."""
+        """Learn from rollouts. The returned value becomes `trainer.result`. May be a coroutine function."""
         raise NotImplementedError(f"{type(self).__name__} must define run(train_dataset, val_dataset)")
 
     def with_iterations(self, max_iterations: int) -> Self | None:
-        """Return a copy that runs this many iterations, as the algorithm counts them; None if it counts none."""
+        """Return a copy that runs this many iterations, as the algorithm counts them; None if it has no iterations."""
         return None
 
     def __call__(self, *args: Any, **kwargs: Any) -> ResultT | Awaitable[ResultT]:
@@ -91,28 +91,28 @@ class Algorithm(Generic[ResultT]):
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def set_trainer(self, trainer: AlgorithmTrainer) -> None:
-        """Bind the Trainer."""
+        """Set the Trainer."""
         self._trainer = trainer
 
     def get_trainer(self) -> AlgorithmTrainer:
         """Return the Trainer.
 
         Raises:
-            ValueError: none is bound.
+            ValueError: it is not set.
         """
         if self._trainer is None:
             raise ValueError("Trainer has not been set for this algorithm. Run it through Trainer.fit.")
         return self._trainer
 
     def set_store(self, store: LightningStore) -> None:
-        """Bind the store, as the strategy wrapped it."""
+        """Set the store, as wrapped by the strategy."""
         self._store = store
 
     def get_store(self) -> LightningStore:
         """Return the store.
 
         Raises:
-            ValueError: none is bound.
+            ValueError: it is not set.
         """
         if self._store is None:
             raise ValueError(
@@ -121,21 +121,21 @@ class Algorithm(Generic[ResultT]):
         return self._store
 
     def set_adapter(self, adapter: TraceAdapter[Any]) -> None:
-        """Bind the adapter."""
+        """Set the adapter."""
         self._adapter = adapter
 
     def get_adapter(self) -> TraceAdapter[Any]:
         """Return the adapter.
 
         Raises:
-            ValueError: none is bound.
+            ValueError: it is not set.
         """
         if self._adapter is None:
             raise ValueError("Adapter has not been set for this algorithm.")
         return self._adapter
 
     def set_initial_resources(self, resources: NamedResources) -> None:
-        """Bind the initial resources."""
+        """Set the initial resources."""
         self._initial_resources = resources
 
     def get_initial_resources(self) -> NamedResources | None:
@@ -143,7 +143,7 @@ class Algorithm(Generic[ResultT]):
         return self._initial_resources
 
     def set_llm_proxy(self, llm_proxy: LLMProxy | None) -> None:
-        """Bind the gateway."""
+        """Set the gateway."""
         self._llm_proxy = llm_proxy
 
     def get_llm_proxy(self) -> LLMProxy | None:
@@ -155,7 +155,7 @@ class Algorithm(Generic[ResultT]):
         """The gateway, the same as `get_llm_proxy`; the setter is `set_llm_proxy`.
 
         Raises:
-            AttributeError: none is bound.
+            AttributeError: it is not set.
         """
         if self._llm_proxy is None:
             raise AttributeError  # Python then calls __getattr__, which has the text
@@ -166,19 +166,19 @@ class Algorithm(Generic[ResultT]):
         self._llm_proxy = llm_proxy
 
     def set_rollout_config(self, config: RolloutConfig | None) -> None:
-        """Bind the Trainer's settings of attempts, time limits and retries."""
+        """Set the Trainer's settings of attempts, time limits and retries."""
         self._rollout_config = config
 
     def get_rollout_config(self) -> RolloutConfig | None:
         """Return the Trainer's settings of attempts, time limits and retries, or None.
 
-        The store of an algorithm adds them to every rollout. Only an algorithm with its own limits needs them, see
-        `training.tasks.with_timeout`.
+        The store of an algorithm adds them to every rollout. Only an algorithm with its own limits needs this method,
+        see `training.tasks.with_timeout`.
         """
         return self._rollout_config
 
     def set_run_log(self, run_log: RunLog) -> None:
-        """Bind the records of the run."""
+        """Set the records of the run."""
         self._run_log = run_log
 
     def get_run_log(self) -> RunLog:
@@ -186,17 +186,17 @@ class Algorithm(Generic[ResultT]):
         return RunLog(None) if self._run_log is None else self._run_log
 
     def log_metrics(self, step: int, **figures: object) -> PendingWrite[int]:
-        """Record the figures of a training step, such as `log_metrics(1, mean_reward=0.5)`.
+        """Record `figures`, the metrics of a training step, such as `log_metrics(1, mean_reward=0.5)`.
 
-        They go to the store; `agl runs show` and the dashboard draw them. May be awaited, see `RunLog`. Figures of a
-        step that is already recorded do not change.
+        They are recorded in the store; `agl runs show` and the dashboard display them. May be awaited, see `RunLog`.
+        Metrics of a step that is already recorded do not change.
         """
         return self.get_run_log().step(step, figures)
 
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def unused_parts(self) -> frozenset[str]:
-        """Return those of the Trainer's `adapter` and `initial_resources` that this algorithm does not use."""
+        """Return which of the Trainer's `adapter` and `initial_resources` this algorithm does not use."""
         return frozenset()
 
     def recorded_settings(self) -> dict[str, object]:
@@ -207,7 +207,7 @@ class Algorithm(Generic[ResultT]):
         """Check that the Trainer's limits do not contradict settings of this algorithm.
 
         Raises:
-            ValueError: they do; names both.
+            ValueError: they contradict each other. The message names both.
         """
 
     if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`@algo`: an algorithm from a function whose parameters name the parts that it needs."""
+"""`@algo`: an algorithm from a function whose parameters name the components that it needs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset
 
 
 class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
-    """An algorithm that calls a function with the parts that its parameters name.
+    """An algorithm that calls a function with the components that its parameters name.
 
-    With `auto_start_proxy` the gateway runs while the function does.
+    With `auto_start_proxy`, the gateway runs while the function runs.
 
     Raises:
         TypeError: a required parameter is not one of the supported names, or is positional-only; or
@@ -31,22 +31,22 @@ class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
 
     def __init__(self, function: Callable[..., Any], *, auto_start_proxy: bool = False) -> None:
         if not callable(function):
-            raise TypeError(f"@algo needs a function; got {function!r}")
+            raise TypeError(f"@algo requires a function; got {function!r}")
         if auto_start_proxy and not inspect.iscoroutinefunction(function):
-            raise TypeError(f"@algo(auto_start_proxy=True) needs a coroutine function (async def); got {function!r}")
+            raise TypeError(f"@algo(auto_start_proxy=True) requires a coroutine function (async def); got {function!r}")
         self._function = function
         self._auto_start_proxy = auto_start_proxy
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise TypeError(f"@algo gives parts by name, and {parameter.name!r} is positional-only: remove the '/'")
+                raise TypeError(f"@algo passes by name, but {parameter.name!r} is positional-only: remove the '/'")
             required = parameter.default is parameter.empty
             named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if named and required and parameter.name not in INJECTED:
                 raise TypeError(
-                    f"@algo cannot give {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}; "
-                    f"it can give: {', '.join(INJECTED)}"
+                    f"@algo cannot pass {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}. "
+                    f"Valid parameters: {', '.join(INJECTED)}"
                 )
         functools.update_wrapper(self, function)
 
@@ -71,10 +71,10 @@ class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
 
     @override
     def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
-        """Call the function with the parts that it names; return its value, an awaitable for a coroutine function.
+        """Call the function with the components that it names; return its value, an awaitable for a coroutine function.
 
         Raises:
-            TypeError: the function does not take a dataset that was passed.
+            TypeError: a dataset was passed, but the function has no parameter for it.
         """
         datasets = {"train_dataset": train_dataset, "val_dataset": val_dataset}
         for name, dataset in datasets.items():
@@ -114,7 +114,7 @@ def algo(function: Callable[..., R], *, auto_start_proxy: bool = False) -> Funct
 @overload
 def algo(function: None = None, *, auto_start_proxy: bool = False) -> _Decorator: ...
 def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool = False) -> Any:
-    """Make an algorithm from a sync or async function.
+    """Create an algorithm from a sync or async function.
 
     Its parameters may be any of `store`, `adapter`, `llm_proxy`, `initial_resources`, `train_dataset`, `val_dataset`,
     `trainer` and `run` (the run's records, a `RunLog`); each is passed by name. `@algo(auto_start_proxy=True)` starts

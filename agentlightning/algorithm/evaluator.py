@@ -1,4 +1,4 @@
-"""`Evaluator` samples every task of a dataset and learns nothing; `Trainer.evaluate` runs it."""
+"""`Evaluator` runs every task of a dataset without learning; `Trainer.evaluate` uses it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from agentlightning.types import Dataset, EnqueueRolloutRequest
 ROLLOUT_SECONDS = 3600.0
 """Time limit of a rollout, in seconds, if the Trainer's `rollout_config` has none."""
 _READ_AT_ONCE = 32
-"""Number of rollouts whose spans are fetched at the same time."""
+"""Maximum number of rollouts whose spans are fetched concurrently."""
 
 
 @explain_fields
@@ -39,36 +39,36 @@ _READ_AT_ONCE = 32
 class SequentialStop:
     """Rule to end an evaluation early: `trainer.evaluate(..., stop_early=SequentialStop(threshold=0.8))`.
 
-    Tasks run in a random order, in batches. After each batch the evaluation ends if it is certain that its mean reward
-    is above or below the `threshold`, or better or worse than the `baseline` on the same tasks. A task without a
-    reward does not count. A reward outside `reward_range` voids the guarantee of the test: then all tasks run, and
-    the verdict is `no evidence`.
+    Tasks run in a random order, in batches. After each batch the evaluation ends if the test shows that its mean reward
+    is above or below the `threshold`, or better or worse than the `baseline` on the same tasks. A task without a reward
+    does not count. A reward outside `reward_range` invalidates the test: then all tasks run, and the verdict is `no
+    evidence`.
 
     Raises:
-        ValueError: not exactly one of `baseline` and `threshold`; a number out of range.
+        ValueError: not exactly one of `baseline` and `threshold` is set, or a number is out of range.
     """
 
     baseline: EvaluationResult | None = None
-    """The evaluation to beat, of the same tasks in the same order."""
+    """The evaluation to compare with, of the same tasks in the same order."""
     threshold: float | None = None
-    """The mean reward to beat, inside `reward_range`."""
+    """The mean reward to compare with, inside `reward_range`."""
     significance: float = 0.05
-    """Largest probability of a verdict if there is no difference."""
+    """Maximum probability of a verdict if there is no difference."""
     reward_range: tuple[float, float] = (0.0, 1.0)
-    """Smallest and largest possible reward; a narrow range decides sooner."""
+    """Minimum and maximum possible reward; a narrower range needs fewer tasks."""
     batch: int = 16
-    """Number of tasks that run between two tests; at least as many as the runners run at once."""
+    """Number of tasks between two tests; should be at least the number of concurrent rollouts."""
     seed: int = 0
     """Seed of the order of the tasks."""
 
     def __post_init__(self) -> None:
         low, high = self.reward_range
         if (self.baseline is None) == (self.threshold is None):
-            raise ValueError("SequentialStop needs either a baseline or a threshold, one of the two")
+            raise ValueError("SequentialStop requires either a baseline or a threshold, not both")
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise ValueError(f"reward_range={self.reward_range} must be two finite numbers, the lower one first")
         if self.threshold is not None and not low < self.threshold < high:
-            raise ValueError(f"threshold={self.threshold} must lie inside of reward_range={self.reward_range}")
+            raise ValueError(f"threshold={self.threshold} must be inside reward_range={self.reward_range}")
         check_share("significance", self.significance)
         if self.batch < 1:
             raise ValueError(f"batch={self.batch} must be at least 1")
@@ -92,19 +92,19 @@ def check_baseline(rule: object, tasks: Sequence[object]) -> None:
         raise TypeError(f"stop_early must be a SequentialStop; got {type(rule).__name__}")
     if rule.baseline is not None and list(map(digest_of, rule.baseline.tasks)) != tasks_of(tasks):
         raise ValueError(
-            f"stop_early compares with the baseline task by task: it has {len(rule.baseline.tasks)} tasks, here are "
-            f"{len(tasks)}; they must be the same in the same order, and none of them left out"
+            "stop_early compares task by task, so the baseline must have the same tasks in the same order; the "
+            f"baseline has {len(rule.baseline.tasks)} tasks, this evaluation {len(tasks)}"
         )
 
 
 class Evaluator(FastAlgorithm[EvaluationResult]):
-    """Runs the agent on each task of `val_dataset` `n_samples` times in mode `val`, with the initial resources.
+    """Run the agent `n_samples` times on each task of `val_dataset` in mode `val`, with the initial resources.
 
     Returns an `EvaluationResult`, and records it in the run as the evaluation `evaluation`.
 
     Args:
         slices: (T,) the slices of each task.
-        stop_early: Rule to exclude the rest of the tasks.
+        stop_early: rule to end the evaluation before all tasks have run.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
                 reward, other = by_place[place].reward, rule.threshold if baseline is None else baseline[place]
                 outside = next((x for x in (reward, other) if x is not None and not low <= x <= high), None)
                 if outside is not None:
-                    note = f"no test: the reward {outside:g} is outside of reward_range={rule.reward_range}"
+                    note = f"no test: the reward {outside:g} is outside reward_range={rule.reward_range}"
                 elif reward is not None and other is not None:
                     changes.append(reward - other)
             if note:

@@ -1,4 +1,4 @@
-"""`FastAlgorithm` marks algorithms that need no special hardware; `Baseline` runs an agent on every task."""
+"""`FastAlgorithm`, for algorithms without special hardware needs; `Baseline` runs an agent on every task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SpanVerbosity = Literal["none", "keys", "key_values"]
 
 
 class FastAlgorithm(Algorithm[ResultT]):
-    """An algorithm that is quick and needs no special hardware; `Trainer.dev` takes only these."""
+    """An algorithm that is fast and needs no special hardware; `Trainer.dev` accepts only such algorithms."""
 
     async def _batch(self, dataset: Dataset[T] | None, size: int) -> AsyncGenerator[list[T]]:
         """Yield one pass over a dataset in its order, in batches of `size` tasks; the last batch may be smaller.
@@ -39,7 +39,7 @@ class FastAlgorithm(Algorithm[ResultT]):
         """
         if dataset is None or size < 1:
             reason = "no dataset was given to fit" if dataset is None else f"size must be 1 or more; got {size}"
-            raise BadRequestError(f"There are no batches: {reason}")
+            raise BadRequestError(f"Cannot create batches: {reason}")
         for start in range(0, len(dataset), size):
             yield [dataset[index] for index in range(start, min(start + size, len(dataset)))]
 
@@ -54,11 +54,11 @@ class BaselineResult:
     seconds: list[float] = field(default_factory=list[float])
     """Duration of each rollout, in seconds."""
     first_error: str | None = None
-    """Class and message of the first attempt that failed; None if none did."""
+    """Class and message of the error of the first failed attempt; None if no attempt failed."""
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the rollouts with a reward; None without any."""
+        """Mean over the rollouts with a reward; None without rewards."""
         earned = [reward for reward in self.rewards if reward is not None]
         return math.fsum(earned) / len(earned) if earned else None
 
@@ -69,15 +69,15 @@ class BaselineResult:
 
 
 class Baseline(FastAlgorithm[BaselineResult]):
-    """Runs the agent on every task of both datasets and logs the rollouts: the smoke test of an agent.
+    """Run the agent on every task of both datasets and log the rollouts, as a smoke test of the agent.
 
     Args:
         n_epochs: number of passes over the datasets.
-        max_queue_length: largest number of rollouts that wait in the queue.
-        span_verbosity: content of the log of each span: nothing, the names of its attributes, or also their values.
-        timeout_seconds: seconds, per batch of the queue, after which an unfinished rollout is late.
-        late_rollouts: treatment of a late rollout: `drop` cancels it, `wait` restarts the time limit with each rollout
-            that ends, `resubmit` cancels it and enqueues its task once more.
+        max_queue_length: maximum number of rollouts that wait in the queue.
+        span_verbosity: logged attributes of each span: `none`, their names (`keys`), or also values (`key_values`).
+        timeout_seconds: seconds per batch of the queue after which an unfinished rollout is late.
+        late_rollouts: handling of a late rollout: `drop` cancels it, `wait` restarts the time limit with each rollout
+            that ends, `resubmit` cancels it and requeues its task once.
 
     Raises:
         BadRequestError: a value is out of range.
@@ -96,9 +96,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
     ) -> None:
         for name, value in (("train_split", train_split), ("polling_interval", polling_interval)):
             if value is not None:
-                warnings.warn(
-                    f"Baseline({name}=...) has no effect and can be left out", DeprecationWarning, stacklevel=2
-                )
+                warnings.warn(f"Baseline({name}=...) has no effect; remove it", DeprecationWarning, stacklevel=2)
         if n_epochs < 1 or max_queue_length < 1:
             raise BadRequestError("n_epochs and max_queue_length must be 1 or more")
         if not timeout_seconds > 0:
@@ -115,7 +113,7 @@ class Baseline(FastAlgorithm[BaselineResult]):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy that makes this many passes."""
+        """Return a copy that makes this many passes over the datasets."""
         twin = copy.copy(self)
         twin.n_epochs = max_iterations
         return twin

@@ -1,8 +1,8 @@
 """`GEPA`: reflective evolution of prompts with the package `gepa`.
 
-Source: GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (arXiv:2507.19457). The package has the
-search. `prompt_search/gepa_search.py` has the rollouts of candidates, the records that the model sees, the model calls
-and the stored results.
+Source: GEPA: Reflective Prompt Evolution Can Outperform Reinforcement Learning (arXiv:2507.19457). The package
+implements the search. `prompt_search/gepa_search.py` implements the rollouts of candidates, the records that the model
+sees, the model calls and the stored results.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class GEPA(PromptSearch, Generic[T]):
     """Search for better versions of the prompt templates among the initial resources, with the package `gepa`.
 
     In each iteration a candidate of the Pareto front runs on a minibatch of training tasks, a model reflects on the
-    rollouts and proposes a new text, and the new candidate runs on the validation tasks if it does better on the
+    rollouts and proposes a new text, and the new candidate runs on the validation tasks if it is better on the
     minibatch. The agent and all other resources do not change. Returns a `PromptResult`.
 
-    A failed rollout is feedback, never a score of 0: it runs again and, if it fails again, is excluded from the
-    comparison. Needs the extra `apo`. Arguments that the package also has mean the same as there. One of
+    A failed rollout is used as feedback and never scored as 0: it runs again and, if it fails again, is excluded from
+    the comparison. Requires the extra `apo`. Arguments that the package also has keep their meaning. One of
     `max_metric_calls`, `max_reflection_cost` and `stop_callbacks` is required.
 
     `SearchSettings` has the settings of every search over prompts: `templates`, `rollout_batch_timeout`, `missing`,
@@ -51,24 +51,24 @@ class GEPA(PromptSearch, Generic[T]):
     Subclasses may override `get_rollout_results` and `make_reflective_dataset`.
 
     Raises:
-        BadRequestError: a setting is out of range; names it.
+        BadRequestError: a setting is out of range. The message names it.
         MissingExtraError: the package `gepa` is not installed.
     """
 
     _name: ClassVar = "gepa"
     _purpose: ClassVar = "reflection"
-    _model_setting: ClassVar = "GEPA('name of the model'), or give GEPA a client of its own"
+    _model_setting: ClassVar = "GEPA('name of the model'), or pass a client to GEPA"
 
     reflection_lm: object = field(default=None, kw_only=False)
     """Source of new texts: the name of a model, an `agl.LLM`, an `agl.Chat`, a client with `chat.completions.create`,
-    or a callable `(messages, **settings)`. None and a name use the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL`
-    name, else the Trainer's `llm_proxy`."""
+    or a callable `(messages, **settings)`. None and a name use the server in `OPENAI_API_KEY` and `OPENAI_BASE_URL` or,
+    if they are not set, the Trainer's `llm_proxy`."""
     reflection_lm_kwargs: Mapping[str, Any] | None = None
-    """Further fields of the requests, such as `temperature`."""
+    """Additional fields of the requests, such as `temperature`."""
     max_metric_calls: int | None = None
-    """Number of requested scores that ends the search; the current iteration still finishes."""
+    """Number of requested scores after which the search ends; the current iteration still finishes."""
     max_reflection_cost: float | None = None
-    """Cost of reflection that ends the search; needs `prices`."""
+    """Cost of reflection after which the search ends, in the unit of `prices`; requires `prices`."""
     stop_callbacks: Any = None
     """Stoppers of the package, or callables `(state) -> bool`."""
     reflection_minibatch_size: int | None = None
@@ -76,35 +76,35 @@ class GEPA(PromptSearch, Generic[T]):
     candidate_selection_strategy: Any = "pareto"
     """Strategy that selects the candidate to change next."""
     skip_perfect_score: bool = True
-    """Whether a candidate that has `perfect_score` on its whole minibatch is not changed, and one that has it on all
-    validation tasks ends the search."""
+    """Whether to skip a candidate that has `perfect_score` on its full minibatch, and to end the search when a
+    candidate has it on all validation tasks."""
     perfect_score: float = 1.0
-    """The largest reward."""
+    """The maximum reward."""
     reflection_prompt_template: str | Mapping[str, str] | None = None
-    """The prompt of the reflection, with `<curr_param>` and `<side_info>`; a dict has one per template."""
+    """The prompt of the reflection, with `<curr_param>` and `<side_info>`; a dict has one prompt per template."""
     module_selector: Any = "round_robin"
-    """Choice of the templates to change if there are several: `round_robin`, `all`, or an object of the package."""
+    """Selection of the templates to change if there are several: `round_robin`, `all`, or an object of the package."""
     use_merge: bool = False
-    """Whether candidates of the front are also merged."""
+    """Whether to also merge candidates of the front."""
     max_merge_invocations: int = 5
-    """Largest number of merges of a run."""
+    """Maximum number of merges of a run."""
     merge_val_overlap_floor: int = 5
-    """Smallest number of validation tasks that both merged candidates have run on."""
+    """Minimum number of validation tasks on which both merged candidates must have run."""
     acceptance_criterion: Any = "strict_improvement"
     """Condition for accepting a proposal, on the minibatch tasks for which both candidates have scores."""
     sampling_strategy: Any = None
-    """Number of proposals per iteration; those of one iteration run in one round."""
+    """Number of proposals per iteration; the proposals of one iteration run in one round."""
     selection_strategy: Any = None
-    """Choice of the proposals to validate."""
+    """Selection of the proposals to validate."""
     batch_sampler: Any = "epoch_shuffled"
     """Sampler of the training tasks."""
     run_dir: str | Path | None = None
-    """Folder of the package's state and of `history.json`; a search already in it continues. The state is a pickle;
-    one that holds anything but data is refused. Do not use a folder that others can write to."""
+    """Folder of the package's state and of `history.json`; an existing search in it continues. The state is a pickle
+    file, which is rejected if it contains anything but data. Do not use a folder that others can write to."""
     callbacks: Sequence[Any] | None = None
     """Callbacks of the package, called in its thread."""
     missing: Literal["retry", "skip"] = "retry"  # pyright: ignore[reportIncompatibleVariableOverride] -- not "zero"
-    """Treatment of a task whose rollout has no reward: `retry` runs it once more, `skip` does not."""
+    """Handling of a task whose rollout has no reward: `retry` runs it once more, `skip` does not."""
 
     @override
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class GEPA(PromptSearch, Generic[T]):
             raise MissingExtraError("GEPA", "apo", "gepa")
         if self.max_metric_calls is None and self.max_reflection_cost is None and self.stop_callbacks is None:
             raise BadRequestError(
-                "GEPA needs an end: give max_metric_calls=... (such as 20 times the validation tasks), "
+                "GEPA requires a stop condition: set max_metric_calls=... (such as 20 times the validation tasks), "
                 "max_reflection_cost=... or stop_callbacks=..."
             )
         for name in ("max_metric_calls", "reflection_minibatch_size"):
@@ -120,12 +120,12 @@ class GEPA(PromptSearch, Generic[T]):
                 self._check_whole_number(name)
         if self.max_reflection_cost is not None and (not self.prices or not self.max_reflection_cost > 0):
             raise BadRequestError(
-                f"max_reflection_cost={self.max_reflection_cost!r} must be above 0, and needs prices={{model: (prompt, "
-                f"completion)}}, of a million tokens each; got prices={self.prices!r}"
+                f"max_reflection_cost={self.max_reflection_cost!r} must be above 0 and requires prices={{model: "
+                f"(prompt, completion)}}, per million tokens; got prices={self.prices!r}"
             )
         super().__post_init__()
         if self.missing not in ("retry", "skip"):
-            raise BadRequestError(f"missing must be retry or skip: a fault is no score of 0; got {self.missing!r}")
+            raise BadRequestError(f"missing must be retry or skip (failures never score 0); got {self.missing!r}")
         self.reflection_lm_kwargs = dict(self.reflection_lm_kwargs or {})
         self.run_dir = None if self.run_dir is None else Path(self.run_dir)
         self.callbacks = list(self.callbacks or ())
@@ -185,5 +185,5 @@ class GEPA(PromptSearch, Generic[T]):
     ) -> PromptResult:
         result = await super().run(train_dataset, val_dataset)
         if self._failures and result.bill.calls == 0:
-            raise ChatError(f"The model answered no call: {self._failures[-1]}")
+            raise ChatError(f"All calls of the model failed: {self._failures[-1]}")
         return result

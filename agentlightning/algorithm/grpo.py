@@ -42,7 +42,7 @@ __all__ = ["GRPO", "GRPOResult", "GRPOSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOArguments(GRPOSettings):
-    """The arguments of `GRPO`."""
+    """Train the weights of a transformers model on rewards. `GRPOSettings` describes each setting, with its unit."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     group_reward: GroupReward | None = None
@@ -55,18 +55,18 @@ class GRPO(Algorithm[GRPOResult]):
     meaning and default. Runs on a CPU for small models; on a GPU with `device="cuda"`.
 
     Args:
-        model: folder of the model; with `policies`, of the policies that name none.
-        group_reward: computes the rewards of all rollouts of a task together and replaces their own: an
-            `agl.RankingReward`, or a function `(task, answers) -> rewards`, where an answer is the messages of the
+        model: folder of the model; with `policies`, for the policies without their own model.
+        group_reward: computes the rewards of all rollouts of a task together and replaces their own rewards: an
+            `agl.RankingReward`, or a function `(task, answers) -> rewards`, where an answer has the messages of the
             agent from its first reply on. Rollouts whose judge fails have no reward and are not trained.
 
     Raises:
-        TypeError: a setting is unknown (names the nearest valid one), or `group_reward` is neither of these.
+        TypeError: a setting is unknown (the message names the nearest one), or `group_reward` is neither of these.
         BadRequestError: a value is out of range.
     """
 
     pick: Pick | None = None
-    """The function by which a subclass selects rollouts; see `agl.SFT`."""
+    """The function with which a subclass selects rollouts; see `agl.SFT`."""
 
     @accepts(GRPOArguments)
     def __init__(
@@ -99,16 +99,16 @@ class GRPO(Algorithm[GRPOResult]):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> GRPOResult:
-        """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
+        """Train on `train_dataset`. If given, evaluate on `val_dataset` before, during and after training.
 
         Raises:
-            BadRequestError: there is no task to train on, the model does not exist, the adapter makes no triplets, the
-                device or the output folder cannot be used, or a setting does not fit the model or the tasks.
-            OutOfMemoryError: the run cannot fit into the memory, or a single row does not fit in a step.
+            BadRequestError: there are no tasks, the model does not exist, the adapter returns no triplets, the device
+                or the output folder cannot be used, or a setting is incompatible with the model or the tasks.
+            OutOfMemoryError: the run, or a single row of a step, does not fit into the memory.
             NonFiniteLossError: the loss was not finite in three steps in a row.
             NoTrainableCallError: no rollout with a reward in the first step has a trainable model call.
             TooMuchDriftError: more turns drifted than `max_drift` allows.
-            NoScoredRolloutError: no rollout of the whole run was usable for training.
+            NoScoredRolloutError: no rollout of the run was usable for training.
         """
         settings, name = self.settings, type(self).__name__
         tasks, held_out = items_of(train_dataset), items_of(val_dataset)
@@ -122,8 +122,8 @@ class GRPO(Algorithm[GRPOResult]):
         names = [policy for policy in by_policy if policy is not None]
         if names and policy_of_adapter is not None:
             raise BadRequestError(
-                f"GRPO trains {', '.join(names)}, and the adapter selects policy={policy_of_adapter!r}: "
-                "leave the adapter's policy= out"
+                f"GRPO trains {', '.join(names)}, but the adapter selects policy={policy_of_adapter!r}. Remove policy= "
+                "of the adapter"
             )
 
         async def make_updater(opened: OpenRun, stack: AsyncExitStack) -> PolicyUpdater:

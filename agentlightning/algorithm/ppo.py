@@ -1,4 +1,4 @@
-"""PPO (arXiv:1707.06347): the run of GRPO, with a value head on the policy that gives each token its advantage."""
+"""PPO (arXiv:1707.06347): the run of GRPO, with a value head that computes an advantage for each token."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["PPO"]
 
 @dataclass(frozen=True, kw_only=True)
 class PPOArguments(PPOSettings):
-    """The arguments of `PPO`."""
+    """Train the weights of a transformers model and a value head on rewards. `PPOSettings` describes each setting, with its unit."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     group_reward: GroupReward | None = None
 
 
 class PPO(GRPO):
-    """Train the weights of a transformers model, and a value head on them, on the rewards of an agent's rollouts.
+    """Train the weights of a transformers model and a value head on the rewards of an agent's rollouts.
 
     `PPO(model="path", max_steps=20, batch_size=64, ...)`; `PPOSettings` has every setting with its meaning and
     default. A task needs only one rollout: the learned values are the baseline of each token.
 
     Args:
         model: folder of the model.
-        group_reward: as for `GRPO`; needs `num_generations` of 2 or more.
+        group_reward: as for `GRPO`; requires `num_generations` of at least 2.
 
     Raises:
-        TypeError: a setting is unknown (names the nearest valid one), or `group_reward` is no ranking and no function.
-        BadRequestError: there is no model, or a value is out of range.
+        TypeError: a setting is unknown, or `group_reward` is neither a ranking nor a function.
+        BadRequestError: the model is missing, or a value is out of range.
     """
 
     @accepts(PPOArguments)

@@ -32,25 +32,25 @@ class SearchSettings:
     """The settings of every search over prompts."""
 
     templates: Sequence[str] | None = None
-    """Names of the templates to search. None is all of them."""
+    """Names of the templates to search. None searches all templates."""
     rollout_batch_timeout: float = 3600.0
-    """Seconds for the rollouts of one prompt on one batch; late rollouts are cancelled."""
+    """Time limit in seconds for the rollouts of one prompt on one batch; late rollouts are cancelled."""
     missing: MissingPolicy = "retry"
-    """Treatment of a task whose rollout has no reward: `retry` runs it once more and then excludes it, `skip` excludes
-    it at once, `zero`, which GEPA does not take, counts it as 0."""
+    """Handling of a task whose rollout has no reward: `retry` runs it once more and then excludes it, `skip` excludes
+    it immediately, `zero` (not for GEPA) counts it as 0."""
     minimum_coverage: float = 0.5
-    """Share of tasks that must have a reward for a prompt to be chosen."""
+    """Minimum share of tasks with a reward, between 0 and 1, for a prompt to be chosen."""
     limits: Limits | Mapping[str, Any] | None = None
-    """Limits on the model calls of the search, see `agl.Limits`. At a limit the search ends with the best so far; at
-    the limit of seconds, running rollouts are cancelled."""
+    """Limits on the model calls of the search, see `agl.Limits`. At a limit the search ends with the best prompt so
+    far; at the limit of seconds, running rollouts are cancelled."""
     prices: Mapping[str, Sequence[float]] | None = None
-    """Prices by model, as `(prompt, completion)` per million tokens each; for the cost in the bill."""
+    """Prices by model, as `(prompt, completion)` per million tokens, to compute the cost of the search."""
     concurrency: int = 4
-    """Largest number of model calls at the same time."""
+    """Maximum number of concurrent model calls."""
     retries: int = 3
     """Number of retries of a model call with a temporary error."""
     seed: int = 0
-    """Seed of all random choices; the same seed repeats them."""
+    """Seed of all random choices; the same seed gives the same choices."""
 
     def __post_init__(self) -> None:
         self.templates = None if self.templates is None else tuple(self.templates)
@@ -70,10 +70,10 @@ class SearchSettings:
 
 
 class PromptSearch(SearchSettings, Algorithm[PromptResult]):
-    """A search over prompts. It keeps its result even if it is interrupted."""
+    """A search over prompts. Its result is available even if it is interrupted."""
 
     _name: ClassVar[str]
-    """Name in the ids of resources and of the logger."""
+    """Name used in the ids of resources and for the logger."""
     _purpose: ClassVar[str]
     """Input of the rollout of the model calls."""
     _model_setting: ClassVar[str]
@@ -84,21 +84,21 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
     """State of the current run."""
 
     def get_best_prompt(self) -> PromptTemplate:
-        """Return the best prompt so far; if there are several templates, the one that the best version changed last.
+        """Return the best prompt so far; with several templates, the one that the best version changed last.
 
         Raises:
             ValueError: no search has run.
         """
         if self.result is None:
             raise ValueError(
-                "No best prompt found: call Trainer.fit first. Where the search ran in a process of its own, the best "
-                "prompt is trainer.result.best_prompt"
+                "No best prompt found: call Trainer.fit first. If the search ran in a separate process, use "
+                "trainer.result.best_prompt"
             )
         return self.result.best_prompt
 
     @override
     def get_adapter(self) -> TraceToMessages:
-        """Return the adapter that makes messages: the Trainer's if it does, else a default one."""
+        """Return the adapter that returns messages: the Trainer's if it returns messages, otherwise a default one."""
         return self._adapter if isinstance(self._adapter, TraceToMessages) else TraceToMessages()
 
     async def get_rollout_results(self, rollouts: Sequence[Rollout]) -> list[RolloutResult]:
@@ -111,19 +111,19 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
     ) -> PromptResult:
         """Search, and return the best prompts and every version.
 
-        A run that is stopped, or reaches a limit, keeps the best so far in `result`.
+        A run that is stopped or reaches a limit keeps the best prompt so far in `result`.
 
         Raises:
             ValueError: a dataset or a prompt template is missing.
-            BadRequestError: there is no model to call, or GEPA's `run_dir` holds a search of other prompts or tasks.
-            NoCandidateError: no rollout of the seed, or of any version, has a reward.
-            ChatError: the model answered no call (with APO: no call of the first round).
+            BadRequestError: no model is configured, or GEPA's `run_dir` has a search of other prompts or tasks.
+            NoCandidateError: no rollout of the initial prompt, or of any version, has a reward.
+            ChatError: all calls of the model failed (with APO: all calls of the first round).
         """
         train, val = items_of(train_dataset), items_of(val_dataset)
         for name, items in (("train_dataset", train), ("val_dataset", val)):
             if not items:
                 raise ValueError(
-                    f"{name} is required: {self._name.upper()} learns from train_dataset and chooses by val_dataset"
+                    f"{name} is required: {self._name.upper()} learns from train_dataset and selects on val_dataset"
                 )
         store, log, seeds, models = self.get_store(), self.get_run_log(), self._seeds(), self._models()
         run = log.run_id or generate_id(12)
@@ -166,18 +166,18 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
     def _seeds(self) -> dict[str, PromptTemplate]:
         resources, templates = self.get_initial_resources(), self.templates
         if resources is None:
-            raise ValueError("initial_resources are not set: give the Trainer initial_resources={'prompt': template}")
+            raise ValueError("initial_resources is not set: pass the Trainer initial_resources={'prompt': template}")
         seeds = {name: each for name, each in resources.items() if isinstance(each, PromptTemplate)}
         if not seeds:
             names = ", ".join(resources) or "nothing"
             raise ValueError(
-                f"No prompt template resource found in initial_resources, which holds {names}: give one as "
+                f"No prompt template found in initial_resources, which has {names}: add one such as "
                 "agl.PromptTemplate(template='...', engine='f-string')"
             )
         if templates is None:
             return seeds
         if not templates or any(name not in seeds for name in templates):
-            raise BadRequestError(f"templates={list(templates)}: the templates are {', '.join(seeds)}")
+            raise BadRequestError(f"templates={list(templates)}: the available templates are {', '.join(seeds)}")
         return {name: seeds[name] for name in templates}
 
     def _make_chat(self, source: object) -> Chat:
@@ -185,9 +185,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
         own, model = self._chat_source()
         if isinstance(own, Chat):
             if self.prices or self.limits != Limits():
-                raise BadRequestError(
-                    "limits and prices would have no effect beside an agl.Chat: give them to the Chat"
-                )
+                raise BadRequestError("limits and prices have no effect with an agl.Chat: pass them to the Chat")
             return own if source is None else own.at(source)
         settings: dict[str, Any] = {"limits": self.limits, "prices": self.prices}
         return Chat(source or own, model=model, concurrency=self.concurrency, retries=self.retries, **settings)

@@ -27,14 +27,14 @@ _CHOSEN_BY: Final = ("rollouts", "from_run", "min_reward", "best_per_task", "top
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments(SFTSettings):
-    """The arguments of `SFT`."""
+    """Train the weights of a transformers model on the replies of chosen rollouts. `SFTSettings` describes each setting, with its unit."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     choose: Pick | None = None
 
 
 class SFT(GRPO):
-    """Train the weights of a transformers model on the replies of chosen rollouts.
+    """Train the weights of a transformers model on the replies of selected rollouts.
 
     `SFT(model="path", min_reward=1.0)` runs the agent on tasks in every step and trains on the chosen rollouts; with
     `rollouts="stored"`, or a list of ids, it trains on rollouts from the store. `SFTSettings` has every setting with
@@ -45,8 +45,8 @@ class SFT(GRPO):
         choose: a function `(rollout, reward) -> bool` that returns whether a rollout may be chosen.
 
     Raises:
-        TypeError: a setting is unknown (names the nearest valid one), or `choose` is no function.
-        BadRequestError: there is no model, no setting chooses rollouts, or a value is out of range.
+        TypeError: a setting is unknown (the message names the nearest valid one), or `choose` is not a function.
+        BadRequestError: the model is missing, no setting chooses rollouts, or a value is out of range.
     """
 
     @accepts(SFTArguments)
@@ -57,8 +57,8 @@ class SFT(GRPO):
             raise TypeError(f"choose must be a function (rollout, reward) -> bool; got {choose!r}")
         if choose is None and not self.settings.chooses:
             raise BadRequestError(
-                "SFT needs to be told which rollouts to train: min_reward, best_per_task or top_share, "
-                "rollouts=[ids], or choose=a function (rollout, reward) -> bool"
+                "SFT requires a setting that selects rollouts: min_reward, best_per_task, top_share, rollouts=[ids], "
+                "or choose=a function (rollout, reward) -> bool"
             )
         self.pick = choose
 
@@ -71,21 +71,21 @@ class SFT(GRPO):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> GRPOResult:
-        """Train on rollouts of `train_dataset`, or on stored ones without it; measure on `val_dataset`, if given.
+        """Train on rollouts of `train_dataset` or, without it, on stored rollouts. If given, evaluate on `val_dataset`.
 
         Raises:
             NotFoundError: the store has no rollout with one of the ids.
-            NoScoredRolloutError: no rollout of the whole run had a reward, or none was chosen.
-            BadRequestError: no stored rollout is chosen, a rollout of the list cannot be trained, the rollouts have
-                another tokenizer, or `train_dataset` contradicts `rollouts`; also the errors of `GRPO.run`.
+            NoScoredRolloutError: no rollout of the run had a reward, or none was chosen.
+            BadRequestError: no stored rollout is chosen, a listed rollout cannot be trained, the rollouts have another
+                tokenizer, or `train_dataset` contradicts `rollouts`; also the errors of `GRPO.run`.
         """
         settings = cast("SFTSettings", self.settings)
         if settings.collects:
             return await super().run(train_dataset, val_dataset)
         if items_of(train_dataset):
             raise BadRequestError(
-                f"rollouts={settings.rollouts!r} takes rollouts of the store, and train_dataset has tasks to run: "
-                "leave train_dataset out, or rollouts="
+                f"rollouts={settings.rollouts!r} uses rollouts of the store, but train_dataset has tasks to run. "
+                "Remove train_dataset or rollouts="
             )
         check_tasks("SFT", settings, [""], items_of(val_dataset))
         check_model(settings.model)

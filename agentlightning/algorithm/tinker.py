@@ -1,7 +1,7 @@
 """Tinker: rollouts as in `agl.GRPO`, with the Tinker service as learner and engine.
 
 The loop, the rows, the advantages, the records and the ledger are those of GRPO. The service samples, computes the
-gradient of its `importance_sampling` loss and makes the optimizer's step, through its own client.
+gradient of its `importance_sampling` loss and takes the optimizer step; it is accessed through its own client.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ class TinkerArguments(GRPOSettings):
 
 
 class Tinker(GRPO):
-    """Train adapters (LoRA) of a model on the machines of Tinker, on the rewards of an agent's rollouts.
+    """Train adapters (LoRA) of a model with the Tinker service on the rewards of an agent's rollouts.
 
-    `Tinker(model="Qwen/Qwen3-8B", max_steps=20, num_generations=8, learning_rate=1e-4)`: `SETTINGS` lists the settings
-    of `agl.GRPO` that it takes. A step is one `forward_backward` over its rows, a mean over their trained tokens, and
+    `Tinker(model="Qwen/Qwen3-8B", max_steps=20, num_generations=8, learning_rate=1e-4)`: `SETTINGS` lists the supported
+    settings of `agl.GRPO`. A step is one `forward_backward` over its rows, with a mean over their trained tokens, and
     one `optim_step`. Calls are sampled at temperature 1, at which the service computes its loss. The key is read from
-    `TINKER_API_KEY` and then removed from the environment, so that no agent inherits it.
+    the environment variable `TINKER_API_KEY`, which is then removed, so that no agent inherits it.
 
-    A checkpoint names a state on the service, and a run resumes from the newest one. The service keeps states until
-    they are deleted, including those whose checkpoints `save_total_limit` removes.
+    A checkpoint refers to a state on the service, and a run resumes from the newest checkpoint. The service keeps
+    states until they are deleted, including those whose checkpoints `save_total_limit` removes.
 
     Args:
         model: a base model of the service.
         rank: rank of the adapters.
-        tokenizer: folder or name of the tokenizer with its model's settings, if it is not that of `model`.
-        base_url: address of the service; None reads `TINKER_BASE_URL`, and without it is the vendor's own.
-        connect_seconds: seconds within which the service must answer at the start of a run.
+        tokenizer: folder or name of the tokenizer and the model's configuration, if different from `model`.
+        base_url: address of the service; None uses `TINKER_BASE_URL` or, if it is not set, the vendor's address.
+        connect_seconds: seconds within which the service must respond at the start of a run.
 
     Raises:
-        TypeError: a setting is unknown; names the nearest valid one.
-        BadRequestError: there is no key, or a value is out of range.
+        TypeError: a setting is unknown. The message names the nearest valid one.
+        BadRequestError: the key is missing, or a value is out of range.
     """
 
     @accepts(TinkerArguments)
@@ -101,19 +101,19 @@ class Tinker(GRPO):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> GRPOResult:
-        """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
+        """Train on `train_dataset`. If given, evaluate on `val_dataset` before, during and after training.
 
         Raises:
-            BadRequestError: the service refuses the key or the model, or no longer has the state to resume from; also
+            BadRequestError: the service rejects the key or the model, or does not have the state to resume from; also
                 the errors of `GRPO.run`.
-            EngineError: the service does not answer, or fails; names the operation.
+            EngineError: the service does not respond, or fails. The message names the operation.
         """
         installed_version("tinker", "Tinker")
         from agentlightning.training.external.tinker import run_tinker
 
         key = secret(KEY)
         if not key:
-            raise BadRequestError(f"agl.Tinker needs a key of the service: set the environment variable {KEY}")
+            raise BadRequestError(f"agl.Tinker requires an API key of the service: set the environment variable {KEY}")
         return await run_tinker(self, self.settings, train_dataset, val_dataset, api_key=key, **self._service)
 
 

@@ -1,7 +1,7 @@
 """TRL: rollouts as in `agl.GRPO`, with TRL's `GRPOTrainer` as learner.
 
-The loop, the records, the ledger and the checkpoints' folder are those of GRPO. TRL computes the advantages and the
-loss, makes the optimizer's steps and writes the checkpoints (`agentlightning.training.external.trl`).
+The loop, the records, the ledger and the folder of checkpoints are those of GRPO. TRL computes the advantages and the
+loss, takes the optimizer steps and writes the checkpoints (`agentlightning.training.external.trl`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class TRL(Algorithm["GRPOResult"]):
 
     `TRL(model="path", max_steps=20, num_generations=8, per_device_train_batch_size=128, learning_rate=1e-5)`: every
     setting that is not in `OWN` of `training/external/trl/settings.py` is a field of `trl.GRPOConfig`, with TRL's
-    default. A step makes `generation_batch_size` rollouts, `num_generations` of each task.
+    default. A step collects `generation_batch_size` rollouts, `num_generations` for each task.
 
     Args:
         model: folder of the model.
-        config: a whole `trl.GRPOConfig` instead of its fields.
-        peft_config: a `peft.PeftConfig`, or arguments of `peft.LoraConfig`; None trains all weights.
+        config: a `trl.GRPOConfig` instead of its fields.
+        peft_config: a `peft.PeftConfig`, or a dict of arguments of `peft.LoraConfig`; None trains all weights.
 
     Raises:
-        ImportError: trl is not installed, or in an unsupported version.
-        TypeError: a setting is unknown; names the nearest valid one.
+        ImportError: trl is not installed, or its version is unsupported.
+        TypeError: a setting is unknown. The message names the nearest valid one.
         BadRequestError: a value is out of range or not supported here.
     """
 
@@ -69,14 +69,14 @@ class TRL(Algorithm["GRPOResult"]):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> GRPOResult:
-        """Train on `train_dataset`; measure on `val_dataset`, if given, before, between and after.
+        """Train on `train_dataset`. If given, evaluate on `val_dataset` before, during and after training.
 
         Raises:
-            BadRequestError: there is no task to train on, the model does not exist, the adapter makes no triplets, the
-                output folder cannot be used, a setting does not fit, or a rollout has more than one token row.
+            BadRequestError: there are no tasks, the model does not exist, the adapter returns no triplets, the output
+                folder cannot be used, a setting is incompatible, or a rollout has more than one token row.
             NonFiniteLossError: the gradient was not finite in three steps in a row.
             NoTrainableCallError: no rollout with a reward in the first step has a trainable model call.
-            NoScoredRolloutError: no rollout of the whole run was usable for training.
+            NoScoredRolloutError: no rollout of the run was usable for training.
         """
         from agentlightning.training.external.trl.updater import run_trl
 

@@ -20,10 +20,10 @@ T = TypeVar("T")
 async def running_llm_proxy(
     algorithm: Algorithm, *, required: bool = False, auto_start: bool = True
 ) -> AsyncGenerator[LLMProxy | None]:
-    """Yield the gateway of an algorithm, or None. A gateway that does not run is started before and stopped after.
+    """Yield the gateway of an algorithm, or None. A gateway that is not running is started for the block.
 
     Raises:
-        ValueError: `required` and there is none.
+        ValueError: `required` is True, but the algorithm has no gateway.
     """
     proxy = algorithm.get_llm_proxy()
     if proxy is None and required:

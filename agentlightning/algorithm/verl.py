@@ -1,7 +1,7 @@
 """VERL: rollouts as in `agl.GRPO`, with VERL's trainer and engines as learner and engine.
 
-The loop, the records and the ledger are those of GRPO. VERL computes advantages, loss, optimizer's steps, weight
-transfer and checkpoints on its Ray workers (`agentlightning.training.external.verl`).
+The loop, the records and the ledger are those of GRPO. VERL runs advantages, loss, optimizer steps, weight transfer and
+checkpoints on its Ray workers (`agentlightning.training.external.verl`).
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class VERL(Algorithm["GRPOResult"]):
 
     `VERL({"actor_rollout_ref": {"model": {"path": "..."}, "rollout": {"n": 8, "name": "vllm"}}, "data":
     {"train_batch_size": 32}, "trainer": {"n_gpus_per_node": 8, "total_epochs": 2}})`: settings of VERL's `ppo_trainer`
-    configuration, nested or with dots in their names. The defaults are VERL's, except those that a run here needs.
+    configuration, nested or with dots in their names. The defaults are VERL's, except for those that a run requires.
     Settings under `agentlightning` are shared with `agl.GRPO`.
 
     Args:
         config: VERL's settings.
     Raises:
-        ImportError: verl is not installed, or in an unsupported version.
-        TypeError: `config` is no dict.
-        BadRequestError: a setting is out of range or not supported here; names it and the fix.
+        ImportError: verl is not installed, or its version is unsupported.
+        TypeError: `config` is not a dict.
+        BadRequestError: a setting is out of range or not supported here. The message names it and the fix.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.settings: VERLSettings = make_settings(config)
         self.config: Any = self.settings.config
-        """The whole configuration, an `omegaconf.DictConfig`."""
+        """The full configuration, an `omegaconf.DictConfig`."""
 
     @property
     @override
@@ -70,14 +70,14 @@ class VERL(Algorithm["GRPOResult"]):
     async def run(
         self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None
     ) -> GRPOResult:
-        """Train on `train_dataset`; measure on `val_dataset`, if given, before and after, and every
+        """Train on `train_dataset`. If given, evaluate on `val_dataset` before and after training, and every
         `trainer.test_freq` steps.
 
         Raises:
-            BadRequestError: there is no task to train on, the model does not exist, or a setting does not fit.
-            RuntimeError: VERL or Ray ended with an error; includes it.
+            BadRequestError: there are no tasks, the model does not exist, or a setting is incompatible.
+            RuntimeError: VERL or Ray ended with an error, which the message includes.
             NoTrainableCallError: no rollout with a reward in the first step has a trainable model call.
-            NoScoredRolloutError: no rollout of the whole run was usable for training.
+            NoScoredRolloutError: no rollout of the run was usable for training.
         """
         from agentlightning.training.external.verl.updater import run_verl
 

@@ -1,2 +1,2 @@
-"""Model calls that the framework itself makes: of a critic, an editor, a judge, which scores one answer, compares it
-with another or ranks a group. Those of agents are traced, and recorded by the gateway."""
+"""Model calls of the framework itself: of a critic, of an editor, and of a judge, which scores one answer, compares it
+with another or ranks a group. Calls of agents are traced, and recorded by the gateway."""

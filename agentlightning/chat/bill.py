@@ -15,7 +15,7 @@ from agentlightning.errors import BadRequestError, ServiceError
 
 
 class LimitReached(ServiceError):
-    """A limit on model calls is reached: no further call is made."""
+    """A limit on model calls is reached. No more calls are made."""
 
     def __init__(self, what: str, spent: float, bound: float, needed: float = 0.0) -> None:
         need = f", and the next call may need {needed:g}" if needed else ""
@@ -32,22 +32,22 @@ class LimitReached(ServiceError):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the use of model calls in total; None has no bound.
+    """Limits on the total use of model calls; None is no limit.
 
     Raises:
-        BadRequestError: a bound is no number above 0.
+        BadRequestError: a limit is not a number above 0.
     """
 
     calls: int | None = None
-    """Number of requests, retries included."""
+    """Number of requests, including retries."""
     tokens: int | None = None
-    """Tokens of prompts and completions. A call is made if it fits beside those in flight, by its prompt and its
-    `max_tokens`. Without `max_tokens` it runs alone unless a reply of 8192 tokens, or four times the longest so far,
-    fits as well; the limit is then exceeded at most by the excess of the last reply over the longest one before."""
+    """Tokens of prompts and completions. A call is made if its prompt and its `max_tokens` fit in addition to the calls
+    in progress. Without `max_tokens`, it runs alone unless a reply of 8192 tokens, or four times the longest so far,
+    also fits; the limit is then exceeded at most by the excess of the last reply over the longest one before."""
     seconds: float | None = None
-    """Seconds from the first call on, or from `Chat.start`."""
+    """Seconds since the first call, or since `Chat.start`."""
     cost: float | None = None
-    """Cost in the currency of the prices, checked like `tokens`. Each model that is called needs a price."""
+    """Cost in the currency of the prices, checked like `tokens`. Each called model must have a price."""
 
     def __post_init__(self) -> None:
         for name, bound in dataclasses.asdict(self).items():
@@ -60,13 +60,13 @@ class Limits:
         """Return limits from a dict of its fields, an object of this class, or None.
 
         Raises:
-            BadRequestError: it is none of these, or has an unknown field.
+            BadRequestError: the value is none of these, or has an unknown field.
         """
         if limits is None or isinstance(limits, Limits):
             return limits or cls()
         names = [each.name for each in dataclasses.fields(cls)]
         if not isinstance(limits, Mapping) or any(name not in names for name in limits):
-            raise BadRequestError(f"limits takes {', '.join(names)}, as agl.Limits(...) or a dict; got {limits!r}")
+            raise BadRequestError(f"limits must be agl.Limits(...) or a dict with {', '.join(names)}; got {limits!r}")
         return cls(**limits)
 
 
@@ -78,18 +78,18 @@ class BillLine:
     purpose: str
     """Purpose of the calls, such as `critique`."""
     model: str
-    """Name of the model in the request; empty if there was none."""
+    """Name of the model in the request; empty if the request had none."""
     calls: int = 0
-    """Number of answered calls."""
+    """Number of successful calls."""
     failed_calls: int = 0
-    """Number of calls that ended without an answer."""
+    """Number of failed calls."""
     retries: int = 0
-    """Number of further requests for the same calls."""
+    """Number of retries of these calls."""
     prompt_tokens: int = 0
-    """Prompt tokens, as the server counts; else a quarter of the characters. So are those of the completion."""
+    """Prompt tokens as counted by the server, otherwise a quarter of the characters; also for completions."""
     completion_tokens: int = 0
     seconds: float = 0.0
-    """Seconds of all calls together, waiting and retries included."""
+    """Total seconds of all calls, including waiting and retries."""
     cost: float | None = 0.0
     """Cost in the currency of the prices; None if the model has no price."""
 
@@ -99,7 +99,7 @@ class BillLine:
         return self.calls + self.failed_calls + self.retries
 
     def add(self, other: BillLine) -> None:
-        """Add the figures of another line."""
+        """Add the numbers of another line."""
         for name in ("calls", "failed_calls", "retries", "prompt_tokens", "completion_tokens", "seconds"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.cost = None if self.cost is None or other.cost is None else self.cost + other.cost
@@ -108,7 +108,7 @@ class BillLine:
 @explain_fields
 @dataclass(slots=True)
 class Bill:
-    """The use of calls. Its owner adds to it; `Chat` guards its own."""
+    """The use of calls. Not thread-safe; `Chat` protects its own bill."""
 
     lines: list[BillLine] = field(default_factory=list[BillLine])
     """One line for each purpose and model, in the order of their first call."""
@@ -124,29 +124,29 @@ class Bill:
                 self.lines.append(dataclasses.replace(line))
 
     def merge(self, *others: Bill) -> Bill:
-        """Return a bill with the figures of this one and of others."""
+        """Return a bill with the sums of this bill and others."""
         result = Bill()
         result.add(*(line for bill in (self, *others) for line in bill.lines))
         return result
 
     @property
     def calls(self) -> int:
-        """Number of answered calls."""
+        """Number of successful calls."""
         return sum(line.calls for line in self.lines)
 
     @property
     def failed_calls(self) -> int:
-        """Number of calls that ended without an answer."""
+        """Number of failed calls."""
         return sum(line.failed_calls for line in self.lines)
 
     @property
     def retries(self) -> int:
-        """Number of further requests for the same calls."""
+        """Number of retries of these calls."""
         return sum(line.retries for line in self.lines)
 
     @property
     def requests(self) -> int:
-        """Number of all requests that were sent, which `Limits.calls` bounds."""
+        """Number of all requests that were sent, which `Limits.calls` limits."""
         return sum(line.requests for line in self.lines)
 
     @property
@@ -164,7 +164,7 @@ class Bill:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all calls together."""
+        """Total seconds of all calls."""
         return sum(line.seconds for line in self.lines)
 
     @property

@@ -1,10 +1,10 @@
-"""The budget of model calls: limits, the bill, and the reservations of calls in flight.
+"""The budget of model calls: limits, the bill, and the reservations of calls in progress.
 
-A limit on tokens or money holds for calls that run at the same time, because each reserves what it needs before it is
-sent: its prompt by its length, and for the reply `max_tokens` if the request has it. Without `max_tokens` it needs
-as much as the longest reply of the model so far, but may need far more. So it runs beside others only where `UNBOUNDED`
-tokens, or four times that reply, fit as well, and else alone: a limit is exceeded by one call at most. A call that does
-not fit waits for calls in flight; without any in flight the limit is reached.
+A limit on tokens or cost also holds for concurrent calls, because each call reserves what it needs before it is sent:
+its prompt by its length, and `max_tokens` for the reply if the request has it. Without `max_tokens`, it reserves as
+much as the longest reply of the model so far, but may need far more. It therefore runs concurrently only if `UNBOUNDED`
+tokens, or four times that reply, also fit, and otherwise alone: a limit is exceeded by one call at most. A call that
+does not fit waits for calls in progress; if none is in progress, the limit is reached.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, Final
 from agentlightning.chat.bill import Bill, BillLine, LimitReached, Limits
 
 CHARACTERS_PER_TOKEN: Final = 4
-"""Characters of a prompt token, if no server has counted them."""
+"""Characters per prompt token, if no server has counted the tokens."""
 UNBOUNDED: Final = 8192
-"""Tokens of a reply without `max_tokens`, unless the model has written one of more than a quarter of them."""
+"""Assumed tokens of a reply without `max_tokens`, unless one was longer than a quarter of this."""
 _ROUNDING: Final = 1 + 1e-9
-"""Tolerance for sums of money, so that a sum equal to the bound does not exceed it."""
+"""Tolerance for sums of costs, so that a sum equal to the limit does not exceed it."""
 _BOUNDS: Final = ("max_tokens", "max_completion_tokens")
-"""Fields of a request that bound its reply, in tokens."""
+"""Fields of a request that limit its reply, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class _Seen:
 
 
 class Budget:
-    """Keeps calls within limits. Serves any number of event loops and threads; a copy by pickle has a bill of its own,
-    with the same figures, and restarts the time."""
+    """Keeps calls within limits. May be used by any number of event loops and threads; a pickled copy has a separate
+    bill with the same numbers, and restarts the time."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -88,14 +88,14 @@ class Budget:
             self._began = time.monotonic() if self._began is None else self._began
 
     def seconds_left(self) -> float:
-        """Return the remaining seconds of the limit; infinite without one."""
+        """Return the remaining seconds of the limit; infinite without a limit."""
         return math.inf if self.limits.seconds is None else self.limits.seconds - self._elapsed()
 
     def check(self) -> None:
         """Check that a call may be made.
 
         Raises:
-            LimitReached: a limit is used up; names it.
+            LimitReached: a limit is used up. The message names it.
         """
         with self.lock:
             self._check()
@@ -104,7 +104,7 @@ class Budget:
         """Count a request that is about to be sent.
 
         Raises:
-            LimitReached: a limit is used up; names it.
+            LimitReached: a limit is used up. The message names it.
         """
         self.start()
         with self.lock:
@@ -133,10 +133,10 @@ class Budget:
         fields: Mapping[str, Any],
         price: Price | None,
     ) -> object:
-        """Return a reservation for a call; wait for calls in flight if it does not fit.
+        """Return a reservation for a call; wait for calls in progress if it does not fit.
 
         Raises:
-            LimitReached: it does not fit, and no call is in flight.
+            LimitReached: it does not fit, and no call is in progress.
         """
         mark = object()
         if self.limits.tokens is None and self.limits.cost is None:
@@ -164,7 +164,7 @@ class Budget:
                         self._waiting.remove(entry)
 
     def calls_left(self, model: str, fields: Mapping[str, Any], price: Price | None) -> float:
-        """Return the number of calls to a model that fit into the limits, each with its longest prompt and reply."""
+        """Return the number of calls to a model that fit into the limits, with its longest prompt and reply."""
         with self.lock:
             characters = self._seen[model].characters if model in self._seen else 0
             _, most = self._needs(model, characters, fields, price)
@@ -204,11 +204,11 @@ class Budget:
         return None
 
     def settle(self, mark: object | None, line: BillLine, characters: int) -> None:
-        """Add a call that has ended to the bill, and release its reservation, so that waiting calls try again.
+        """Add an ended call to the bill and release its reservation, so that waiting calls try again.
 
         Args:
-            mark: its reservation; None if it had none.
-            line: its figures; `count_request` was called for each of its requests.
+            mark: its reservation, or None.
+            line: its numbers; `count_request` was called for each of its requests.
             characters: length of its prompt.
         """
         with self.lock:

@@ -27,14 +27,14 @@ logger = logging.getLogger(__name__)
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _OPENAI = "https://api.openai.com/v1"
 _NO_SOURCE = (
-    "There is nobody to ask: set OPENAI_API_KEY (and OPENAI_BASE_URL for another server than OpenAI's), or give a "
-    "source: an agl.LLM, a client such as openai.AsyncOpenAI(), a callable (messages, **settings) -> text, or the "
-    "Trainer an llm_proxy with models"
+    "No model is configured: set OPENAI_API_KEY (and OPENAI_BASE_URL for a server other than OpenAI's), or pass a "
+    "source: an agl.LLM, a client such as openai.AsyncOpenAI(), a callable (messages, **settings) -> text, or an "
+    "llm_proxy with models to the Trainer"
 )
 
 
 class ChatError(ServiceError):
-    """A model call was not answered, after all useful retries."""
+    """A model call failed, after all useful retries."""
 
 
 @explain_fields
@@ -45,40 +45,40 @@ class ChatReply:
     text: str
     """Text of the message; empty if the model returned none."""
     model: str
-    """Name of the model from the server, else from the request."""
+    """Name of the model from the server, otherwise from the request."""
     prompt_tokens: int
-    """Number of prompt tokens, as the server counts; else a quarter of the characters."""
+    """Number of prompt tokens as counted by the server, otherwise a quarter of the characters."""
     completion_tokens: int
     """Number of completion tokens, counted likewise."""
     cost: float | None
     """Cost in the currency of the prices; None if the model has no price."""
     seconds: float
-    """Seconds until the answer arrived, waiting and retries included."""
+    """Seconds until the reply arrived, including waiting and retries."""
     finish_reason: str | None = None
-    """Finish reason from the server: `length` is a text that was cut."""
+    """Finish reason from the server; `length` means that the text was truncated."""
 
 
 class Chat:
     """Calls a model: for critics, editors and judges, whose calls are not the agent's.
 
-    May be used from any number of event loops and threads, and be pickled; nothing is kept open. Its bill and its
-    limits are those of this object in this process.
+    May be used from any number of event loops and threads, and pickled; no connection is kept open. Its bill and its
+    limits apply to this object in this process.
 
     Args:
-        source: the model server. None is the one that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name; else an `LLM`, a
+        source: the model server. None uses the server in `OPENAI_API_KEY` and `OPENAI_BASE_URL`; otherwise an `LLM`, a
             client object with `chat.completions.create` (sync or async), or a callable `(messages, **settings)` that
             returns a text or an OpenAI-shaped reply (sync or async).
-        model: the model of calls that name none; None is that of the `LLM`.
-        temperature: the temperature of calls that name none; None leaves it to the server.
-        concurrency: number of concurrent calls, per event loop.
-        retries: further requests after a failure that may pass: no answer, 408, 409, 425, 429, 500 and above. They wait
-            as `Retry-After` says, else with a growing pause.
-        timeout_seconds: seconds of one request.
+        model: the default model of calls; None uses that of the `LLM`.
+        temperature: the default temperature of calls; None uses the server's default.
+        concurrency: maximum number of concurrent calls per event loop.
+        retries: maximum number of retries after a temporary failure: no response, 408, 409, 425, 429, 500 and above.
+            The pause is that of `Retry-After`, otherwise it grows with each retry.
+        timeout_seconds: timeout of one request, in seconds.
         limits: see `Limits`; also a dict of its fields.
-        prices: by model, `(prompt, completion)` of a million tokens each.
+        prices: prices by model, as `(prompt, completion)` per million tokens.
 
     Raises:
-        TypeError, BadRequestError: an argument is none of these; says what is.
+        TypeError, BadRequestError: an argument is invalid. The message describes valid values.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Chat:
     ) -> None:
         if concurrency < 1 or retries < 0 or not 0 < timeout_seconds < math.inf:
             raise BadRequestError(
-                "Chat needs concurrency of 1 or more, retries of 0 or more and timeout_seconds above 0; got "
+                "Chat requires concurrency of at least 1, retries of at least 0 and timeout_seconds above 0; got "
                 f"{concurrency}, {retries}, {timeout_seconds}"
             )
         self.source: Source | None = None if source is None else source_of(source)
@@ -105,11 +105,11 @@ class Chat:
         self.prices = _check_prices(prices)
         if self.limits.cost is not None and not self.prices:
             raise BadRequestError(
-                f"limits={{'cost': {self.limits.cost:g}}} cannot hold without prices: give prices={{model: (prompt, "
-                "completion)}, of a million tokens each"
+                f"limits={{'cost': {self.limits.cost:g}}} requires prices: pass prices={{model: (prompt, "
+                "completion)}, per million tokens"
             )
         self._runs = set[str]()
-        """Runs whose earlier costs are on the bill."""
+        """Runs with earlier costs on the bill."""
         self._reset()
 
     def _reset(self) -> None:
@@ -136,9 +136,9 @@ class Chat:
     # --- limits --------------------------------------------------------------------------------------------------
 
     def start(self, spent: Bill | None = None, *, run: str = "") -> None:
-        """Start the time of the limits, and add the use by earlier processes, `spent`.
+        """Start the time of the limits, and add `spent`, the use by earlier processes.
 
-        The use of a `run` with a name is added at its first start only: later starts are already on this bill.
+        The use of a named `run` is added only at its first start; later starts are already on this bill.
         """
         self.budget.start()
         with self.budget.lock:
@@ -158,7 +158,7 @@ class Chat:
         """Check that a call may be made.
 
         Raises:
-            LimitReached: a limit is used up; names it.
+            LimitReached: a limit is used up. The message names it.
         """
         self.budget.check()
 
@@ -166,20 +166,20 @@ class Chat:
         """Check that models have a price, for a limit on cost.
 
         Raises:
-            BadRequestError: a model has none.
+            BadRequestError: a model has no price.
         """
         if unknown := [model for model in dict.fromkeys(models) if model not in self.prices]:
             prices = ", ".join(f"{model!r}: (prompt, completion)" for model in unknown)
             raise BadRequestError(
-                f"The limit on cost cannot hold without a price of {', '.join(map(repr, unknown))}: give "
-                f"prices={{{prices}}}, of a million tokens each"
+                f"The limit on cost requires a price for {', '.join(map(repr, unknown))}: pass prices={{{prices}}}, "
+                "per million tokens"
             )
 
     def check_source(self) -> Source:
-        """Return the source, by default the server that the environment names.
+        """Return the source; the default is the server in the environment variables.
 
         Raises:
-            BadRequestError: there is none.
+            BadRequestError: no source is configured.
         """
         if self.source is not None:
             return self.source
@@ -189,14 +189,14 @@ class Chat:
         return HttpSource(base or _OPENAI, key, None)
 
     def model_asked(self, model: str | None = None) -> str:
-        """Return the model of a call that names this one, or none.
+        """Return the model of a call with this `model` argument.
 
         Raises:
-            BadRequestError: there is no source, or no model to call.
+            BadRequestError: no source or no model is configured.
         """
         model_name = model or self.model or self.check_source().model
         if model_name is None:
-            raise BadRequestError("Which model is to answer? Give ask(model=...) or Chat(model=...)")
+            raise BadRequestError("No model is set. Pass ask(model=...) or Chat(model=...)")
         return model_name
 
     def seconds_left(self) -> float:
@@ -221,15 +221,15 @@ class Chat:
         settings: Mapping[str, Any] | None = None,
         bill: Bill | None = None,
     ) -> ChatReply:
-        """Return the model's reply to the messages; a text is one message of the user.
+        """Return the model's reply to the messages; a string is one user message.
 
-        `settings` are further fields of the request, such as `max_tokens`. The use of the call is also added to `bill`,
-        under `purpose`.
+        `settings` are additional fields of the request, such as `max_tokens`. The use of the call is also added to
+        `bill`, under `purpose`.
 
         Raises:
-            ChatError: it was not answered; has the last answer of the server.
+            ChatError: the call failed. The message has the last response of the server.
             LimitReached: a limit is used up.
-            BadRequestError: there is no source or no model to call, or a limit on cost and no price of the model.
+            BadRequestError: no source or no model is configured, or a limit on cost is set but the model has no price.
         """
         source, model_name = self.check_source(), self.model_asked(model)
         if self.limits.cost is not None:
@@ -276,19 +276,19 @@ class Chat:
                 return await within(seconds, source.ask(model, messages, fields))
             except TimeoutError:
                 self.check_limits()
-                fault = CallFault(f"{model or 'The callable'} gave no answer within {seconds:g} s", final=False)
+                fault = CallFault(f"{model or 'The callable'} did not respond within {seconds:g} s", final=False)
             except CallFault as error:
                 fault = error
             if fault.final or line.retries >= self.retries:
-                times = f" {line.requests} times, the last time" if line.retries else ""
-                raise ChatError(f"The model was not asked with success{times}: {fault}") from fault
+                times = f" {line.requests} times; the last error:" if line.retries else ""
+                raise ChatError(f"The model call failed{times}: {fault}") from fault
             delay = backoff_delay(line.requests, _FIRST_DELAY, _LONGEST_DELAY)
             if fault.retry_after is not None:
                 if fault.retry_after > max(self.timeout_seconds, _LONGEST_DELAY):
-                    raise ChatError(f"The server asks to wait {fault.retry_after:g} s: {fault}") from fault
+                    raise ChatError(f"The server requests a wait of {fault.retry_after:g} s: {fault}") from fault
                 delay = fault.retry_after
                 self._paused_until = max(self._paused_until, time.monotonic() + delay)
-            logger.warning("a request to %s failed, the next one is made in %.1f s: %s", model, delay, fault)
+            logger.warning("a request to %s failed; retrying in %.1f s: %s", model, delay, fault)
             await asyncio.sleep(min(delay, max(0.0, self.seconds_left())))
 
 
@@ -305,8 +305,8 @@ def _check_prices(prices: Mapping[str, Sequence[float]] | None) -> dict[str, Pri
             prompt = completion = math.nan
         if not (0 <= prompt < math.inf and 0 <= completion < math.inf):
             raise BadRequestError(
-                f"prices[{model!r}] must be (prompt, completion), two numbers of 0 or more for a million tokens each; "
-                f"got {price!r}"
+                f"prices[{model!r}] must be (prompt, completion), two numbers of at least 0 per million tokens; got "
+                f"{price!r}"
             )
         checked[model] = Price(prompt, completion)
     return checked

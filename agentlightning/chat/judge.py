@@ -1,7 +1,7 @@
 """`JudgeReward`: a `reward_fn` that calls a model to score an answer.
 
-Source: the forms of a judgement (a score by a rubric, a comparison of two answers) and the swap of their order against
-the bias for a position are those of "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (arXiv:2306.05685).
+Source: the kinds of judgement (a score by a rubric, a comparison of two answers) and the swap of their order against
+position bias are those of "Judging LLM-as-a-Judge with MT-Bench and Chatbot Arena" (arXiv:2306.05685).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from agentlightning.errors import BadRequestError
 
 RUBRIC = "Is the answer correct, complete, to the point and safe?"
 Keep = Literal["all", "counts"]
-"""The parts of a judge's calls that are recorded: `counts` has no text of its prompts and replies."""
+"""Recorded parts of a judge's calls: `counts` excludes the text of prompts and replies."""
 
 
 class JudgeSettings(TypedDict, total=False):
-    """The settings of the calls of a judge, see `agl.Chat`; None is its default."""
+    """The settings of a judge's calls, see `agl.Chat`; None uses the default of `agl.Chat`."""
 
     model: str | None
     temperature: float | None
@@ -36,19 +36,19 @@ def chat_of(source: object, keep: object, settings: Mapping[str, Any]) -> Chat:
     """Return the chat of a judge after a check of its settings.
 
     Raises:
-        TypeError: there is no such setting.
-        BadRequestError: `keep` is unknown, or settings would have no effect beside an `agl.Chat`.
+        TypeError: a setting is unknown.
+        BadRequestError: `keep` is unknown, or settings have no effect because the source is an `agl.Chat`.
     """
     if keep not in get_args(Keep):
         raise BadRequestError(f"keep must be 'all' or 'counts'; got {keep!r}")
     names = JudgeSettings.__annotations__
     if unknown := [name for name in settings if name not in names]:
-        raise TypeError(f"A judge has no setting {', '.join(unknown)}; of its calls there are {', '.join(names)}")
+        raise TypeError(f"A judge has no setting {', '.join(unknown)}; valid settings are {', '.join(names)}")
     own = {name: value for name, value in settings.items() if value is not None}
     if not isinstance(source, Chat):
         return Chat(source, **own)
     if own:
-        raise BadRequestError(f"{', '.join(own)} would have no effect beside an agl.Chat: give them to the Chat")
+        raise BadRequestError(f"{', '.join(own)} has no effect with an agl.Chat: pass it to the Chat")
     return source
 
 
@@ -56,22 +56,23 @@ class JudgeReward:
     """Scores an agent's output with a model: `agl.Trainer(reward_fn=agl.JudgeReward(model="gpt-5-mini"))`.
 
     Returns a reward from 0 to 1: the judge's score on `scale`, rescaled. With `against`, the answer is compared with
-    another one: 1 for better, 0.5 for equally good, 0 for worse, the mean of both orders in which the two are shown.
+    another answer: 1 for better, 0.5 for equally good, 0 for worse; the reward is the mean over both orders of the
+    answers.
 
-    The judge's question, reply, tokens and cost are an annotation of the rollout; its calls are not the agent's and are
-    not trained. A judge that does not answer, or returns an unreadable verdict twice, is a fault of the infrastructure:
-    the rollout has no reward, rather than a low one.
+    The judge's question, reply, tokens and cost are recorded as an annotation of the rollout; its calls do not count as
+    the agent's and are not trained. If the judge does not respond, or returns an unreadable verdict twice, the rollout
+    ends with an infrastructure error and has no reward (not a low one).
 
-    May be pickled; each runner has its own bill and its own limits.
+    May be pickled. Each runner has its own bill and limits.
 
     Args:
-        source: the judge; see `agl.Chat`. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL` name.
+        source: the judge; see `agl.Chat`. None uses the server in `OPENAI_API_KEY` and `OPENAI_BASE_URL`.
         rubric: a description of a good answer.
         scale: the lowest and the highest score.
-        reference: a field of the task with a right answer, which the judge is shown; dotted for a nested one.
-        against: a field of the task with an answer that this one is compared with.
-        keep: the parts of its calls that are recorded: `all`, or `counts` without the text of its prompts and replies.
-            With an `LLMProxy(keep=...)` that records no text, set it here as well.
+        reference: name of the task's field with a right answer, which the judge sees; dotted for a nested field.
+        against: name of the task's field with the answer to compare with.
+        keep: the recorded parts of its calls: `all`, or `counts` without the text of prompts and replies. If
+            `LLMProxy(keep=...)` records no text, set it here as well.
         model: see `agl.Chat`.
         temperature: see `agl.Chat`.
         concurrency: see `agl.Chat`.
@@ -81,7 +82,7 @@ class JudgeReward:
         prices: see `agl.Chat`.
 
     Raises:
-        BadRequestError, TypeError: an argument is out of its range; names it.
+        BadRequestError, TypeError: an argument is out of range. The message names it.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class JudgeReward:
         if not (math.isfinite(high - low) and low < high):
             raise BadRequestError(f"scale must be the lowest and the highest score, such as (1, 10); got {scale!r}")
         if not rubric.strip():
-            raise BadRequestError("rubric must say what a good answer is; it is empty")
+            raise BadRequestError("rubric must describe a good answer, but it is empty")
         self.chat = chat_of(source, keep, settings)
         self.rubric, self.scale, self.keep = rubric, (low, high), keep
         self.reference, self.against = reference, against
@@ -113,8 +114,8 @@ class JudgeReward:
         """Return the reward of an agent's output for a task, from 0 to 1.
 
         Raises:
-            JudgeError: the task lacks a field, there is no model to call, or the verdict cannot be read.
-            ChatError, LimitReached: the judge does not answer.
+            JudgeError: the task lacks a field, no model is configured, or the verdict is unreadable. ChatError,
+            LimitReached: the call of the judge failed, or a limit is reached.
         """
         try:
             if self.against is None:
@@ -122,7 +123,7 @@ class JudgeReward:
             other = field_of(task, self.against)
             first, second = await all_of(self._is_better(output, other, task), self._is_better(other, output, task))
         except BadRequestError as error:  # a ValueError, which `policy_faults` may name for errors of agents
-            raise JudgeError(f"The judge cannot be asked: {error}") from error
+            raise JudgeError(f"Cannot call the judge: {error}") from error
         return (first + 1.0 - second) / 2
 
     def __repr__(self) -> str:
@@ -135,7 +136,7 @@ class JudgeReward:
         def read(verdict: Mapping[str, Any]) -> float:
             score = number_of(verdict["score"])
             if not low <= score <= high:
-                raise ValueError(f"the score {score:g} is not from {low:g} to {high:g}")
+                raise ValueError(f"the score {score:g} is not between {low:g} and {high:g}")
             return (score - low) / (high - low)
 
         ending = (
@@ -151,7 +152,7 @@ class JudgeReward:
         def read(verdict: Mapping[str, Any]) -> float:
             better, values = str(verdict["better"]).strip().lower(), {"a": 1.0, "b": 0.0, "tie": 0.5}
             if better not in values:
-                raise ValueError(f'"better" is {better!r}, and neither "A", "B" nor "tie"')
+                raise ValueError(f'"better" is {better!r}, but must be "A", "B" or "tie"')
             return values[better]
 
         ending = (

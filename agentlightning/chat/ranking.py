@@ -1,7 +1,7 @@
 """`RankingReward`: the rewards of a group of answers to one task, from a model's ranking.
 
-Source: a mean rank over several orders of the answers, so that a place in the list earns nothing, as in "Large Language
-Models are not Fair Evaluators" (arXiv:2305.17926, section 3.2); ties share their places (fractional ranking).
+Source: a mean rank over several orders of the answers, so that the position in the list has no effect, as in "Large
+Language Models are not Fair Evaluators" (arXiv:2305.17926, section 3.2); ties share their ranks (fractional ranking).
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ class Ranking:
     """Answers to one task, ranked."""
 
     rewards: tuple[float, ...]
-    """Rewards from 0 for the worst to 1 for the best, in the order of the answers; equal ones share their places."""
+    """Rewards from 0 for the worst to 1 for the best, in the order of the answers; equal answers share their ranks."""
     ties: int
     """Number of pairs of answers with the same reward."""
     position_bias: float
-    """Share of the pairs that were judged differently when the order of the answers was another; 0 to 1."""
+    """Share of the pairs that were judged differently in different orders of the answers; 0 to 1."""
     bill: Bill
     """Tokens and cost of the judge's calls."""
     questions: tuple[Mapping[str, object], ...] = ()
-    """Each question with its reply, model, tokens, seconds and cost, as an annotation holds them."""
+    """Each question with its reply, model, tokens, seconds and cost, as recorded in annotations."""
 
 
 class RankingReward:
-    """Ranks answers to the same task: `await agl.RankingReward(model="gpt-5-mini").rank(task, answers)`.
+    """Rank answers to the same task: `await agl.RankingReward(model="gpt-5-mini").rank(task, answers)`.
 
-    Each question shows all answers; the second shows them in the opposite order, further ones in random orders.
-    An answer's reward is the mean of its places, from 0 to 1. Equal answers are shown once and earn the same.
+    Each question shows all answers: the second in the opposite order, later ones in random orders. An answer's reward
+    is the mean of its ranks, from 0 to 1. Equal answers are shown once and have the same reward.
 
     Args:
         source: as `JudgeReward`.
@@ -54,11 +54,11 @@ class RankingReward:
         timeout_seconds: as `JudgeReward`.
         limits: as `JudgeReward`.
         prices: as `JudgeReward`.
-        keep: the parts of its calls that are recorded, as `JudgeReward`.
-        orders: the number of orders in which the answers are shown, two at least.
+        keep: as `JudgeReward`.
+        orders: the number of orders in which the answers are shown, at least 2.
 
     Raises:
-        BadRequestError, TypeError: an argument is out of its range; names it.
+        BadRequestError, TypeError: an argument is out of range. The message names it.
     """
 
     def __init__(
@@ -88,11 +88,11 @@ class RankingReward:
 
         Raises:
             BadRequestError: there are fewer than two answers, or too many for one question.
-            JudgeError: a verdict cannot be read.
-            ChatError, LimitReached: the judge does not answer.
+            JudgeError: a verdict is unreadable.
+            ChatError, LimitReached: a call of the judge failed, or a limit is reached.
         """
         if not 2 <= len(answers) <= MOST_ANSWERS:
-            raise BadRequestError(f"A ranking needs 2 to {MOST_ANSWERS} answers; there are {len(answers)}")
+            raise BadRequestError(f"A ranking requires 2 to {MOST_ANSWERS} answers; got {len(answers)}")
         texts = [marked("answer", answer) for answer in answers]
         different = list(dict.fromkeys(texts))
         bill, notes = Bill(), list[dict[str, object]]()
@@ -124,7 +124,7 @@ class RankingReward:
         def read(verdict: Mapping[str, Any]) -> list[float]:
             ranking = verdict["ranking"]
             if not isinstance(ranking, list):
-                raise ValueError('"ranking" is no list')
+                raise ValueError('"ranking" is not a list')
             levels = [
                 [number_of(number) for number in cast("list[Any]", level if isinstance(level, list) else [level])]
                 for level in cast("list[Any]", ranking)
@@ -132,7 +132,7 @@ class RankingReward:
             numbers = [number for level in levels for number in level]
             if sorted(numbers) != list(range(1, len(answers) + 1)):
                 names = ", ".join(f"{number:g}" for number in numbers)
-                raise ValueError(f"the ranking names {names}, and not each number from 1 to {len(answers)} once")
+                raise ValueError(f"the ranking has {names}, but must have each number from 1 to {len(answers)} once")
             places, before = [0.0] * len(answers), 0
             for level in levels:
                 for number in level:

@@ -1,7 +1,7 @@
 """Sources of answers: an OpenAI-compatible endpoint over HTTP, a client object of the user, or any callable.
 
-Each source makes one request and returns an `Answer`, or raises a `CallFault` that states whether a further request
-may help. Retries, limits and the bill are `chat.py`'s.
+Each source makes one request and returns an `Answer`, or raises a `CallFault` that states whether a retry may help.
+`chat.py` implements retries, limits and the bill.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import aiohttp
 
 _REPLY_BYTES = 16 * 1024 * 1024
-"""Bytes of the longest reply of a server."""
+"""Maximum size of a server's reply, in bytes."""
 _ERROR_CHARACTERS = 400
-"""Characters of a server's error text."""
+"""Maximum length of a server's error text, in characters."""
 _AGAIN = frozenset((408, 409, 425, 429))
 """Statuses below 500 after which the same request may succeed."""
 _LOOPBACK = ("127.", "localhost", "::1")
 _UNREACHED = frozenset(("APIConnectionError", "APITimeoutError", "ClientError", "TransportError"))
-"""Classes of the OpenAI, LiteLLM, Anthropic, aiohttp and httpx packages for a server that sent no answer."""
+"""Exception classes of the OpenAI, LiteLLM, Anthropic, aiohttp and httpx packages for a server without a response."""
 
 
 class CallFault(Exception):
-    """A request was not answered."""
+    """A request failed."""
 
     def __init__(self, text: str, *, final: bool, retry_after: float | None = None) -> None:
         super().__init__(masked_text(text))
@@ -60,11 +60,11 @@ def source_of(source: object) -> Source:
     """Return the source for an `LLM`, a client object or a callable.
 
     Raises:
-        BadRequestError, TypeError: it is none of these; lists them.
+        BadRequestError, TypeError: it is none of these. The message lists them.
     """
     if isinstance(source, ProxyLLM):
         raise BadRequestError(
-            "A ProxyLLM is reached under a URL of each attempt: give Chat the LLM of one, "
+            "A ProxyLLM has a different URL for each attempt. Pass the LLM of one attempt to Chat, "
             "llm_proxy.as_resource(rollout_id, attempt_id), or an agl.LLM of the model server"
         )
     if isinstance(source, LLM):
@@ -78,7 +78,7 @@ def source_of(source: object) -> Source:
     if callable(source) and not isinstance(source, type):
         return CallableSource(cast("Callable[..., Any]", source))
     raise TypeError(
-        "Chat takes None, an agl.LLM, a client with chat.completions.create (sync or async), or a callable "
+        "Chat requires None, an agl.LLM, a client with chat.completions.create (sync or async), or a callable "
         f"(messages, **settings) that returns a text or an OpenAI-shaped reply; got {type(source).__name__}"
     )
 
@@ -88,7 +88,7 @@ def source_of(source: object) -> Source:
 
 @dataclass(frozen=True)
 class HttpSource:
-    """An OpenAI-compatible endpoint. One connection per request: nothing is kept open, so any loop may call it."""
+    """An OpenAI-compatible endpoint. It opens one connection per request, so any event loop may call it."""
 
     endpoint: str
     api_key: str | None = field(repr=False)
@@ -110,9 +110,9 @@ class HttpSource:
                 raw = await _read(response)
                 status, wait = response.status, response.headers.get("retry-after")
         except (aiohttp.InvalidURL, UnicodeError) as error:
-            raise CallFault(f"{self.endpoint!r} is no address of a server: {error}", final=True) from error
+            raise CallFault(f"{self.endpoint!r} is not the address of a server: {error}", final=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            text = f"{self.endpoint} gave no whole answer: {type(error).__name__}: {error}"
+            text = f"{self.endpoint} did not return a complete response: {type(error).__name__}: {error}"
             raise CallFault(self._without_key(text), final=False) from error
         try:
             reply: Any = json.loads(raw)
@@ -120,7 +120,7 @@ class HttpSource:
             reply = None
         if status != 200:
             error_text = self._without_key(_error_text(reply) or raw.decode("utf-8", "replace"))
-            raise _refused(status, f"{self.endpoint} answered {status}: {error_text}", reply, wait)
+            raise _refused(status, f"{self.endpoint} returned {status}: {error_text}", reply, wait)
         return _read_reply(reply, self.endpoint)
 
     def _without_key(self, text: str) -> str:
@@ -155,7 +155,7 @@ def _error_text(reply: object) -> str | None:
 
 @dataclass(frozen=True)
 class ClientSource:
-    """A client object with `chat.completions.create`, as those of OpenAI, LiteLLM and many others."""
+    """A client object with `chat.completions.create`, such as those of OpenAI and LiteLLM."""
 
     client: Any = field(repr=False)
     model: str | None = None
@@ -167,7 +167,7 @@ class ClientSource:
 
 @dataclass(frozen=True)
 class CallableSource:
-    """A function of the user: `(messages, **settings)`, called with the settings that its signature accepts."""
+    """A user's function `(messages, **settings)`, called with the settings that its signature accepts."""
 
     function: Callable[..., Any]
     model: str | None = ""
@@ -216,7 +216,7 @@ def _fault_of(error: Exception, name: str) -> CallFault:
 
 
 Source = HttpSource | ClientSource | CallableSource
-"""Has the default model of calls, and `ask`, which returns an answer or raises a `CallFault`."""
+"""A source with the default model of calls and a method `ask`, which returns an answer or raises a `CallFault`."""
 
 
 # --- replies ---------------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def _read_reply(reply: object, who: str) -> Answer:
     first = cast("Sequence[Any]", choices)[0] if isinstance(choices, (list, tuple)) and choices else None
     message = _part(first, "message")
     if message is None:
-        raise CallFault(f"{who} gave no chat completion: {cut(repr(reply), _ERROR_CHARACTERS)}", final=False)
+        raise CallFault(f"{who} returned no chat completion: {cut(repr(reply), _ERROR_CHARACTERS)}", final=False)
     usage, content = _part(reply, "usage"), _part(message, "content")
     if isinstance(content, (list, tuple)):
         content = "".join(str(_part(part, "text") or "") for part in cast("Sequence[Any]", content))

@@ -1,4 +1,4 @@
-"""Integrations with other projects, which need not be installed to import them."""
+"""Integrations with other projects. The projects do not need to be installed to import them."""
 
 from agentlightning.base.lazy import attach_stub
 

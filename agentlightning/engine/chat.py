@@ -1,6 +1,6 @@
 """Converts between messages and tokens: renders prompts, reads completions as messages with tool calls.
 
-The syntax of tool calls is that of the model's chat template, named as in vLLM's `--tool-call-parser`:
+Tool calls have the syntax of the model's chat template. The names are those of vLLM's `--tool-call-parser`:
 
 - `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of times, after free text (Hermes,
   Qwen 2.5 and 3, the demo); a list of such objects in one pair of tags is SmolLM's form.
@@ -9,7 +9,7 @@ The syntax of tool calls is that of the model's chat template, named as in vLLM'
 - `llama3_json`: a reply that consists of `{"name": ..., "parameters": {...}}`, with or without `<|python_tag|>`
   before it, or of several separated by `;`. Plain JSON with `arguments`, or a list, is also read.
 
-Text that does not parse stays text: a malformed call is the policy's own mistake, and the agent sees it.
+Text that does not parse remains text: a malformed call is the policy's mistake, and the agent sees it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Reply:
     """A reply of the model."""
 
     content: str | None
-    """None if there is no text besides the calls."""
+    """None if the reply has only calls."""
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -76,7 +76,7 @@ class ChatFormat:
         self._tokenizer = tokenizer
 
     def copy(self) -> ChatFormat:
-        """Return a copy for another thread, because two threads must not use a fast tokenizer at once."""
+        """Return a copy for another thread, because two threads must not use a fast tokenizer concurrently."""
         return ChatFormat(copy.deepcopy(self._tokenizer))
 
     def template_reads(self, name: str) -> bool:
@@ -89,10 +89,10 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None,
         template_fields: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Return the prompt of the reply. `template_fields` are further variables of the template.
+        """Return the token ids of the prompt. `template_fields` are additional variables of the template.
 
         Raises:
-            RequestError: A message is malformed, the template refuses the conversation, or a variable is reserved.
+            RequestError: a message is malformed, the template rejects the conversation, or a variable is reserved.
         """
         if reserved := sorted(_RESERVED & (template_fields or {}).keys()):
             raise RequestError(
@@ -108,11 +108,11 @@ class ChatFormat:
                 **(template_fields or {}),
             )
         except (ValueError, TypeError, TemplateError) as error:
-            text = f"the messages do not fit the model's chat template: {error}"
+            text = f"the model's chat template rejects the messages: {error}"
             raise RequestError(text, param="messages") from error
         prompt_ids = self._tokenizer(cast("str", text), add_special_tokens=False)["input_ids"]
         if not prompt_ids:
-            raise RequestError("the chat template gives an empty prompt", param="messages")
+            raise RequestError("the chat template returned an empty prompt", param="messages")
         return cast("list[int]", prompt_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -121,7 +121,7 @@ class ChatFormat:
         return cast("str", text)  # of one sequence
 
     def reply(self, token_ids: Sequence[int], *, with_tools: bool) -> Reply:
-        """Return the reply for tokens without the one that ends it; tool calls are read if tools were offered."""
+        """Return the reply for tokens, without the end token; tool calls are parsed if tools were offered."""
         whole = self.text(token_ids)
         return self.read(whole) if with_tools else Reply(content=whole)
 
@@ -159,7 +159,7 @@ def syntax_of(template: str) -> Syntax:
 
 def parse_reply(text: str, syntax: Syntax = "hermes", tools: Sequence[Mapping[str, Any]] = ()) -> Reply:
     """Return text and tool calls of a completion; if any call is malformed, everything is text. The schemas of the
-    offered `tools` decide the type of a value without quotes."""
+    offered `tools` set the type of a value without quotes."""
     try:
         if syntax == "llama3_json":
             calls = _calls_in(text.strip().removeprefix(_PYTHON_TAG), tagged=False)
@@ -206,7 +206,7 @@ def _calls_in_tags(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCa
     types = {key: _types_of(schema) for key, schema in schemas.items()}
     arguments = {key: _value(value, types.get(key, set())) for key, value in _PARAMETER.findall(function[2])}
     if _PARAMETER.sub("", function[2]).strip():
-        raise ValueError("a function holds parameters alone")
+        raise ValueError("a function may have only parameters")
     return [ToolCall(function[1], json.dumps(arguments, ensure_ascii=False))]
 
 
@@ -241,7 +241,7 @@ def _fields(value: object) -> dict[str, Any]:
 
 
 def messages_for_template(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return OpenAI messages as chat templates expect them: arguments as objects, text parts joined to one text.
+    """Return OpenAI messages as chat templates expect them: arguments as objects, text parts joined into one text.
 
     Raises:
         ValueError: A message has no role, arguments are not a JSON object, or a part of the content is not text.
@@ -266,11 +266,11 @@ def _text(content: object, where: str) -> str | None:
             return "".join(part["text"] for part in parts)
         if images := [part for part in parts if isinstance(part, dict) and part.get("type") in _IMAGES]:
             raise ValueError(
-                f"{where}: a part of 'content' is of type {images[0]['type']!r}, and images are refused: the rows that "
-                "the policy learns from hold tokens of text alone. Put what it shows into words, or ask another model "
-                "of the gateway for them"
+                f"{where}: a part of 'content' is of type {images[0]['type']!r}, but images are not supported: the "
+                "policy learns only from text tokens. Describe the image in words, or send images to another model of "
+                "the gateway"
             )
-    raise ValueError(f"{where}: 'content' must be a text or a list of text parts; the model reads nothing else")
+    raise ValueError(f"{where}: 'content' must be a string or a list of text parts")
 
 
 def _call_for_template(call: Mapping[str, Any], where: str) -> dict[str, object]:

@@ -1,10 +1,10 @@
 """The HTTP server of a model: `POST /v1/chat/completions`, `GET /v1/models`, `GET /health`, on its own thread.
 
-`InferenceEngine` uses it to serve the embedded engine; `ChatServer` serves a client that takes and returns tokens, if
-another system generates, such as VERL or Tinker.
+`InferenceEngine` uses it to serve the embedded engine. `ChatServer` serves a client that takes and returns tokens, for
+another system that generates, such as VERL or Tinker.
 
-A stream gets each whole completion in its first frames: sequences are short and decoded together, so sending pieces
-would gain little. A client that closes the connection ends its completions.
+A stream has each full completion in its first frames, because sequences are short and decoded together. A client that
+closes the connection ends its completions.
 """
 
 from __future__ import annotations
@@ -49,11 +49,12 @@ class ChatServer:
     """Serves a client that generates. Create it on the client's event loop."""
 
     def __init__(self, client: Any, tokenizer: Any, served: ServedAs, *, token: str | None) -> None:
-        """Prepare the server; nothing listens yet.
+        """Prepare the server; it does not listen yet.
 
         Args:
             client: has `async generate(request_id=, prompt_ids=, sampling_params=)`, whose result has `token_ids`,
-                `log_probs` (natural, one for each), and the version of the weights in `extra_fields["global_steps"]`.
+                `log_probs` (natural logarithm, one per token), and the version of the weights in
+                `extra_fields["global_steps"]`.
             token: the bearer token of calls; None requires none.
         """
         chat_format = ChatFormat(tokenizer)
@@ -66,7 +67,7 @@ class ChatServer:
         """The address to which the gateway sends calls. Available after `start`."""
 
     async def start(self, host: str) -> None:
-        """Listen on a free port of an address of this machine; return when it answers, or raise `TimeoutError`."""
+        """Listen on a free port of an address of this machine; return when it responds, or raise `TimeoutError`."""
         self._server = ServerThread(self._app, host, patience=_PATIENCE, name="agl-chat")
         await asyncio.to_thread(self._server.start, _START_SECONDS)
         self.base_url = self._server.base_url
@@ -78,7 +79,7 @@ class ChatServer:
 
 
 class ServerThread:
-    """An application that its own thread serves."""
+    """An application that is served on its own thread."""
 
     def __init__(self, app: ASGIApp, host: str, *, patience: float, name: str) -> None:
         """Listen on a free port of an address of this machine."""
@@ -89,12 +90,12 @@ class ServerThread:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Serve; return when requests are answered, or raise `TimeoutError` after `timeout` seconds."""
+        """Serve; return when the server responds, or raise `TimeoutError` after `timeout` seconds."""
         self._thread.start()
         self._server.ready.result(timeout)
 
     def request_stop(self) -> None:
-        """Request the end of the thread."""
+        """Request the thread to end."""
         self._server.request_stop()
 
     def stop(self, timeout: float) -> None:
@@ -106,7 +107,7 @@ class ServerThread:
 
 
 def make_app(service: ChatService, health: Callable[[], dict[str, object]]) -> ASGIApp:
-    """Return the application; `health` returns further fields of the answer of `/health`."""
+    """Return the application; `health` returns additional fields for the response of `/health`."""
 
     async def chat_completions(request: Request) -> Response:
         try:
@@ -156,19 +157,19 @@ class _ClientGenerator:
         self._loop = asyncio.get_running_loop()
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Start the completions of a call; the result is the version of the weights that answered. Raise `RequestError`
-        if they would be sampled from another distribution than the one that learns."""
+        """Start the completions of a call; the result is the version of the weights that generated them. Raise
+        `RequestError` if they would be sampled from another distribution than the learner's."""
         if any(one.is_reshaped or one.top_logprobs for one in completions):
             raise self._not_served()
         return asyncio.run_coroutine_threadsafe(self._all(completions), self._loop)
 
     async def refuse(self, constraint: Constraint) -> GrammarState:
-        """Refuse a constrained reply, independent of the library of grammars."""
+        """Reject a constrained reply, whether or not the grammar library is installed."""
         raise self._not_served(constraint.param)
 
     def _not_served(self, param: str | None = None) -> RequestError:
         return RequestError(
-            f"{self._by} serves temperature, top_p, max_tokens, n and stop; it does not serve response_format, "
+            f"{self._by} supports temperature, top_p, max_tokens, n and stop; it does not support response_format, "
             "required tools, penalties, logit_bias, min_tokens and top_logprobs",
             param=param,
             code="unsupported_parameter",
@@ -193,10 +194,10 @@ class _ClientGenerator:
             request_id=uuid4().hex, prompt_ids=list(completion.prompt_ids), sampling_params=sampling
         )
         if not result.token_ids:
-            raise RequestError(f"the engine of {self._by} gave no token", status=503, code="no_token", retry_after=1)
+            raise RequestError(f"{self._by} returned no token", status=503, code="no_token", retry_after=1)
         ids, logprobs = list(result.token_ids), list(result.log_probs or ())
         if len(ids) != len(logprobs):
-            text = f"the engine of {self._by} gave {len(ids)} tokens and {len(logprobs)} log-probabilities"
+            text = f"{self._by} returned {len(ids)} tokens and {len(logprobs)} log-probabilities"
             raise RequestError(text, status=500, code="no_logprobs")
         for token_id, logprob in zip(ids, logprobs, strict=True):
             if not completion.is_over:

@@ -1,9 +1,9 @@
 """One completion: its request, the sampling of its tokens, and the rules for its end.
 
 The tokens of the row, and their log-probabilities, are exactly those that were sampled. If a stop text ends in the
-middle of a token, the row has this whole token, and no reply has the text of the token beyond the stop text, as in
-vLLM. So if the agent sends back the cut text, the next prompt does not begin with the row's tokens, and a new row
-begins there (a seam, which the ledger counts).
+middle of a token, the row has the full token, but the reply does not have the text of the token after the stop text, as
+in vLLM. If the agent sends back the truncated text, the next prompt does not begin with the row's tokens, and a new row
+begins (a seam, which the ledger counts).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GrammarError(ValueError):
 
 
 class GrammarState:
-    """The place of one completion in its grammar. Used by the thread that decodes."""
+    """The position of one completion in its grammar. Used by the decoding thread."""
 
     def __init__(self, matcher: Any, unknown_id: int | None) -> None:
         self._matcher = matcher
@@ -52,9 +52,9 @@ class GrammarState:
         if self._unknown_id is not None and self._unknown_id < len(bits):
             bits[self._unknown_id] = 0  # it represents text that is not in the vocabulary
         if self._matcher.is_error():
-            raise GrammarError(f"the schema cannot be followed: {shortened(self._matcher.get_error())}")
+            raise GrammarError(f"cannot follow the schema: {shortened(self._matcher.get_error())}")
         if not bits.any():
-            raise GrammarError("the model's vocabulary has no token for what the schema asks for next")
+            raise GrammarError("the model's vocabulary has no token that the schema allows next")
         return torch.from_numpy(np.pad(bits, (0, vocabulary - len(bits))).astype(bool))
 
     def accept(self, token_id: int) -> None:
@@ -73,7 +73,7 @@ def shortened(message: str) -> str:
 
 
 class Stopped(NamedTuple):
-    """A reply ended by its stop rule."""
+    """The end of a reply by its stop rule."""
 
     text: str
     reason: str | int | None
@@ -85,10 +85,10 @@ class StopRule:
     """Stop texts and stop tokens; a text may end inside a token and span several tokens."""
 
     texts: tuple[str, ...] = ()
-    """Texts that are not empty."""
+    """Stop texts; none is empty."""
     token_ids: frozenset[int] = frozenset()
     included: bool = False
-    """The stop text is part of the reply (`include_stop_str_in_output`)."""
+    """Whether the stop text is part of the reply (`include_stop_str_in_output`)."""
     min_tokens: int = 0
     """Smallest number of tokens before the reply may end."""
     last_call: str | None = None
@@ -120,7 +120,7 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustments:
-    """Changes of the distribution from which tokens are sampled; the defaults change nothing.
+    """Changes of the distribution from which tokens are sampled. The defaults have no effect.
 
     Applied in vLLM's order: the grammar's mask, `min_tokens` and `logit_bias`; the penalties (OpenAI's, and the one of
     CTRL, arXiv:1909.05858, section 4.1, for tokens in prompt or reply); the temperature; `min_p`, `top_k`, `top_p`.
@@ -129,7 +129,7 @@ class Adjustments:
     top_k: int = 0
     """Number of likeliest tokens to sample from; 0 for all."""
     min_p: float = 0.0
-    """Only tokens with at least this share of the likeliest one's probability."""
+    """Minimum probability of a token, as a share of that of the likeliest token."""
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for each time it was sampled."""
     presence_penalty: float = 0.0
@@ -141,7 +141,7 @@ class Adjustments:
     min_tokens: int = 0
     """Smallest number of tokens before the reply may end."""
     ends: frozenset[int] = frozenset()
-    """Tokens that would end it, excluded until `min_tokens`."""
+    """Tokens that end the reply, excluded until `min_tokens`."""
 
     def reshape(self, logits: Tensor, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Change the logits of the token after `prompt_ids` and the sampled `token_ids`, in place.
@@ -186,8 +186,8 @@ class Completion:
     temperature 0: that of temperature 1), before `top_p`, `adjustments` and `grammar`. These change the sampled token,
     not the recorded probability, like vLLM's `raw_logprobs`. The learner recomputes the probability of each token with
     the model only, so the ratio to the same weights is one; with the probability under a mask it would be below one
-    from the first update on. The disadvantage: such tokens are samples of another distribution than the one that learns
-    from them, and no importance weight corrects it. The gateway records the settings that do so on the call
+    from the first update on. The disadvantage is that such tokens are sampled from another distribution than the
+    learner's, and no importance weight corrects it. The gateway records these settings on the call
     (`agentlightning.call.constrained_by`), and the ledger counts such calls.
     """
 
@@ -207,13 +207,13 @@ class Completion:
     """Number of likeliest tokens recorded for each sampled one."""
 
     token_ids: list[int] = field(default_factory=list[int])
-    """Sampled so far, including the end-of-sequence token."""
+    """Tokens sampled so far, including the end-of-sequence token."""
     logprobs: list[float] = field(default_factory=list[float])
     """Natural log-probability of each sampled token."""
     likeliest: list[list[tuple[int, float]]] = field(default_factory=list[list[tuple[int, float]]])
     """The `top_logprobs` likeliest tokens for each sampled one, (token, log-probability), likeliest first."""
     finish_reason: Literal["stop", "length"] | None = None
-    """None while it runs."""
+    """Finish reason; None while the completion runs."""
     stop_reason: str | int | None = None
     """The stop text or stop token that ended it."""
     stopped_text: str | None = None
@@ -221,7 +221,7 @@ class Completion:
     error: str | None = None
     """Reason why it cannot continue."""
     left: bool = False
-    """Its client has left; may be set from any thread."""
+    """Whether its client has disconnected; may be set from any thread."""
     rng: random.Random = field(init=False, repr=False)
     """Source of one number per sampled token."""
 
@@ -259,7 +259,7 @@ class Completion:
 
 
 def draw(logits: Tensor, completions: Sequence[Completion]) -> tuple[list[int], list[float]]:
-    """Sample one token per row by inverting the cumulative distribution at the row's own uniform number.
+    """Sample one token per row by inverting the cumulative distribution at the row's uniform random number.
 
     Records the likeliest tokens of completions that request them. A completion without an allowed token gets its
     `error`, and the values returned for it are meaningless.

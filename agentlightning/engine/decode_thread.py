@@ -1,4 +1,4 @@
-"""The decoding thread: a bounded queue in front of the `Decoder`, and a pause in which weights may change."""
+"""The decoding thread: a limited queue in front of the `Decoder`, and a pause in which weights may change."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ class _Job:
 class DecodeLoop:
     """Decodes completions from any thread together, on its own thread.
 
-    `submit` and `paused` may be called from any thread. All weights that one completion uses have one version: if they
-    change during it, outside of `paused`, it fails with 503. If the memory does not suffice for all completions in
-    flight, half as many are decoded at once from then on; all continue after their existing tokens.
+    `submit` and `paused` may be called from any thread. One completion uses weights of one version: if the weights
+    change during a completion, outside of `paused`, it fails with 503. If the memory does not suffice for all
+    completions in progress, half as many are decoded concurrently from then on; all continue after their existing
+    tokens.
     """
 
     def __init__(
@@ -85,21 +86,21 @@ class DecodeLoop:
         self._fail(_stopping(), waiting_too=True)
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
-        """Queue completions that start together. The future returns the version of the weights that made them when all
-        are finished, or fails with `RequestError` if one of them cannot continue.
+        """Queue completions that start together. When all are finished, the future returns the version of the weights
+        that generated them; it fails with `RequestError` if one of them cannot continue.
 
         Raises:
             RequestError: 503, the queue is full or the engine is stopping; 400, there are too many to run together.
         """
         if len(completions) > self._max_batch:
-            text = f"'n' must be at most {self._max_batch}, the completions that are decoded together"
+            text = f"'n' must be at most {self._max_batch}, the maximum number of concurrent completions"
             raise RequestError(f"{text}; got {len(completions)}", param="n")
         job = _Job(completions)
         with self._changed:
             if self._stopping:
                 raise _stopping()
             if len(self._waiting) >= self._max_waiting:
-                text = f"{len(self._waiting)} requests are waiting already"
+                text = f"{len(self._waiting)} requests are already waiting"
                 raise RequestError(text, status=503, code="overloaded", retry_after=1)
             self._waiting.append(job)
             self._changed.notify_all()
@@ -107,20 +108,20 @@ class DecodeLoop:
 
     @contextmanager
     def paused(self, timeout: float) -> Generator[None]:
-        """Wait until no completion is in flight; inside the block none starts and new requests queue up.
+        """Wait until no completion is in progress; inside the block none starts and new requests are queued.
 
         Raises:
-            TimeoutError: A completion was still in flight after `timeout` seconds; decoding continues as before.
-            RuntimeError: It is already paused.
+            TimeoutError: a completion was still in progress after `timeout` seconds; decoding continues.
+            RuntimeError: the engine is already paused.
         """
         with self._changed:
             if self._paused:
-                raise RuntimeError("the engine is paused already; one change of weights at a time")
+                raise RuntimeError("the engine is already paused; only one change of weights at a time is allowed")
             self._paused = True
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                    raise TimeoutError(f"{len(self._in_flight)} completions are still in flight after {timeout} s")
+                    raise TimeoutError(f"{len(self._in_flight)} completions are still in progress after {timeout} s")
             yield
         finally:
             with self._changed:
@@ -128,12 +129,12 @@ class DecodeLoop:
                 self._changed.notify_all()
 
     def stats(self) -> EngineStats:
-        """Return a copy of the sums."""
+        """Return a copy of the totals."""
         with self._changed:
             return replace(self._stats)
 
     def load(self) -> dict[str, int]:
-        """Return the numbers of waiting requests and of completions in flight."""
+        """Return the numbers of waiting requests and of completions in progress."""
         with self._changed:
             return {"waiting": len(self._waiting), "in_flight": len(self._in_flight)}
 
@@ -147,7 +148,7 @@ class DecodeLoop:
                 self._lacked = False
             except Exception as error:  # the boundary: any error of the model is the answer to those in flight
                 if not is_out_of_memory(error):
-                    logger.exception("decoding failed; %d completions are lost", len(self._in_flight))
+                    logger.exception("decoding failed; %d completions failed", len(self._in_flight))
                     self._fail(RequestError(f"decoding failed: {error}", status=500, code="internal_error"))
                     continue
                 cause = short_cause(error)
@@ -204,8 +205,8 @@ class DecodeLoop:
         if tried == 1 and self._lacked:
             tokens = max(len(completion.read_ids) for completion in self._in_flight)
             text = (
-                f"one call of at most {tokens} tokens is too much for the memory of {device} ({cause}). Try bf16=True, "
-                "lora={'r': 16}, or a smaller max_model_length"
+                f"one call of at most {tokens} tokens does not fit into the memory of {device} ({cause}). Try "
+                f"bf16=True, lora={{'r': 16}}, or a smaller max_model_length"
             )
             logger.error("decoding failed: %s", text)
             self._fail(RequestError(text, status=500, code="out_of_memory"))
@@ -213,8 +214,8 @@ class DecodeLoop:
         self._lacked = True
         if tried > 1:
             self._room = tried // 2
-            text = "out of memory while %d calls were generated at once (%s): they go on, at most %d at once; set "
-            logger.warning(text + "engine_batch=%d to begin with that", tried, cause, self._room, self._room)
+            text = "out of memory with %d concurrent calls (%s); continuing with at most %d at a time; set "
+            logger.warning(text + "engine_batch=%d to start with this limit", tried, cause, self._room, self._room)
         self._restart(completion for completion in self._in_flight if not completion.is_over)
         return [completion for completion in self._in_flight if completion.is_over]
 

@@ -1,7 +1,7 @@
-"""Samples from a causal model, many completions at a time: they start and end between two steps.
+"""Samples from a causal model, many completions at a time. Completions start and end between two steps.
 
-The tokens of a completion depend on its own seed and on the weights, not on the rest of the batch (except for the last
-bits of floating point; with `separate` not even for these). The engine adds threads and text.
+The tokens of a completion depend on its own seed and on the weights, not on the rest of the batch (except for rounding;
+with `separate` not even for rounding). The engine adds threads and text.
 
 transformers' own continuous batching is not suitable: it has one random generator for all requests, while each
 completion here has its own seed, grammar and stop texts.
@@ -29,9 +29,9 @@ class Decoder:
     """The running and waiting completions of one model. Used by one thread; the weights must not change during a step.
 
     With `separate` each completion is decoded alone, at the cost of one forward pass per token and completion. The
-    rounding of a matrix product depends on the shapes of the operands. In a batch these depend on the other
-    completions, and so would the last bits of every probability, and sometimes a token. Alone, all shapes, strides and
-    alignments depend only on the request.
+    rounding of a matrix product depends on the shapes of the operands. In a batch the shapes depend on the other
+    completions, and so do the last bits of every probability and sometimes a token. Without a batch, all shapes,
+    strides and alignments depend only on the request.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Decoder:
         max_batch: int = 128,
         separate: bool = False,
     ) -> None:
-        """Create an empty decoder; at most `max_batch` completions run at once. Stop texts and tokens need `decode`."""
+        """Create an empty decoder; at most `max_batch` completions run concurrently. Stop texts require `decode`."""
         self._new_batch = partial(_Batch, model, frozenset(eos_ids), decode or _no_text)
         self._separate, self._max_batch = separate, max_batch
         self._batches = [] if separate else [self._new_batch()]
@@ -119,7 +119,7 @@ class _Batch:
     def _append(self, completions: Sequence[Completion], logits: Tensor) -> None:
         token_ids, logprobs = draw(logits.float(), completions)
         if not all(map(math.isfinite, logprobs)):
-            raise FloatingPointError("the model gives no finite probabilities: its weights are broken")
+            raise FloatingPointError("the model returns no finite probabilities: its weights are not usable")
         for completion, token_id, logprob in zip(completions, token_ids, logprobs, strict=True):
             if completion.error is None:
                 completion.append(token_id, logprob, self._eos_ids, self._decode)
@@ -166,4 +166,4 @@ def _common(one: Completion, other: Completion) -> int:
 
 
 def _no_text(token_ids: Sequence[int]) -> str:
-    raise TypeError("a decoder without `decode` has no text in which a stop text could be found")
+    raise TypeError("a decoder without `decode` cannot find stop texts")

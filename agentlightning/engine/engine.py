@@ -23,15 +23,15 @@ _STOP_SECONDS: Final = 2.0  # limit for both threads together
 
 
 class InferenceEngine:
-    """Serves a policy while it learns, only on this machine: it has no authentication.
+    """Serves a policy while it learns. It listens only on this machine, because it has no authentication.
 
     It has two threads: one decodes (`decode_thread`), one serves HTTP (`chat_server`). The weights are read in place,
-    so a change copies nothing: update the policy inside `paused()`. `start` and `stop` belong to one owner; the rest
-    may be called from any thread.
+    without a copy: update the policy inside `paused()`. `start` and `stop` belong to one owner; the other methods may
+    be called from any thread.
     """
 
     api_key: None = None
-    """None: on loopback every user of this machine may call."""
+    """None: on loopback, every user of this machine may call."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class InferenceEngine:
         seed: int = 0,
         place_of: PlaceOf | None = None,
     ) -> None:
-        """Prepare the engine; nothing listens yet.
+        """Prepare the engine; it does not listen yet.
 
         Args:
             model_name: the `model` of requests.
-            max_batch: largest number of completions that are decoded together.
-            max_waiting: largest number of waiting requests; more are refused with 503 and `Retry-After`.
-            max_new_tokens: limit of requests that set none.
+            max_batch: maximum number of completions that are decoded together.
+            max_waiting: maximum number of waiting requests; more are rejected with 503 and `Retry-After`.
+            max_new_tokens: token limit of requests without a limit.
             seed: seed of requests without one.
-            place_of: returns a rollout's place in the run. With it replies are repeatable: they depend on the weights,
-                that place and the request, not on other requests or the time of arrival.
+            place_of: returns a rollout's position in the run. With it, replies are reproducible: they depend on the
+                weights, that position and the request, not on other requests or the time of arrival.
 
         Raises:
             ValueError: A limit is below 1.
@@ -61,7 +61,7 @@ class InferenceEngine:
         limits = {"max_batch": max_batch, "max_waiting": max_waiting, "max_new_tokens": max_new_tokens}
         for name, value in limits.items():
             if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{name} must be at least 1; got {value}")
         self.model_name: Final = model_name
         self._policy = policy
         chat_format = ChatFormat(policy.tokenizer)  # each thread has a copy
@@ -91,13 +91,13 @@ class InferenceEngine:
         return self._server.base_url
 
     def start(self) -> None:
-        """Listen and serve; return when requests are answered.
+        """Listen and serve; return when the server responds.
 
         Raises:
-            RuntimeError: The engine was started before, or the server does not start.
+            RuntimeError: the engine was started before, or the server does not start.
         """
         if self._server is not None:
-            raise RuntimeError("an engine is started once; make a new one")
+            raise RuntimeError("an engine can be started only once; create a new one")
         app = make_app(self._service, self._health)
         self._server = ServerThread(app, "127.0.0.1", patience=_STOP_SECONDS / 4, name="agl-engine")
         self._loop.start()
@@ -108,21 +108,21 @@ class InferenceEngine:
             raise RuntimeError(f"the engine's server did not start within {_START_SECONDS} s") from None
 
     def stop(self) -> None:
-        """End both threads and free the port, within 2 s; requests in flight get 503. May be called twice."""
+        """End both threads and free the port, within 2 s; requests in progress receive 503. May be called twice."""
         self._loop.stop(_STOP_SECONDS / 2)
         self._grammars.close()
         if self._server is not None:
             self._server.stop(_STOP_SECONDS / 2)
 
     def paused(self, timeout: float = 30.0) -> AbstractContextManager[None]:
-        """Return the block in which the weights may change: no completion is in flight, new requests wait.
+        """Return the block in which the weights may change: no completion is in progress, new requests wait.
 
         `with engine.paused(): policy.update(...)`
         """
         return self._loop.paused(timeout)
 
     def stats(self) -> EngineStats:
-        """Return sums since the start; the difference of two gives tokens per second."""
+        """Return totals since the start; the difference of two results gives tokens per second."""
         return self._loop.stats()
 
     def _health(self) -> dict[str, object]:

@@ -1,9 +1,9 @@
 """The forward pass of the decoder: runs prompts and tokens through the model, with a key-value cache of rows.
 
-Rows 0 .. B-1 of the cache are the sequences being decoded, each with its own length. A new sequence takes the next row,
+Rows 0 .. B-1 of the cache are the sequences being decoded, each with its own length. A new sequence uses the next row,
 and the last row replaces a finished one, so that a step always works on the first B rows without padding on the left.
-The buffers grow by doubling and are kept. The caches of transformers append to all rows at the same place, which does
-not support sequences that join and leave between two steps.
+The buffers grow by doubling and are reused. The caches of transformers append to all rows at the same position, which
+does not support sequences that start and end between two steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.engine.llama_forward import LlamaForward, grown, llama_forwa
 from agentlightning.engine.served import head_sees_only
 
 SHARED_TOKENS: Final = 32
-"""Smallest number of common tokens that is worth a separate forward pass."""
+"""Minimum number of common tokens for a separate forward pass."""
 _FULL: Final = "full_attention"
 _PLAIN: Final = {_FULL, "sliding_attention"}
 
@@ -40,7 +40,7 @@ def forward_of(model: PreTrainedModel) -> ModelForward | LlamaForward:
 class ModelForward:
     """The model's own forward pass, which keeps keys and values in rows.
     Raises:
-        ValueError: The model has layers that are not plain attention (state-space or linear attention layers).
+        ValueError: the model has layers that are not plain attention (state-space or linear attention layers).
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -56,7 +56,7 @@ class ModelForward:
     def prompts(self, tokens: Tensor, last: Tensor, first_row: int) -> Tensor:
         """Write prompts to the rows from `first_row` on and return the logits after the last token of each.
 
-        Shapes: tokens: (R, T), padded on the right; last: (R,) the place of each prompt's last token; result: (R, V).
+        Shapes: tokens: (R, T), padded on the right; last: (R,) position of each prompt's last token; result: (R, V).
         """
         count, length = tokens.shape
         start, rest = self._read_prefix(tokens, last, first_row), dict[str, Tensor]()
@@ -105,7 +105,7 @@ class RowCache(Cache):
         kinds = set(getattr(config, "layer_types", None) or [_FULL])
         if not kinds <= _PLAIN:
             raise ValueError(
-                f"the embedded engine serves models with plain attention layers; {config.model_type} also has "
+                f"the embedded engine supports only plain attention layers; {config.model_type} also has "
                 f"{', '.join(sorted(kinds - _PLAIN))}"
             )
         self._row_layers = [_RowLayer() for _ in range(config.num_hidden_layers)]

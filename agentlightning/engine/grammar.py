@@ -1,8 +1,8 @@
 """Constrained decoding with llguidance: compiled grammars, and the state of each completion in its grammar.
 
-llguidance (MIT, one wheel of 3 MB for all Pythons from 3.9 on, no dependencies, no CUDA) computes the mask of the next
-token while it decodes; a grammar needs no prior compilation against the vocabulary. It comes with the extra `grpo` and
-is loaded with the first request that needs it.
+llguidance (MIT, one wheel of 3 MB for Python 3.9 and later, no dependencies, no CUDA) computes the mask of the next
+token during decoding; a grammar is not compiled against the vocabulary. It is part of the extra `grpo` and is loaded
+with the first request that needs it.
 
 A forced tool call has the format of chat templates (`chat.py`), with its arguments in the format of `json.dumps`, so
 that a template that renders the call again produces the same text, and the row continues.
@@ -50,13 +50,13 @@ class Grammars:
         """Return the state before the first token.
 
         Raises:
-            RequestError: 400, the grammar is too large, takes too long, or the library refuses it (with its message);
+            RequestError: 400, the grammar is too large, takes too long, or the library rejects it (with its message);
                 501, the library is not installed.
         """
         text, param = lark_of(constraint, self._special), constraint.param
         if len(text) > MAX_GRAMMAR_BYTES:
             raise RequestError(
-                f"the schemas of {param!r} take {len(text)} bytes; at most {MAX_GRAMMAR_BYTES} are compiled",
+                f"the schemas of {param!r} have {len(text)} bytes; the limit is {MAX_GRAMMAR_BYTES}",
                 param=param,
                 code="schema_too_large",
             )
@@ -125,8 +125,8 @@ def _library() -> Any:
         return importlib.import_module("llguidance")
     except ImportError as error:
         raise RequestError(
-            "tool_choice 'required' or by name and JSON replies need the package llguidance, which is not installed "
-            f"({error}): pip install 'agl-framework[grpo]', or ask without them",
+            "tool_choice 'required' or by name, and JSON replies, require the package llguidance, which is not "
+            f"installed ({error}): pip install 'agl-framework[grpo]', or send the request without them",
             status=501,
             code="missing_package",
         ) from error

@@ -1,10 +1,10 @@
-"""The forward pass of small Llama models on a CPU without modules, 1.47 to 2.4 times as fast for the demo's model.
+"""A forward pass for small Llama models on a CPU without modules, 1.47 to 2.4 times as fast for the demo's model.
 
 Tokens per CPU second of the demo's model (0.23 million parameters), this forward pass and modules, medians of 7: 44,500
 and 30,200 with 128 rows at a time, 28,800 and 16,300 with 32, 13,100 and 6,300 with 8, 2,360 and 990 with one; for a
 model with 4 million parameters 1.1, 1.25, 1.5 and 1.9 times as many. Calls between modules take ten times as long as
-the computation of such a model, and each tensor operation releases the interpreter lock, which a busy process returns
-late. Here a forward pass has a third of the operations, on the current weights of the model.
+the computation of such a model, and each tensor operation releases the interpreter lock, which is reacquired late in a
+busy process. This forward pass has a third of the operations and uses the current weights of the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TOLERANCE: Final = 1e-4
 
 @torch.inference_mode()
 def llama_forward_of(model: PreTrainedModel, other: Callable[[PreTrainedModel], Any]) -> LlamaForward | None:
-    """Return the forward pass of a model if it computes the same as the `other` one on a test prompt."""
+    """Return the forward pass of a model if its results equal those of `other` on a test prompt."""
     if not _has_llama_layout(model):
         return None
     own = LlamaForward(cast("LlamaForCausalLM", model))
@@ -40,7 +40,7 @@ def llama_forward_of(model: PreTrainedModel, other: Callable[[PreTrainedModel], 
         other(model).prompts(tokens, last, 0), own.prompts(tokens, last, 0), rtol=_TOLERANCE, atol=_TOLERANCE
     ):
         return own
-    logger.info("the model computes other probabilities than its layout says; it is decoded through its own modules")
+    logger.info("the model's probabilities differ from those of its layout; decoding with its own modules")
     return None
 
 

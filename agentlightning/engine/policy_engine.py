@@ -9,7 +9,7 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class EngineStats:
-    """Sums since the start: completions finished, tokens read and sampled, seconds with completions in flight."""
+    """Totals since the start: completions finished, tokens read and sampled, seconds with completions in progress."""
 
     completions: int = 0
     prompt_tokens: int = 0
@@ -32,11 +32,11 @@ class PolicyEngine(Protocol):
 
     @property
     def api_key(self) -> str | None:
-        """The key that calls must carry; None requires none."""
+        """The key that calls must include; None requires no key."""
         ...
 
     def start(self) -> None:
-        """Serve; return when requests are answered."""
+        """Serve; return when the server responds."""
         ...
 
     def stop(self) -> None:
@@ -44,10 +44,10 @@ class PolicyEngine(Protocol):
         ...
 
     def paused(self, timeout: float = 30.0) -> AbstractContextManager[None]:
-        """Return the block in which the weights may change: no completion is in flight, and the new weights are served
-        afterwards."""
+        """Return the block in which the weights may change: no completion is in progress, and the new weights are
+        served afterwards."""
         ...
 
     def stats(self) -> EngineStats:
-        """Return sums since the start."""
+        """Return totals since the start."""
         ...

@@ -1,6 +1,6 @@
-"""Reads the requests of the chat API: each field is supported, or refused by its name with 400.
+"""Reads the requests of the chat API. An unsupported field is rejected with 400 and its name.
 
-Fields that cannot change the reply are accepted, and listed for the log.
+Fields that cannot change the reply are accepted and logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ONLY_NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # fields without eff
     "web_search_options": (),
 }
 _INSTEAD: Final[Mapping[str, str]] = {
-    "best_of": "ask for 'n' replies and choose among them",
+    "best_of": "request 'n' replies and choose among them",
     "function_call": "use 'tool_choice'",
     "functions": "use 'tools'",
 }
@@ -46,7 +46,7 @@ _LEAST_PENALTY: Final = 0.01  # far below it logits become infinite, and the dis
 
 
 class RequestError(ValueError):
-    """A request that is answered with an error in the form of the OpenAI API."""
+    """An error response in the format of the OpenAI API."""
 
     def __init__(
         self,
@@ -61,30 +61,30 @@ class RequestError(ValueError):
         self.status = status
         """HTTP status."""
         self.param = param
-        """The field at fault; None if it is not one field."""
+        """The field with the error; None if the error is not in one field."""
         self.code = code
-        """Short word for programs."""
+        """Short error code for programs."""
         self.retry_after = retry_after
         """Seconds after which a retry may succeed; None if it would not."""
 
     def body(self) -> dict[str, Any]:
-        """Return the error in the form of the API."""
+        """Return the error in the format of the API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True, slots=True)
 class JsonShape:
-    """A JSON value that fits a schema."""
+    """A JSON value that matches a schema."""
 
     schema: Mapping[str, Any]
     strict: bool = False
-    """A keyword of the schema that the library does not know is an error."""
+    """Whether a schema keyword that the library does not know is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A reply that is one JSON value, or calls of these tools; either one if both are set."""
+    """A reply that must be one JSON value, or calls of these tools; either of them if both are set."""
 
     value: JsonShape | None
     functions: Sequence[tuple[str, JsonShape]]
@@ -118,7 +118,7 @@ class ChatRequest(BaseModel):
     model: str
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     tools: list[dict[str, Any]] | None = None
-    """None also when the request says `tool_choice="none"`."""
+    """None also if the request has `tool_choice="none"`."""
     tool_choice: Any = "auto"
     parallel_tool_calls: _Flag = True
     response_format: Any = None
@@ -128,7 +128,7 @@ class ChatRequest(BaseModel):
     top_k: Annotated[int, Field(ge=-1)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     seed: int | None = None
-    """None leaves it to the engine."""
+    """None uses the engine's default."""
     n: Annotated[int, Field(ge=1, le=128)] = 1
     logit_bias: Annotated[dict[str, _Bias], Field(max_length=10_000)] = {}
     frequency_penalty: _Penalty = 0.0
@@ -155,26 +155,26 @@ class ChatRequest(BaseModel):
     @classmethod
     def _check_temperature(cls, temperature: float) -> float:
         if 0 < temperature < _LEAST_TEMPERATURE:
-            raise ValueError(f"it must be 0 or at least {_LEAST_TEMPERATURE}")
+            raise ValueError(f"must be 0 or at least {_LEAST_TEMPERATURE}")
         return temperature
 
     @field_validator("logit_bias")
     @classmethod
     def _check_tokens(cls, biases: dict[str, float]) -> dict[str, float]:
         if not all(token.isdecimal() for token in biases):
-            raise ValueError("it must be an object of token ids and numbers from -100 to 100")
+            raise ValueError("must be an object of token ids and numbers from -100 to 100")
         return biases
 
     @field_validator("tools")
     @classmethod
     def _check_tools(cls, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not all(isinstance(_name_in(tool), str) for tool in tools):
-            raise ValueError("it must be a list of function tools, each with a 'name'")
+            raise ValueError("must be a list of function tools, each with a 'name'")
         return tools
 
     @property
     def constraint(self) -> Constraint | None:
-        """The required form of the reply; None for any reply."""
+        """The required format of the reply; None allows any reply."""
         return self._constraint
 
     @property
@@ -197,12 +197,12 @@ class ChatRequest(BaseModel):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Largest number of tokens of the reply; None uses the engine's limit."""
+        """Maximum number of tokens of the reply; None uses the engine's limit."""
         return self.max_completion_tokens or self.max_tokens
 
     @property
     def template_fields(self) -> dict[str, Any]:
-        """Further variables of the chat template."""
+        """Additional variables of the chat template."""
         effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
         return {**effort, **self.chat_template_kwargs}
 
@@ -216,7 +216,7 @@ def parse_request(body: object) -> ChatRequest:
     """Return the request in the body of a call.
 
     Raises:
-        RequestError: A field is missing, has a wrong value, or is not supported by the engine; names it.
+        RequestError: a field is missing, has a wrong value, or is not supported by the engine. The message names it.
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object with 'model' and 'messages'")
@@ -229,7 +229,7 @@ def parse_request(body: object) -> ChatRequest:
         name, text = str(first["loc"][0]), first["msg"].removeprefix("Value error, ")
         raise RequestError(f"{name!r}: {text}; got {json.dumps(fields.get(name))[:200]}", param=name) from None
     if request.top_logprobs and not request.logprobs:
-        raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+        raise RequestError("'top_logprobs' requires 'logprobs': true", param="top_logprobs")
     if request.tool_choice == "none" or not request.tools:
         request.tools = None
     request._constraint = _constraint_of(request)
@@ -270,16 +270,16 @@ def _forced_tools(choice: object, tools: Sequence[Fields]) -> Sequence[Fields] |
     if choice != "required" and not isinstance(name, str):
         raise RequestError(
             f"'tool_choice' must be 'auto', 'none', 'required' or "
-            f'{{"type": "function", "function": {{"name": ...}}}}, not {json.dumps(choice)}',
+            f'{{"type": "function", "function": {{"name": ...}}}}; got {json.dumps(choice)}',
             param="tool_choice",
         )
     offered = [tool["function"]["name"] for tool in tools]
     if not offered:
-        raise RequestError("'tool_choice' forces a call, and 'tools' offers none", param="tool_choice")
+        raise RequestError("'tool_choice' requires a call, but 'tools' is empty", param="tool_choice")
     if name is None:
         return tools
     if name not in offered:
-        text = f"'tool_choice' names {name!r}; 'tools' offers {', '.join(map(repr, offered))}"
+        text = f"'tool_choice' names {name!r}, but 'tools' has only {', '.join(map(repr, offered))}"
         raise RequestError(text, param="tool_choice")
     return [tools[offered.index(name)]]
 

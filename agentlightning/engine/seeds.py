@@ -1,9 +1,9 @@
 """The seed of a completion whose request has none.
 
-By default seeds are drawn in the order of arrival. For runs that must not depend on timing, the seed is computed from
-the request and its owner: the run's seed, the rollout's place in the run (step, task, sample), the prompt, and the
-number of earlier calls of the same attempt with the same prompt. So the seed depends neither on the attempt of the
-rollout nor on the order of the agent's concurrent calls.
+By default, seeds are drawn in the order of arrival. For runs that must not depend on timing, the seed is computed from
+the request and its owner: the run's seed, the rollout's position in the run (step, task, sample), the prompt, and the
+number of earlier calls of the same attempt with the same prompt. The seed depends neither on the attempt of the rollout
+nor on the order of the agent's concurrent calls.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agentlightning.engine.request import RequestError
 
 T = TypeVar("T")
 PlaceOf = Callable[[str], Awaitable[str | None]]
-"""A function that returns the place of a rollout in the run; None without one."""
+"""A function that returns the position of a rollout in the run; None if it has none."""
 _KEPT: Final = 8192  # rollouts and attempts
 
 
@@ -49,7 +49,7 @@ class _Call:
 
 
 class PlaceSeeds:
-    """Seeds computed from a rollout's place in the run and the request. Belongs to the loop of the server."""
+    """Seeds computed from a rollout's position in the run and the request. Belongs to the loop of the server."""
 
     repeatable = True
 
@@ -62,8 +62,7 @@ class PlaceSeeds:
     @asynccontextmanager
     async def draw(self, attempt: str | None, prompt_ids: Sequence[int]) -> AsyncGenerator[int]:
         """Yield the seed of a request; a request whose block fails or is cancelled does not count. A call that the
-        gateway repeats, because its reply was lost, gets the same seed. `attempt` is the gateway's
-        `rollout/attempt/call`.
+        gateway retries because its reply was lost has the same seed. `attempt` is the gateway's `rollout/attempt/call`.
 
         Raises:
             RequestError: the request did not come through the gateway, or its rollout does not belong to the run.
@@ -92,9 +91,9 @@ class PlaceSeeds:
         if place is None:
             place = await self._place_of(rollout_id) if rollout_id else None
         if place is None:
-            who = f"rollout {rollout_id!r} was not made by this run" if rollout_id else "it came past the gateway"
+            who = f"rollout {rollout_id!r} is not of this run" if rollout_id else "it did not pass the gateway"
             raise RequestError(
-                f"with deterministic=True a request without a seed must be of a rollout of the run: {who}"
+                f"with deterministic=True, a request without a seed must belong to a rollout of the run: {who}"
             )
         return _kept(self._places, rollout_id, place)
 

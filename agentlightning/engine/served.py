@@ -28,15 +28,15 @@ class ServedModel:
         weight_version: int = 0,
         max_model_length: int | None = None,
     ) -> None:
-        """Take ownership of the model; `max_model_length` bounds `context_length`.
+        """Take ownership of the model; `max_model_length` limits `context_length`.
 
         Raises:
             ValueError: the tokenizer has no chat template or no end-of-sequence token.
         """
         if not tokenizer.chat_template or tokenizer.eos_token_id is None:
             raise ValueError(
-                f"the tokenizer of {tokenizer.name_or_path or 'the policy'} needs a chat template (to render messages) "
-                "and an end-of-sequence token (to know when a reply is over)"
+                f"the tokenizer of {tokenizer.name_or_path or 'the policy'} needs a chat template and an "
+                "end-of-sequence token"
             )
         self.model = model
         """The live weights, in evaluation mode whenever they are served."""
@@ -44,9 +44,9 @@ class ServedModel:
         self.tokenizer = tokenizer
         """Tokenizer with its chat template."""
         self.weight_version = weight_version
-        """0 as loaded, one more with every update that changed the weights."""
+        """0 when loaded, incremented by every update that changed the weights."""
         self.lock = threading.RLock()
-        """Lock that every reader and writer of the weights holds."""
+        """Lock that every reader and writer of the weights must hold."""
         self._max_length = max_model_length
 
     @property
@@ -59,12 +59,12 @@ class ServedModel:
 
     @property
     def is_small(self) -> bool:
-        """True if the model's operations are too short for several threads of a CPU."""
+        """True if the model's operations are too short to benefit from several CPU threads."""
         return sum(parameter.numel() for parameter in self.model.parameters()) < SMALL_MODEL_PARAMETERS
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and reply together."""
+        """Maximum number of tokens of prompt and reply together."""
         config = self.model.config
         window = getattr(config, "sliding_window", None)
         return min(config.max_position_embeddings, window or 1 << 60, self._max_length or 1 << 60)
@@ -113,18 +113,18 @@ def dtype_of(device: str, *, bf16: bool) -> torch.dtype:
     on_cpu = torch.device(device).type == "cpu"
     has = torch.ops.mkldnn._is_mkldnn_bf16_supported() if on_cpu else torch.cuda.is_bf16_supported(False)  # pyright: ignore
     if not has:
-        where = "this processor (it needs AVX-512)" if on_cpu else f"the device {device!r}"
+        where = "this processor (AVX-512 is required)" if on_cpu else f"the device {device!r}"
         raise BadRequestError(
-            f"bf16=True needs bfloat16 instructions, which {where} does not have: it would compute in float32 and be "
-            "slower than that; leave bf16 out"
+            f"bf16=True requires bfloat16 instructions, which {where} does not have: it would be slower than float32. "
+            "Remove bf16"
         )
     return torch.bfloat16
 
 
 @contextmanager
 def head_sees_only(model: PreTrainedModel, wanted: torch.Tensor) -> Generator[list[torch.Tensor]]:
-    """Restrict the output layer to the hidden states at the wanted positions, as a batch of one; the model's other
-    changes of its logits still apply. The list holds the layer's input, (1, N, H), or nothing."""
+    """Restrict the output layer to the hidden states at the given positions, as a batch of one; the model's other
+    changes of its logits still apply. The list has the layer's input, (1, N, H), or is empty."""
     head_inputs: list[torch.Tensor] = []
 
     def select(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

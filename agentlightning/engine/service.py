@@ -1,6 +1,6 @@
-"""Turns requests of the chat API into completions and completions into replies.
+"""Converts requests of the chat API into completions, and completions into replies.
 
-Replies have the format of vLLM: `prompt_token_ids` at the top and `token_ids` in each choice if the request sets
+Replies have the format of vLLM: `prompt_token_ids` at the top level and `token_ids` in each choice if the request sets
 `return_token_ids`, `logprobs.content[*].logprob` if it sets `logprobs`, and in each choice `stop_reason`, the stop text
 or token that ended it. The token ids, and the log-probabilities, include the token that ends the sequence if the model
 sampled it. `Completion` explains their distribution.
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ServedAs:
-    """The model behind an endpoint: its name, its vocabulary and its bounds."""
+    """The model behind an endpoint: its name, its vocabulary and its limits."""
 
     model_name: str
     eos_ids: frozenset[int]
@@ -41,7 +41,7 @@ class ServedAs:
 
 
 class ChatService:
-    """Answers requests. Lives on the loop of the server."""
+    """Serves requests. Belongs to the loop of the server."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class ChatService:
         header.
 
         Raises:
-            RequestError: The request is wrong, too long, or cannot be served now.
+            RequestError: the request is wrong, too long, or cannot be served now.
         """
         request = parse_request(body)
         if request.model != self.served.model_name:
             raise RequestError(
-                f"the model {request.model!r} is not served here, only {self.served.model_name!r}",
+                f"the model {request.model!r} is not served here; use {self.served.model_name!r}",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -93,8 +93,8 @@ class ChatService:
         room, requested = self.served.context_length - len(prompt_ids), request.max_new_tokens
         if room < (requested or 1):
             raise RequestError(
-                f"the context is {self.served.context_length} tokens; the messages take {len(prompt_ids)} of them and "
-                f"{requested or 'at least 1'} are asked for the completion",
+                f"the context is {self.served.context_length} tokens; the messages use {len(prompt_ids)} and the "
+                f"completion requests {requested or 'at least 1'}",
                 param="messages",
                 code="context_length_exceeded",
             )
@@ -123,7 +123,7 @@ class ChatService:
             return None
         unknown = [token for token in adjustments.logit_bias if not 0 <= token < vocabulary]
         if unknown:
-            text = f"'logit_bias' names the token {unknown[0]}; the tokens are 0 to {vocabulary - 1}"
+            text = f"'logit_bias' names the token {unknown[0]}, but the token ids are 0 to {vocabulary - 1}"
             raise RequestError(text, param="logit_bias")
         if adjustments.min_tokens > limit:
             text = f"'min_tokens' must be at most the limit of the completion, {limit}; got {adjustments.min_tokens}"
@@ -141,7 +141,7 @@ class ChatService:
         for name in names:
             if name not in self._noted and len(self._noted) < 100:
                 self._noted.add(name)
-                logger.info("the field %r of requests has no effect on this model and its chat template", name)
+                logger.info("the field %r of a request has no effect with this model and its chat template", name)
 
     def _response(self, request: ChatRequest, completions: Sequence[Completion], version: int) -> dict[str, object]:
         prompt_ids, tokens = completions[0].prompt_ids, sum(len(one.token_ids) for one in completions)

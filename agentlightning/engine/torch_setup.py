@@ -30,9 +30,9 @@ _OUT_OF_MEMORY: Final = (
 def one_thread() -> Generator[None]:
     """Restrict torch to the calling thread.
 
-    The operations of a small model are too short to split: a second thread gains nothing on idle cores, and on busy
-    ones each operation waits for it (the warm start of the demo took 50 s with one thread and 140 s with two, while
-    another process ran on the two cores).
+    The operations of a small model are too short to split. A second thread does not help on idle cores, and on busy
+    cores each operation waits for it (the warm start of the demo took 50 s with one thread and 140 s with two, while
+    another process used the two cores).
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def one_thread() -> Generator[None]:
 
 
 def leave_out_cudnn_attention(device: torch.device) -> None:
-    """Disable cuDNN's attention on a GPU for this process, because it makes a plan for each new shape.
+    """Disable cuDNN's attention on a GPU for this process, because it creates a plan for each new shape.
 
     Every generated token, and most rows, have a new shape; a plan takes up to a second (pytorch pull request 155958).
     The other kernels need no plans.
@@ -86,8 +86,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory could not be allocated.
 
     On a GPU torch has a class for it, but not for the memory of CUDA and its libraries. On a CPU its allocator raises a
-    plain `RuntimeError` (a limit of the process or a strict overcommit policy was reached), and Python itself a
-    `MemoryError`; a control group or a machine that runs out of pages kills the process instead.
+    `RuntimeError` (a limit of the process or a strict overcommit policy was reached), and Python a `MemoryError`; a
+    control group or a machine that runs out of pages kills the process instead.
     """
     text = str(error)
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (

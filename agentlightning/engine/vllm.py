@@ -26,7 +26,7 @@ from agentlightning.errors import EngineError
 logger = logging.getLogger(__name__)
 
 _STEER_SECONDS: Final = 600.0
-"""Seconds for a server to load new weights."""
+"""Timeout in seconds for a server to load new weights."""
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of vLLM's `--max-lora-rank`."""
 
@@ -34,9 +34,9 @@ _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VLLMEngine:
     """Serves a policy with vLLM.
 
-    While the weights change (`paused`) no call is in flight: the server pauses, or sleeps and frees its memory. It then
-    continues with the new weights, without the keys and values that older ones computed. A server that ends by itself
-    is restarted with the current weights; calls in flight fail, and the gateway retries them.
+    While the weights change (`paused`), no call is in progress: the server pauses, or sleeps and frees its memory. It
+    then continues with the new weights and without the cached keys and values of older weights. A server that exits is
+    restarted with the current weights; calls in progress fail, and the gateway retries them.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class VLLMEngine:
         seed: int = 0,
         max_batch: int = 64,
     ) -> None:
-        """Prepare the engine; nothing runs yet.
+        """Prepare the engine; the server is not started yet.
 
         Args:
-            model: folder of the model below the adapters.
+            model: folder of the base model of the adapters.
             folder: folder for the weights that the server reads, and for the output of a started server.
-            has_adapters: whether only adapters learn.
-            max_batch: largest number of calls that a started server generates at once.
+            has_adapters: whether only adapters are trained.
+            max_batch: maximum number of calls that a started server generates concurrently.
         """
         self.model_name: Final = "policy"
         self._pausing, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
@@ -94,12 +94,12 @@ class VLLMEngine:
 
     def start(self) -> None:
         """Start or find the server and load the weights into it. Raise `EngineError` if it does not start, does not
-        answer, serves another model, or does not load the weights."""
+        respond, serves another model, or does not load the weights."""
         if self._process is not None:
             self._process.start()
         elif not self._control.is_healthy():
             raise EngineError(
-                f"No vLLM server answers at vllm_server_base_url={self._control.address!r}: GET /health. Start it with "
+                f"No vLLM server responds at vllm_server_base_url={self._control.address!r}. Start it with "
                 "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 agl vllm serve MODEL "
                 f"--served-model-name {self.model_name} --logprobs-mode processed_logprobs"
             )
@@ -108,8 +108,8 @@ class VLLMEngine:
                 names = [str(model["id"]) for model in self._control.get("/v1/models")["data"]]
                 if self.model_name not in names:
                     raise EngineError(
-                        f"The vLLM server at {self._control.address} serves {', '.join(names)}; it must serve the "
-                        f"policy as {self.model_name!r}: start it with --served-model-name {self.model_name}"
+                        f"The vLLM server at {self._control.address} serves {', '.join(names)}, but must serve the "
+                        f"policy as {self.model_name!r}. Start it with --served-model-name {self.model_name}"
                     )
             if self._process is None:
                 self._push()
@@ -126,10 +126,10 @@ class VLLMEngine:
 
     @contextmanager
     def paused(self, timeout: float = 30.0) -> Generator[None]:
-        """Wait for calls in flight, run the block, which changes the weights, and serve them. Raise `EngineError` if
+        """Wait for calls in progress, run the block, which changes the weights, and serve them. Raise `EngineError` if
         the server fails or no longer exists."""
         if not self._pausing.acquire(timeout=timeout):
-            raise EngineError(f"Another change of the weights was not over within {timeout:g} s")
+            raise EngineError(f"Another change of the weights did not finish within {timeout:g} s")
         began = time.monotonic()
         try:
             self._await_server(timeout)
@@ -147,7 +147,7 @@ class VLLMEngine:
             self._pausing.release()
 
     def stats(self) -> EngineStats:
-        """Return sums since the start. `busy_seconds` is the time outside pauses."""
+        """Return totals since the start. `busy_seconds` is the time outside pauses."""
         try:
             requests, prompt, completion = self._control.sums("request_success", "prompt_tokens", "generation_tokens")
         except EngineError:
@@ -163,13 +163,13 @@ class VLLMEngine:
             control.post("/wake_up", _STEER_SECONDS, tags=["weights"])
         if self._served != self._policy.weight_version or (sleeps and not self._has_adapters):
             self._push()
-            logger.debug("vLLM took weight version %s, %.1f s", self._served, time.monotonic() - began)
+            logger.debug("vLLM loaded weight version %s in %.1f s", self._served, time.monotonic() - began)
         if sleeps:
             control.post("/wake_up", _STEER_SECONDS, tags=["kv_cache"])
         if not json.loads(control.post("/reset_prefix_cache", _STEER_SECONDS)).get("success"):
             raise EngineError(
-                f"The vLLM server at {control.address} did not drop its cache of prefixes, whose keys and values are "
-                "of older weights: something else than this run makes calls there"
+                f"The vLLM server at {control.address} did not reset its prefix cache, which has keys and values of "
+                "older weights: another program than this run sends calls to it"
             )
         if not sleeps:
             control.post("/resume", _STEER_SECONDS)
@@ -245,7 +245,7 @@ class AdapterSync(FolderSync):
 
     @override
     def for_start(self) -> list[str]:
-        """Write the adapter; the model below it has the name `base`, which no call requests."""
+        """Write the adapter; its base model has the name `base`, which no call requests."""
         self._save()
         adapters: Any = self._policy.model
         rank = max(config.r for config in adapters.peft_config.values())
@@ -273,8 +273,8 @@ class IpcSync(FolderSync):
             )
         except ImportError as error:
             raise EngineError(
-                "vllm_weight_transfer='ipc' runs vLLM's transfer in the learner's process, where the package 'vllm' "
-                f"cannot be imported ({error}); install it there, or leave vllm_weight_transfer out"
+                "vllm_weight_transfer='ipc' requires the package 'vllm' in the learner's process, where it cannot be "
+                f"imported ({error}). Install it there, or omit vllm_weight_transfer"
             ) from error
         self._engine: Any = None
         self._address = ""
@@ -293,4 +293,4 @@ class IpcSync(FolderSync):
                 self._engine.send_weights()
         except Exception as error:  # of vLLM, torch and requests
             self._engine = None
-            raise EngineError(f"vLLM did not take the weights by CUDA IPC: {error}") from error
+            raise EngineError(f"vLLM did not receive the weights by CUDA IPC: {error}") from error

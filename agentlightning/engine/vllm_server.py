@@ -1,7 +1,8 @@
 """A vLLM server: the settings of GRPO for it, the calls that control it, and its process.
 
-Source of the calls: vLLM 0.33, `entrypoints/serve/dev`, `entrypoints/serve/lora` and `entrypoints/rl/online`. All but
-`/health` and `/metrics` need `VLLM_SERVER_DEV_MODE=1`, those of adapters need `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+Source of the calls: vLLM 0.33, `entrypoints/serve/dev`, `entrypoints/serve/lora` and `entrypoints/rl/online`. All calls
+except `/health` and `/metrics` require `VLLM_SERVER_DEV_MODE=1`; those for adapters require
+`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 WeightTransfer = Literal["folder", "ipc"]
 AGL_VLLM: Final = (sys.executable, "-m", "agentlightning.cli", "vllm")
 MAX_RESTARTS: Final = 3
-"""Largest number of restarts, in one run, of a server that ended by itself."""
+"""Maximum number of restarts per run of a server that exited."""
 _STOP_SECONDS: Final = 15.0
 _POLL_SECONDS: Final = 0.2
 _HEALTH_SECONDS: Final = 5.0
@@ -48,15 +49,15 @@ SWITCHES: Final = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATIN
 
 @dataclass(frozen=True, kw_only=True)
 class VLLMSettings:
-    """Settings of generation with vLLM, under TRL's names where TRL has one."""
+    """Settings of generation with vLLM, with TRL's names if TRL has the setting."""
 
     use_vllm: bool = False
-    """Generate with vLLM instead of the embedded engine. Needs a GPU and the package `vllm`."""
+    """Generate with vLLM instead of the embedded engine. Requires a GPU and the package `vllm`."""
     vllm_server_base_url: str | None = None
     """Address of a running vLLM server, such as `http://127.0.0.1:8000`; None starts one for the run and stops it at
     the end of the run."""
     vllm_server_timeout: Annotated[float, Bounds(above=0)] = 240.0
-    """Seconds within which a started server must answer."""
+    """Seconds within which a started server must respond."""
     vllm_gpu_memory_utilization: Annotated[float, Bounds(above=0, at_most=1)] = 0.3
     """Share of the GPU's memory that vLLM uses; the learner needs the rest. [`rollout.gpu_memory_utilization`]"""
     vllm_enable_sleep_mode: bool = False
@@ -64,19 +65,19 @@ class VLLMSettings:
     vllm_tensor_parallel_size: Annotated[int, Bounds(at_least=1)] = 1
     """Number of GPUs over which vLLM splits the model. [`rollout.tensor_model_parallel_size`]"""
     vllm_weight_transfer: WeightTransfer = "folder"
-    """Transfer of new weights to vLLM when all weights learn: through a `folder` that both can read, or between the
-    processes on the same GPU (`ipc`: vLLM's own transfer, which needs vLLM in the learner's environment)."""
+    """Transfer of new weights to vLLM if all weights are trained: through a `folder` that both can read, or between the
+    processes on the same GPU (`ipc`: vLLM's own transfer, which requires vLLM in the learner's environment)."""
     vllm_args: tuple[str, ...] = ()
-    """Further arguments of `vllm serve`, such as `("--quantization", "fp8")`."""
+    """Additional arguments of `vllm serve`, such as `("--quantization", "fp8")`."""
     vllm_command: tuple[str, ...] = ()
-    """Command that starts vLLM's command line; `()` is `agl vllm` of this environment."""
+    """Command to start vLLM, as a tuple; `()` is `agl vllm` of this environment."""
 
     def check_vllm(self, *, has_adapters: bool) -> None:
         """Raise `BadRequestError` for a setting that is out of range or has no effect with the others."""
         for name in ("vllm_args", "vllm_command"):
             value: object = getattr(self, name)
             if not isinstance(value, tuple | list) or not all(isinstance(each, str) for each in value):
-                raise BadRequestError(f"{name} must be a tuple of texts; got {value!r}")
+                raise BadRequestError(f"{name} must be a tuple of strings; got {value!r}")
             object.__setattr__(self, name, tuple(value))  # JSON has lists
         if self.vllm_server_base_url is not None:
             parts = urlsplit(str(self.vllm_server_base_url))
@@ -91,13 +92,14 @@ class VLLMSettings:
                     raise BadRequestError(f"{name}={getattr(self, name)!r} has no effect without use_vllm=True")
         if self.vllm_weight_transfer == "ipc" and has_adapters:
             raise BadRequestError(
-                "These settings do not go together: vllm_weight_transfer='ipc' and lora: adapters are loaded by their "
-                "own API of vLLM; leave vllm_weight_transfer out"
+                "These settings do not go together: vllm_weight_transfer='ipc' and lora: vLLM loads adapters with a "
+                "separate API; omit vllm_weight_transfer"
             )
         for name in ("vllm_args", "vllm_command"):
             if getattr(self, name) and self.vllm_server_base_url is not None:
                 raise BadRequestError(
-                    f"These settings do not go together: {name} and vllm_server_base_url: that server runs already"
+                    f"These settings do not go together: {name} and vllm_server_base_url: that server is already "
+                    "running"
                 )
 
 
@@ -111,7 +113,7 @@ class VLLMControl:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def is_healthy(self) -> bool:
-        """Return whether the server answers and its engine is alive."""
+        """Return whether the server responds and its engine is alive."""
         try:
             self._ask("GET", "/health", _HEALTH_SECONDS)
         except EngineError:
@@ -123,7 +125,7 @@ class VLLMControl:
         return json.loads(self._ask("GET", path, _HEALTH_SECONDS))
 
     def post(self, path: str, timeout: float, body: Mapping[str, Any] | None = None, **query: object) -> bytes:
-        """Return the answer to a call with a JSON body or query arguments, within `timeout` seconds."""
+        """Return the response to a call with a JSON body or query arguments, within `timeout` seconds."""
         return self._ask("POST", path + (f"?{urlencode(query, doseq=True)}" if query else ""), timeout, body)
 
     def sums(self, *counters: str) -> list[int]:
@@ -147,19 +149,19 @@ class VLLMControl:
             advice = ""
             if error.code == 404:
                 variable = "VLLM_ALLOW_RUNTIME_LORA_UPDATING" if "lora" in path else "VLLM_SERVER_DEV_MODE"
-                advice = f". The server offers it when it was started with {variable}=1 in its environment"
+                advice = f". Start the server with {variable}=1 in its environment"
             elif error.code in (401, 403):
-                advice = ". Its API key is read from the environment variable VLLM_API_KEY"
-            raise EngineError(f"{call} was answered with {error.code}: {text or error.reason}{advice}") from None
+                advice = ". Set the API key of the server in the environment variable VLLM_API_KEY"
+            raise EngineError(f"{call} returned {error.code}: {text or error.reason}{advice}") from None
         except OSError as error:  # URLError and TimeoutError are subclasses
-            raise EngineError(f"{call} was not answered within {timeout:g} s: {error}") from None
+            raise EngineError(f"{call} did not respond within {timeout:g} s: {error}") from None
 
 
 class VLLMProcess:
     """One server on loopback with a random API key.
 
-    `start` and `stop` belong to one owner. A thread waits for the end of the process and restarts one that ends by
-    itself, at the same address, at most `MAX_RESTARTS` times.
+    `start` and `stop` belong to one owner. A thread waits for the end of the process and restarts it if it exits, at
+    the same address, at most `MAX_RESTARTS` times.
     """
 
     def __init__(
@@ -171,15 +173,15 @@ class VLLMProcess:
         log: Path,
         start_seconds: float,
     ) -> None:
-        """Prepare the process; nothing runs yet.
+        """Prepare the process; it is not started yet.
 
         Args:
-            arguments: returns the arguments of `vllm serve`, the model first, before each start: from its first answer
-                on the server has the weights that they name. Address and key are added.
+            arguments: returns the arguments of `vllm serve`, the model first; called before each start, so that the
+                server starts with the current weights. Address and key are added.
             command: starts vLLM's command line; () is `agl vllm`.
             environment: variables in addition to those of this process.
             log: file to which the server's output is appended.
-            start_seconds: seconds within which it must answer.
+            start_seconds: seconds within which it must respond.
         """
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self._port: int = probe.getsockname()[1]
@@ -196,7 +198,7 @@ class VLLMProcess:
         self._failure: EngineError | None = None  # why there is no server any more
 
     def start(self) -> None:
-        """Start the server; return when it answers. If it does not, raise `EngineError` with the reason and the last
+        """Start the server; return when it responds. If it does not, raise `EngineError` with the reason and the last
         lines of its output."""
         private_folder(self._log.parent)
         process, group = self._launch()
@@ -204,7 +206,7 @@ class VLLMProcess:
         self._watcher.start()
 
     def await_server(self, timeout: float) -> None:
-        """Return when the server answers, if necessary after a restart; if it does not, raise `EngineError`."""
+        """Wait until the server responds, if necessary after a restart; if it does not, raise `EngineError`."""
         deadline = time.monotonic() + timeout
         while True:
             if self._failure is not None:
@@ -212,7 +214,7 @@ class VLLMProcess:
             if self.control.is_healthy():
                 return
             if time.monotonic() > deadline:
-                raise EngineError(f"The vLLM server did not answer within {timeout:g} s. {self._log_end()}")
+                raise EngineError(f"The vLLM server did not respond within {timeout:g} s. {self._log_end()}")
             self._stopping.wait(_POLL_SECONDS)
 
     def stop(self) -> None:
@@ -258,12 +260,12 @@ class VLLMProcess:
         deadline = time.monotonic() + self._start_seconds
         while not self.control.is_healthy():
             if (code := process.poll()) is not None:
-                raise EngineError(f"The vLLM server ended with status {code} before it answered. {self._log_end()}")
+                raise EngineError(f"The vLLM server exited with status {code} before it responded. {self._log_end()}")
             if time.monotonic() > deadline:
                 limit = f"vllm_server_timeout={self._start_seconds:g} s"
-                raise EngineError(f"The vLLM server did not answer within {limit}. {self._log_end()}")
+                raise EngineError(f"The vLLM server did not respond within {limit}. {self._log_end()}")
             if self._stopping.wait(_POLL_SECONDS):
-                raise EngineError("The vLLM server was stopped before it answered")
+                raise EngineError("The vLLM server was stopped before it responded")
 
     def _watch(self, process: subprocess.Popen[bytes], group: ProcessGroup) -> None:
         while True:
@@ -273,14 +275,14 @@ class VLLMProcess:
             group.close()
             try:
                 if self._restarts >= MAX_RESTARTS:
-                    raise EngineError(f"The vLLM server ended {self._restarts + 1} times by itself. {self._log_end()}")
+                    raise EngineError(f"The vLLM server exited {self._restarts + 1} times. {self._log_end()}")
                 self._restarts += 1
-                logger.warning("the vLLM server ended with status %s and is started again. %s", code, self._log_end())
+                logger.warning("the vLLM server exited with status %s; restarting it. %s", code, self._log_end())
                 process, group = self._launch()
             except Exception as error:
                 if not self._stopping.is_set():
                     self._failure = error if isinstance(error, EngineError) else EngineError(str(error))
-                    logger.error("there is no vLLM server any more: %s", self._failure)
+                    logger.error("the vLLM server is not restarted: %s", self._failure)
                 return
 
     def _log_end(self) -> str:
@@ -288,4 +290,4 @@ class VLLMProcess:
             lines = deque((line.rstrip()[:300] for line in log if line.strip()), maxlen=_LAST_LINES)
             if lines:
                 return f"Its log {str(self._log)!r} ends with:\n" + "\n".join(f"  {line}" for line in lines)
-        return f"It wrote nothing into {str(self._log)!r}"
+        return f"It wrote nothing to {str(self._log)!r}"

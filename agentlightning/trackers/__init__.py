@@ -1,6 +1,6 @@
-"""Experiment trackers: the records of a run in TensorBoard, Weights & Biases, MLflow, SwanLab, or one of your own.
+"""Experiment trackers: the records of a run in TensorBoard, Weights & Biases, MLflow, SwanLab, or your own tracker.
 
-`Trainer(trackers=[...])` takes them. `tracker.py` has the protocol; `feed.py` isolates the run from a slow or broken
+Pass them to `Trainer(trackers=[...])`. `tracker.py` has the protocol; `feed.py` isolates the run from a slow or broken
 tracker. Packages: `pip install 'agl-framework[tensorboard]'`, `[wandb]`, `[mlflow]`, `[swanlab]`.
 """
 

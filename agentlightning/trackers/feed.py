@@ -1,4 +1,4 @@
-"""Isolates the run from its trackers: each has a thread and a bounded queue, and its failures are counted."""
+"""Isolates the run from its trackers: each has a thread and a limited queue, and its failures are counted."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from agentlightning.utils.masking import masked_text
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
-"""Largest number of records that wait for a tracker; further ones are dropped."""
+"""Maximum number of records that wait for a tracker; additional records are dropped."""
 _KINDS = frozenset(("step", "evaluation", "alarm", "checkpoint", "prompt"))
 
 
 class Feed:
-    """Passes the records of one run to one tracker. `tell` may be called from any thread and never waits."""
+    """Passes the records of one run to one tracker. `tell` may be called from any thread and never blocks."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun, *, most_waiting: int = MOST_WAITING) -> None:
         self.name = type(tracker).__name__
         self.failures = 0
-        """Number of calls of the tracker that raised."""
+        """Number of calls of the tracker that raised an error."""
         self.dropped = 0
-        """Number of records that the tracker did not get."""
+        """Number of records that the tracker did not receive."""
         self._tracker, self._run, self._most_waiting = tracker, run, most_waiting
         self._waiting = queue.SimpleQueue[RunRecord | RunEnding]()
         self._given_up = False
@@ -50,22 +50,22 @@ class Feed:
             return
         if not self.dropped:
             logger.warning(
-                "%s is slower than the run: %d records wait, further ones are dropped and counted",
+                "%s is slower than the run: %d records are waiting; further records are dropped and counted",
                 *(self.name, self._most_waiting),
             )
         self.dropped += 1
 
     def end(self, ending: RunEnding) -> None:
-        """Make the tracker finish after the waiting records. Returns at once."""
+        """Make the tracker finish after the waiting records. Returns immediately."""
         self._waiting.put(ending)
 
     def join(self, seconds: float) -> bool:
-        """Wait until the tracker has finished; return False if it has not in time: the remaining records are lost."""
+        """Wait until the tracker has finished; return False if it does not in time: remaining records are lost."""
         self._thread.join(max(0.0, seconds))
         if self._thread.is_alive():
             self._given_up = True
             lost = max(0, self._waiting.qsize() - 1)  # one of them is the ending
-            logger.warning("%s has not finished in time; %d records are lost", self.name, lost)
+            logger.warning("%s did not finish in time; %d records are lost", self.name, lost)
             return False
         if self.failures or self.dropped:
             logger.warning("%s: %d calls failed, %d records were dropped", self.name, self.failures, self.dropped)
@@ -91,7 +91,7 @@ class Feed:
             if not self.failures:
                 text = masked_text(f"{type(error).__name__}: {readable(error)}")
                 logger.warning(
-                    "%s failed (%s); training goes on%s: %s",
+                    "%s failed (%s); training continues%s: %s",
                     *(self.name, name, " without it" if name == "start" else ", further failures are counted", text),
                 )
             self.failures += 1
@@ -100,9 +100,9 @@ class Feed:
 
 
 FINISH_SECONDS = 30.0
-"""Seconds that trackers have after the end of the run for pending records."""
+"""Seconds after the end of the run for trackers to write pending records."""
 HASTY_FINISH_SECONDS = 1.5
-"""The same after an interruption."""
+"""Seconds after an interruption for trackers to write pending records."""
 _READ_SECONDS = 2.0
 
 
@@ -118,7 +118,7 @@ class RunTracking:
         self._feeds: list[Feed] = []
 
     def tell(self, records: Sequence[RunRecord]) -> None:
-        """Pass on the records of the kinds that trackers receive. Never waits."""
+        """Pass on the records of the kinds that trackers receive. Never blocks."""
         for record in records:
             if record.kind in _KINDS:
                 for feed in self._feeds:

@@ -24,7 +24,7 @@ class MLflowTracker:
     Args:
         tracking_uri: such as `sqlite:///mlflow.db` or the address of a server; None uses MLflow's default, such as
             `MLFLOW_TRACKING_URI`.
-        experiment: created if there is none of this name.
+        experiment: name of the experiment; created if it does not exist.
         artifact_location: location for a new experiment; None uses MLflow's default.
 
     Raises:
@@ -44,7 +44,7 @@ class MLflowTracker:
         self._run_id = ""
 
     def start(self, run: TrackedRun) -> None:
-        """Open the MLflow run, or continue the one that has the run's id."""
+        """Open the MLflow run, or continue the one with the run's id."""
         self._client = client = load("mlflow.tracking").MlflowClient(self.tracking_uri)
         if experiment := client.get_experiment_by_name(self.experiment):
             place = experiment.experiment_id
@@ -71,7 +71,7 @@ class MLflowTracker:
             self._client.set_tag(self._run_id, f"{record.kind}.{record.name or 'last'}", text[:_TAG_CHARACTERS])
 
     def finish(self, ending: RunEnding) -> None:
-        """Write the ending of the run as tags, and end the MLflow run."""
+        """Write the outcome of the run as tags, and end the MLflow run."""
         for name, value in ending.summary().items():
             self._client.set_tag(self._run_id, f"agl.{name}", str(value)[:_TAG_CHARACTERS])
         self._client.set_terminated(self._run_id, _STATES.get(ending.state, "KILLED"))

@@ -15,7 +15,7 @@ class SwanLabTracker:
 
     Args:
         project: name of the SwanLab project.
-        workspace: user or organization; None is the account's own.
+        workspace: user or organization; None uses the account's own.
         mode: `online`, `local`, `offline` (files below `folder`) or `disabled`.
         folder: output folder of SwanLab.
 
@@ -63,7 +63,7 @@ class SwanLabTracker:
             self._run.log_text(key=f"{record.kind}s/{record.name or 'last'}", data=text, step=record.step)
 
     def finish(self, ending: RunEnding) -> None:
-        """Write the ending of the run, and close the experiment."""
+        """Write the outcome of the run, and close the experiment."""
         run, self._run = self._run, None
         text = "\n".join(f"{name}: {value}" for name, value in ending.summary().items())
         run.log_text(key="ending", data=text, step=self._last_step)

@@ -16,7 +16,7 @@ _PROTO = "tensorboard.compat.proto"
 
 class TensorBoardTracker:
     """A folder of event files per run, below `log_dir`: `tensorboard --logdir runs/tensorboard` shows it. A resumed run
-    writes a further file into its folder, and later points of the earlier files are no longer shown.
+    writes another file into its folder, which replaces later points of the earlier files.
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -56,7 +56,7 @@ class TensorBoardTracker:
             self._writer.flush()
 
     def finish(self, ending: RunEnding) -> None:
-        """Write the ending of the run, and close the file."""
+        """Write the outcome of the run, and close the file."""
         text = "\n".join(f"- {name}: {value}" for name, value in ending.summary().items())
         self._text("ending", text, self._last_step)
         self._writer.close()

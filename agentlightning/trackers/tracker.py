@@ -26,7 +26,7 @@ class TrackedRun:
     algorithm: str | None = None
     """Name of the algorithm's class or function."""
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Settings, by the part that they configure, as JSON data without secrets."""
+    """Settings, by the component that they configure, as JSON data without secrets."""
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
     """Versions of Python and of the main packages."""
     resumed: bool = False
@@ -41,7 +41,7 @@ class RunEnding:
     state: RunState
     """`succeeded`, `failed`, `stopped` or `interrupted`."""
     error: str | None = None
-    """Class and text of the error that ended it, without secrets; None if there was none."""
+    """Class and text of the error that ended it, without secrets; None without an error."""
     best: BestFigure | None = None
     """The best result."""
     model_path: str | None = None
@@ -58,8 +58,8 @@ class RunEnding:
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives one run after another. All calls of a run come from one thread of its own; they may be slow
-    and may raise: training continues."""
+    """Receives one run after another. All calls for a run come from a separate thread. They may be slow or raise
+    errors; training continues."""
 
     def start(self, run: TrackedRun) -> None:
         """Begin a run, or continue one."""
@@ -106,8 +106,8 @@ def flat(data: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 def numbers_of(record: RunRecord) -> dict[str, float]:
     """Return the finite numbers of a record, by their names in trackers.
 
-    A step: its figures, such as `mean_reward` and `update/loss`. An evaluation: `evaluation/NAME` and its other
-    numbers. An alarm: `alarm/NAME`, 1 when it is raised and 0 when it is over.
+    For a step: its metrics, such as `mean_reward` and `update/loss`. For an evaluation: `evaluation/NAME` and its other
+    numbers. For an alarm: `alarm/NAME`, 1 when it is raised and 0 when it is over.
     """
     if record.kind == "alarm":
         return {f"alarm/{record.name}": 0.0 if record.data.get("state") == "over" else 1.0}

@@ -15,7 +15,7 @@ class WandbTracker:
 
     Args:
         project: name of the W&B project.
-        entity: user or team; None is the account's own.
+        entity: user or team; None uses the account's own.
         mode: `online`, `offline` (files below `folder`) or `disabled`; None uses W&B's default, or `WANDB_MODE`.
         folder: output folder of W&B; None is the working directory.
         settings: settings of `wandb.Settings`, such as `{"console": "auto"}`.
@@ -62,7 +62,7 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
 
     def record(self, record: RunRecord) -> None:
-        """Log numbers against the run's own steps; a raised alarm is also a W&B alert."""
+        """Log numbers against the run's steps; a raised alarm also sends a W&B alert."""
         numbers, text = numbers_of(record), text_of(record)
         if numbers:
             self._run.log({**numbers, "step": record.step})
@@ -72,7 +72,7 @@ class WandbTracker:
             self._run.alert(title=f"{record.name} (step {record.step})", text=text)
 
     def finish(self, ending: RunEnding) -> None:
-        """Write the ending of the run into the summary, and wait until W&B has received everything."""
+        """Write the outcome of the run into the summary, and wait until W&B has received everything."""
         run, self._run = self._run, None
         for name, value in ending.summary().items():
             run.summary[f"ending/{name}"] = value

@@ -24,7 +24,7 @@ class Batch:
     attention: Tensor
     """(B, T) int64, 1 on real tokens, 0 on padding."""
     mask: Tensor
-    """(B, T) bool, true exactly on the tokens the policy produced."""
+    """(B, T) bool, true exactly on the tokens that the policy produced."""
     logprobs: Tensor
     """(B, T) float32, the engine's natural log-probability of each such token when it was sampled, else 0."""
     advantages: Tensor
@@ -66,19 +66,19 @@ def make_batch(
 ) -> Batch:
     """Return the samples as one batch.
 
-    Shapes: samples: (B,) rows, advantages: (B,) one per row.
+    Shapes: samples: (B,) rows; advantages: (B,), one per row.
 
     Args:
         weight_version: version of the weights that learn; tokens of other versions are stale. None ignores versions.
 
     Raises:
-        ValueError: There is no row, the number of advantages differs, or a row is malformed: lists of unequal length,
-            a mask on the first token (nothing precedes it), or a non-finite number. Names the rollout.
+        ValueError: there are no rows, the number of advantages differs, or a row is malformed (lists of unequal length,
+            a mask on the first token, or a non-finite number). The message names the rollout.
     """
     if not samples:
-        raise ValueError("a batch needs at least one row: every rollout of the step was excluded")
+        raise ValueError("A batch needs at least one row, but every rollout of the step was excluded")
     if len(samples) != len(advantages):
-        raise ValueError(f"one advantage per row is needed: {len(samples)} rows, {len(advantages)} advantages")
+        raise ValueError(f"Expected one advantage per row; got {len(samples)} rows and {len(advantages)} advantages")
     for sample, advantage in zip(samples, advantages, strict=True):
         _check_row(sample, advantage)
     length = max(len(sample.token_ids) for sample in samples)
@@ -126,11 +126,12 @@ def _check_row(sample: Sample, advantage: float) -> None:
     tokens, masked, logprobs = len(sample.token_ids), len(sample.mask), len(sample.logprobs)
     if not tokens == masked == logprobs:
         raise ValueError(
-            f"{where}: {tokens} tokens, {masked} mask entries and {logprobs} log-probabilities do not match"
+            f"{where}: {tokens} tokens, {masked} mask entries and {logprobs} log-probabilities; the numbers must be "
+            "equal"
         )
     if tokens == 0 or sample.mask[0]:
-        raise ValueError(f"{where}: a row starts with a token of the prompt, whose mask is 0")
+        raise ValueError(f"{where}: the first token of a row belongs to the prompt, so its mask must be 0")
     if not any(sample.mask):
-        raise ValueError(f"{where}: no token of the row came from the policy; exclude it")
+        raise ValueError(f"{where}: the row has no token of the policy; exclude it")
     if not math.isfinite(advantage) or not all(map(math.isfinite, sample.logprobs)):
         raise ValueError(f"{where}: the advantage or a log-probability is not a finite number")

@@ -1,8 +1,8 @@
-"""The checkpoints of a run on disk: written atomically, checked before use, bounded in number.
+"""The checkpoints of a run on disk: written atomically, checked before use, limited in number.
 
 A checkpoint is a folder `checkpoint-STEP`. Its files are written under another name, flushed to the disk and listed
-with their SHA-256 in `manifest.json`; then the folder is renamed. An interruption at any time does not change the
-earlier checkpoints.
+with their SHA-256 in `manifest.json`; then the folder is renamed. An interruption at any time leaves the earlier
+checkpoints unchanged.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ CHECKPOINTS: Final = "checkpoints"
 """Name of the folder with a run's checkpoints."""
 MANIFEST: Final = "manifest.json"
 FORMAT: Final = 1
-"""Version of the checkpoint format; a later release has a greater one."""
+"""Version of the checkpoint format; later releases have greater numbers."""
 _NAME: Final = re.compile(r"checkpoint-(\d+)")
 _UNFINISHED: Final = ".unfinished-"
 _REPLACED: Final = ".replaced-"
 
 
 class BrokenCheckpointError(BadRequestError):
-    """A checkpoint differs from what was written. Names the file and the difference."""
+    """A checkpoint differs from what was written. The message names the file and the difference."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    """Number of steps of the run so far."""
+    """Number of completed steps of the run."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """JSON data of its writer."""
 
@@ -63,15 +63,15 @@ class CheckpointFolder:
     """The folder that holds a run's checkpoints. One process writes to it at a time."""
 
     def __init__(self, path: str | Path, *, limit: int | None = None) -> None:
-        """Use a folder; `limit` is the number of newest checkpoints that are kept, None keeps all."""
+        """Use a folder. `limit` is the number of newest checkpoints to keep; None keeps all."""
         self.path = Path(path)
         self._limit = limit
 
     def write(self, step: int, fill: Callable[[Path], None], facts: Mapping[str, object]) -> Checkpoint:
-        """Write a checkpoint whose files `fill` writes into a folder. It replaces one of the same step.
+        """Write a checkpoint, whose files `fill` writes into a folder. It replaces a checkpoint of the same step.
 
         Raises:
-            OSError: it cannot be written, as on a full disk; nothing of it remains, and the others do not change.
+            OSError: it cannot be written, such as on a full disk; no part of it remains, and the others do not change.
         """
         private_folder(self.path)
         self.tidy()
@@ -106,15 +106,15 @@ class CheckpointFolder:
         return sorted(int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name)))
 
     def last_good(self, *, before: int | None = None) -> Checkpoint | None:
-        """Return the newest intact checkpoint of a step below `before`; None without any. Log each broken one. Changes
-        nothing, because another process may be writing a checkpoint."""
+        """Return the newest intact checkpoint of a step below `before`, or None. Log each broken one. Change nothing,
+        because another process may be writing a checkpoint."""
         for step in reversed(self.steps()):
             if before is not None and step >= before:
                 continue
             try:
                 return read_checkpoint(self.path / f"checkpoint-{step}")
             except BrokenCheckpointError as error:
-                logger.warning("%s; the one before it is used", error)
+                logger.warning("%s; using the checkpoint before it", error)
         return None
 
     def tidy(self) -> None:
@@ -132,12 +132,12 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
     """Check the files of a checkpoint and return it.
 
     Raises:
-        BadRequestError: there is no checkpoint in this folder, or a later release wrote it.
-        BrokenCheckpointError: a file is missing, truncated or changed; names it.
+        BadRequestError: the folder has no checkpoint, or a later release wrote it.
+        BrokenCheckpointError: a file is missing, truncated or changed. The message names it.
     """
     path = Path(path)
     if not path.is_dir():
-        raise BadRequestError(f"There is no checkpoint {str(path)!r}: it is no folder")
+        raise BadRequestError(f"Checkpoint {str(path)!r} does not exist or is not a folder")
     broken = f"The checkpoint {str(path)!r} is broken"
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
@@ -149,8 +149,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         raise BrokenCheckpointError(f"{broken}: {MANIFEST}: {error}") from None
     if version > FORMAT:
         raise BadRequestError(
-            f"The checkpoint {str(path)!r} has format {version}, and this release reads {FORMAT}: "
-            "use the release that wrote it, or a later one"
+            f"The checkpoint {str(path)!r} has format {version}, but this release reads format {FORMAT}. Use the "
+            "release that wrote it, or a later one"
         )
     for name, written in files.items():
         file = path / name
@@ -159,7 +159,7 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         if (size := file.stat().st_size) != written["bytes"]:
             raise BrokenCheckpointError(f"{broken}: {name} has {size} bytes instead of {written['bytes']}")
         if sha256_of(file) != written["sha256"]:
-            raise BrokenCheckpointError(f"{broken}: {name} is not what was written")
+            raise BrokenCheckpointError(f"{broken}: the content of {name} has changed")
     return Checkpoint(path, step, facts)
 
 
@@ -187,19 +187,18 @@ def _flush_folder(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """A run after a complete step."""
+    """A run after a completed step."""
 
     step: int
     weight_version: int
     digest: str
     state: Callable[[], dict[str, Any]]
-    """Function that returns the state that the loop needs to resume after this step, as JSON data."""
+    """Returns the state that the loop needs to resume after this step, as JSON data."""
 
 
 @dataclass(kw_only=True)
 class CheckpointWriter:
-    """Writes the checkpoints of a run: at a fixed interval of steps, and always at its end. Belongs to the loop; a
-    thread writes the files."""
+    """Writes the checkpoints of a run: every few steps, and always at its end. Belongs to the loop; a thread writes."""
 
     folder: CheckpointFolder
     updater: Updater
@@ -219,17 +218,17 @@ class CheckpointWriter:
         try:
             await asyncio.to_thread(self._write, completed)
         except OSError as error:
-            last = f"the last good one is of step {self.saved}" if self.saved else "there is none yet"
+            last = f"the last good one is of step {self.saved}" if self.saved else "no earlier one exists"
             alarm(f"step {completed.step}: the checkpoint could not be written to {self.folder.path} ({error}); {last}")
             return
         await self._record()
 
     async def end(self, completed: CompletedStep | None) -> None:
-        """Write the checkpoint of the last complete step, if the weights are still those after it. Also record a
-        checkpoint whose write an interruption did not await.
+        """Write the checkpoint of the last completed step, if the weights have not changed since. Also record a
+        checkpoint that was written but not recorded because of an interruption.
 
         Raises:
-            OSError: it cannot be written; the last good one does not change.
+            OSError: it cannot be written; the last good checkpoint does not change.
         """
         if completed is not None:
             self._write(completed)  # not on another thread: the end of the run may cancel a pending wait
@@ -247,7 +246,7 @@ class CheckpointWriter:
                 return
             if not self.updater.can_save(step, completed.weight_version):
                 if self.updater.weight_version != completed.weight_version:
-                    logger.warning("step %d is not saved: a later update has begun; step %d is", step, self.saved)
+                    logger.warning("step %d is not saved (a later update has begun); step %d is", step, self.saved)
                 return
             facts = {**self.run_facts, "digest": completed.digest, "weight_version": completed.weight_version}
             facts |= {**self.updater.checkpoint_facts(), "state": completed.state()}

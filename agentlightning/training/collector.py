@@ -1,10 +1,10 @@
-"""Collects the rollouts of each training step: runs and reads them, replaces groups of equal rewards, makes rows.
+"""Collects the rollouts of each training step: runs and reads them, replaces groups with equal rewards, creates rows.
 
 When the collection of a step begins, groups are started until `max_staleness + 1` times `batch_size` are in progress.
-The step takes `batch_size` of the groups that have ended, in the order of the plan. The others continue while the
-weights change (asynchronous rollouts, AReaL, arXiv:2505.24298): for `max_staleness` updates if groups end in order. A
-slower group, with a reply of older weights than that, is dropped when it ends, and another one is started in its place.
-With `max_staleness=0` a step collects its own groups and nothing is in progress between steps.
+The step uses `batch_size` of the groups that have ended, in the order of the plan. The other groups continue while the
+weights change (asynchronous rollouts, AReaL, arXiv:2505.24298), for up to `max_staleness` updates if groups end in
+order. A slower group, with a reply from older weights, is dropped when it ends, and another group is started to replace
+it. With `max_staleness=0` a step collects its own groups and nothing is in progress between steps.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from agentlightning.types import EnqueueRolloutRequest, Rollout
 
 @dataclass
 class Group:
-    """A finished group as it was read: (N,) rollouts each, in the same order."""
+    """A finished group: (N,) rollouts each, in the same order."""
 
     key: GroupKey
     evidence: list[Evidence]
     records: list[RolloutRecord]
     calls_in_hand: int
-    """Number of pending gateway calls before the group was read, without those of groups in progress."""
+    """Number of pending gateway calls before the group was read, excluding those of groups in progress."""
     waited_seconds: float
 
 
@@ -48,7 +48,7 @@ class ReadRollouts:
     evidence: list[Evidence] = field(default_factory=list[Evidence])
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
     groups: list[int] = field(default_factory=list[int])
-    """The group of each rollout; -1 for one that was enqueued once more."""
+    """The group of each rollout; -1 for a rollout that was requeued."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], size: int) -> ReadRollouts:
@@ -73,11 +73,11 @@ class StepCollector:
         self._context = context
         self._tasks = tasks
         self.endings = Endings()
-        """The endings of all rollouts of the run."""
+        """The outcomes of all rollouts of the run."""
         self.late = LateCalls()
         """The calls that may end after their step."""
         self.figures: dict[str, Any] = {}
-        """Figures of the last step, see `StepFigures.flight`. Empty without `max_staleness`."""
+        """Metrics of the last step, see `StepFigures.flight`. Empty without `max_staleness`."""
         self._plan = GroupPlan(tasks, context.settings.batch_size, context.settings.seed)
         self._plan.next = (context.resume.steps + 1, 0)
         self._running: dict[GroupKey, asyncio.Task[list[Rollout]]] = {}
@@ -106,13 +106,13 @@ class StepCollector:
         return {rollout_id for ids in self._enqueued.values() for rollout_id in ids}
 
     def is_to_come(self, rollout: Rollout) -> bool:
-        """Return whether a later step will request this rollout of an earlier start."""
+        """Return whether a later step will use this rollout of an earlier start."""
         key = key_of(rollout.metadata or {})
         is_planned = key.place >= self._plan.next and key.take == self._context.resume.take
         return key in self._interrupted or key in self._running or is_planned
 
     async def wait_for_all(self) -> None:
-        """Return when every group in progress has ended; later steps take them."""
+        """Wait until every group in progress has ended; later steps use them."""
         if self._running:
             await asyncio.wait(self._running.values())
 
@@ -146,7 +146,7 @@ class StepCollector:
             if not keys:
                 break
             replaced.update(equal[: len(keys)])
-            context.note(f"step {step}: {len(keys)} groups of equal rewards are replaced by others")
+            context.note(f"step {step}: {len(keys)} groups with equal rewards are replaced by other groups")
             others = {key: await self._next_group([key]) for key in keys}
             await self._judge(list(others.values()))
             selected += others.values()
@@ -341,8 +341,8 @@ class StepCollector:
 
 
 def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int | None:
-    """Return the age, in weight versions, of the oldest reply of the counted attempts; None without any reply with
-    known tokens. A reply without recorded weights counts as the oldest."""
+    """Return the age, in weight versions, of the oldest reply of the counted attempts; None if no reply has known
+    tokens. A reply without a recorded weight version counts as the oldest."""
 
     def may_be_trained(record: RolloutRecord, call: CallRef) -> bool:  # in rows, or waiting for its group's reward
         return record.exclusions.get(call, "no_reward") == "no_reward"
@@ -359,7 +359,7 @@ def age_of_group(records: Sequence[RolloutRecord], weight_version: int) -> int |
 def dropped_record(record: RolloutRecord, *, unjudged: bool) -> RolloutRecord:
     """Return the record of a rollout whose group is too old: its trainable calls are excluded as `too_stale`.
 
-    `unjudged`: it has no reward because its group was not judged.
+    `unjudged`: the rollout has no reward because its group was not judged.
     """
     replaced: tuple[ExclusionReason | None, ...] = (None, "no_reward") if unjudged else (None,)
     if record.verdict not in replaced:

@@ -1,4 +1,4 @@
-"""`TrainingContext`: the shared state of the parts of a run, and their reports."""
+"""`TrainingContext`: the state and the reports shared by the parts of a run."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class TrainingContext:
     rollout_config: RolloutConfig | None = None
     """The Trainer's settings of attempts, time limits and retries."""
     resources: NamedResources = field(default_factory=dict[str, ResourceUnion])
-    """Resources of agents in addition to the policy: the Trainer's `initial_resources`."""
+    """Resources that agents receive in addition to the policy: the Trainer's `initial_resources`."""
     group_reward: GroupReward | None = None
-    """Function that computes the rewards of all rollouts of a task together; None keeps their own rewards."""
+    """Function that computes the rewards of all rollouts of a task together; None keeps the rewards of the rollouts."""
     pick: Pick | None = None
     """Function that returns whether supervised fine-tuning may train on a rollout; None allows all."""
     step: int = 0
     """The current step."""
 
     def note(self, text: str, level: int = logging.INFO) -> None:
-        """Report to the run's display, and to the log if the program has one."""
+        """Report to the run's display, and to the log if the program configured logging."""
         if logger.hasHandlers() or type(self.progress) is Progress:  # else Python repeats warnings on standard error
             logger.log(level, text)
         self.progress.note(text)
@@ -65,7 +65,7 @@ class TrainingContext:
         self.recorder.alarm(alarm.step, alarm.name, alarm.text, **alarm.data())
 
     def limits(self) -> RolloutConfig:
-        """Return the time limit and the retries of a rollout."""
+        """Return the time limit and the number of retries of a rollout."""
         seconds = self.settings.rollout_timeout_seconds or self.settings.step_timeout_seconds
         return with_timeout(self.rollout_config, seconds)
 
@@ -76,5 +76,5 @@ class TrainingContext:
         name = self.settings.resource_name if self.updater.names is None else None
         resources = resources_to_publish(self.proxy, name, models, parameters, self.resources)
         update = await self.store.add_resources(resources)
-        logger.debug("resources %s serve the policy for %s", update.resources_id, purpose)
+        logger.debug("resources %s published: the policy for %s", update.resources_id, purpose)
         return update.resources_id

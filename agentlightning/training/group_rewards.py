@@ -1,4 +1,4 @@
-"""Rewards of all rollouts of a task together, such as by a judge that ranks them."""
+"""Rewards computed for all rollouts of a task together, such as by a judge that ranks them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 @runtime_checkable
 class Ranker(Protocol):
-    """A ranker of answers, such as `agl.RankingReward`."""
+    """A class that ranks answers, such as `agl.RankingReward`."""
 
     def rank(self, task: object, answers: Sequence[object]) -> Awaitable[Any]:
         """Return a value whose `rewards` are those of the answers, in their order."""
@@ -36,18 +36,18 @@ the run. An answer is the agent's conversation after its first prompt, as chat m
 Questions = Sequence[Mapping[str, object]]
 """The questions to a judge about a group, and its replies; see `Ranking.questions`."""
 _AT_ONCE = 8
-"""Number of groups that are judged, and of rewards that are written, at the same time."""
+"""Maximum number of groups judged, and of rewards written, concurrently."""
 
 
 def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
     """Check and return a group reward for groups of `size`.
 
     Raises:
-        TypeError: it is neither a ranker nor a function.
-        BadRequestError: it cannot rank this many answers.
+        TypeError: the value is neither a ranker nor a function.
+        BadRequestError: the ranker cannot rank this many answers.
     """
     if isinstance(group_reward, RankingReward) and size > MOST_ANSWERS:
-        raise BadRequestError(f"num_generations={size}: a judge ranks {MOST_ANSWERS} answers of a task at most")
+        raise BadRequestError(f"num_generations={size}: a judge ranks at most {MOST_ANSWERS} answers per task")
     if group_reward is None or isinstance(group_reward, Ranker) or callable(group_reward):
         return cast("GroupReward | None", group_reward)
     raise TypeError(
@@ -56,7 +56,7 @@ def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
 
 
 def name_of_group_reward(group_reward: GroupReward) -> str:
-    """Return the name of a group reward in the records of a run, the same in every process and without arguments."""
+    """Return the name of a group reward in the records of a run: equal in every process, without arguments."""
     if isinstance(group_reward, RankingReward):
         return repr(group_reward)
     named: Any = group_reward if hasattr(group_reward, "__qualname__") else type(group_reward)
@@ -69,8 +69,8 @@ async def with_group_rewards(
     """Return the rollouts with the rewards of their groups instead of their own, and the questions to a judge with its
     replies, by the first rollout of each group.
 
-    Only successful rollouts are judged; a policy fault keeps its reward. Rollouts of a group whose judge failed have no
-    reward, rather than a low one, and `note` is called once. Rollouts without a group (number -1) have no reward.
+    Only successful rollouts are judged; a policy fault keeps its reward. If the judge of a group fails, the rollouts of
+    the group have no reward (not a low one), and `note` is called once. Rollouts without a group (-1) have no reward.
     """
     members: dict[int, list[int]] = {}
     for place, (one, group) in enumerate(zip(collected, groups, strict=True)):
@@ -84,7 +84,7 @@ async def with_group_rewards(
         rewards: Sequence[float | None] = [None] * len(places)
         try:
             if not any(answers):
-                raise ServiceError("no words of theirs were recorded")
+                raise ServiceError("none of their replies was recorded as text")
             async with slots:
                 rewards, questions = await _rewards(group_reward, first.input, answers)
             if questions:
@@ -100,15 +100,15 @@ async def with_group_rewards(
     if failed:
         tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
         rollouts = sum(count for count, _ in failed)
-        note(f"{rollouts} rollouts of {tasks} have no reward, since they were not judged: {failed[0][1]}")
+        note(f"{rollouts} rollouts of {tasks} have no reward because they were not judged: {failed[0][1]}")
     return judged, questions_by_rollout
 
 
 async def store_group_rewards(
     store: LightningStore, judged: Sequence[Evidence], asked: Mapping[str, Questions]
 ) -> None:
-    """Write the rewards of `with_group_rewards` to the attempts, where lists and pages read them, and the questions to
-    the judge with its replies as annotations of the first rollout of each group."""
+    """Store the rewards of `with_group_rewards` with the attempts, where lists and pages read them. Store the questions
+    to the judge and its replies as annotations of the first rollout of each group."""
     latest = {one.rollout.rollout_id: one.latest for one in judged}
     spans = [
         _annotation(attempt, flatten_attributes({"judge": question}), sequence_id=-1)
@@ -161,8 +161,8 @@ async def _rewards(group_reward: GroupReward, task: object, answers: Sequence[ob
     numbers = [as_reward(reward) for reward in rewards] if isinstance(rewards, (list, tuple)) else []
     if len(numbers) != len(answers) or None in numbers:
         raise BadRequestError(
-            f"group_reward must give {len(answers)} finite numbers, one per answer; it gave {result!r}. Each must be "
-            f"{USABLE_REWARD}"
+            f"group_reward must return {len(answers)} finite numbers, one per answer; it returned {result!r}. Each "
+            f"must be {USABLE_REWARD}"
         )
     return cast("list[float]", numbers), result.questions if isinstance(result, Ranking) else ()
 

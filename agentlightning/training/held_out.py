@@ -25,8 +25,8 @@ class HeldOut:
         return bool(self._tasks) and (last or bool(every and step % every == 0))
 
     async def measure(self, step: int, *, greedy: bool, earlier: Sequence[Evaluation] = ()) -> list[Evaluation]:
-        """Run the tasks at the training temperature and, if requested, greedily; record and return the evaluations in
-        this order, none without a task. `earlier`: the evaluations of the run so far."""
+        """Run the tasks at the training temperature and, if requested, greedily. Record and return the evaluations in
+        this order; an empty list without tasks. `earlier`: the evaluations of the run so far."""
         if not self._tasks:
             return []
         context = self._context
@@ -38,8 +38,8 @@ class HeldOut:
         await context.updater.after_evaluation(step, evaluations[0], context.store)
         if context.group_reward is not None and all(e.failed == len(e.rewards) for e in evaluations):
             context.alarm(
-                "no held-out rollout has a reward: group_reward compares the rollouts of a task, and a held-out task "
-                "has one. Let the agent return a number too, or give the Trainer a reward_fn, or leave val_dataset out",
+                "No held-out rollout has a reward: group_reward compares the rollouts of a task, but a held-out task "
+                "has only one. Return a number from the agent, pass a reward_fn to the Trainer, or omit val_dataset",
                 "held_out_without_reward",
             )
         context.note(f"held-out after {context.updater.weight_version} updates: {', '.join(map(str, evaluations))}")

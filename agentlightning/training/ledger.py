@@ -1,14 +1,14 @@
-"""The training ledger: the ending of every model call of a training step, trained or excluded with a reason.
+"""The training ledger: the outcome of every model call of a training step, trained or excluded with a reason.
 
-The rules of `read_rollout`, in the order in which they apply; the first that gives a reason counts.
+The rules of `read_rollout`, in the order in which they apply; the first rule with a reason counts.
 
 1. A rollout that was not sampled for training trains nothing.
 2. Only the latest attempt counts: calls of older ones are `superseded_attempt`, those that the store marked `stale`.
-3. A call that is no turn of the agent's work is a `helper`; the adapter decides which calls are.
-4. A call that gave the agent no answer, or by its nature generates nothing, is excluded according to its ending.
-5. The attempt's outcome decides (`attempt_verdict`), then the reward: a missing one is never filled in.
-6. A scored attempt with a finally refused call (`refused_for_good`) trains nothing unless requested.
-7. A rollout without any call of the policy has nothing to train (`no_call`); its calls have the reasons of the others.
+3. A call that is not a turn of the agent's task is a `helper`; the adapter decides which calls are helpers.
+4. A call that returned no reply to the agent, or that never generates text, is excluded according to its outcome.
+5. The attempt's outcome decides (`attempt_verdict`), then the reward: a missing reward is never filled in.
+6. A scored attempt with a finally refused call (`refused_for_good`) trains nothing, unless requested.
+7. A rollout without any call of the policy has nothing to train (`no_call`); its calls have reasons by other rules.
 8. A call of another policy is `not_selected`.
 9. A call that has no token ids, or not one log-probability per token, cannot be trained (`unusable`).
 10. The adapter selects among the remaining calls.
@@ -91,17 +91,17 @@ class RolloutRecord:
 
     rollout_id: str
     attempt_id: str | None
-    """The latest attempt; None if nobody claimed the rollout."""
+    """The latest attempt; None if no runner claimed the rollout."""
     outcome: Outcome | None
     """Outcome of the latest attempt."""
     verdict: ExclusionReason | None
-    """The reason for excluding the whole rollout from training; None if its calls may be trained."""
+    """The reason for excluding the full rollout from training; None if its calls may be trained."""
     reward: float | None
     """The final reward of the latest attempt, also of rollouts that are not trained (evaluation)."""
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
-    """The dimensions of that reward by name; empty if it has only one, without a name."""
+    """The dimensions of that reward by name; empty if it has only one dimension, without a name."""
     reading: SampleReading = field(default_factory=lambda: SampleReading([], []))
-    """The rows, and the cause of each row's beginning."""
+    """The rows, and the reason why each row begins."""
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
@@ -119,7 +119,7 @@ class RolloutRecord:
         return self.reading.seam_counts()
 
     def explain(self, decode: Decode | None = None) -> Explanation:
-        """Return the ending of each call, in a printable form. `decode` also shows tokens at seams as text."""
+        """Return the outcome of each call as text. With `decode`, tokens at seams are also shown as text."""
         return explain_calls(self.rollout_id, self.calls, [self.reading], self.exclusions, decode)
 
 
@@ -135,11 +135,11 @@ def read_rollout(
 ) -> RolloutRecord:
     """Return the record of a rollout for a training step. `spans` are those of all its attempts.
 
-    `decode` turns token ids into their text: see `samples_from_calls`. With `train_refused` a rollout with a finally
-    refused call is trained. `policies` are those that learn, if there are several: each row belongs to one of them.
+    `decode` converts token ids to text: see `samples_from_calls`. With `train_refused`, a rollout with a finally
+    refused call is trained. `policies`: the policies that learn, if there are several; each row belongs to one of them.
 
     Raises:
-        LedgerError: the adapter made a triplet that names no recorded call, or changed the tokens of one.
+        LedgerError: the adapter returned a triplet of a call that is not recorded, or changed the tokens of a call.
     """
     rules = _Rules(rollout, attempts, spans, adapter or TracerTraceToTriplet(), train_refused, policies)
     exclusions: dict[CallRef, ExclusionReason] = {
@@ -211,7 +211,7 @@ class _Rules:
         )
 
     def without_row(self, call: ModelCall, unknown: Collection[CallRef]) -> ExclusionReason:
-        """Apply rules 8 to 10 to a call that is in no row; agents of the `unknown` calls cannot be told apart."""
+        """Apply rules 8 to 10 to a call that is in no row; the agents of `unknown` calls cannot be distinguished."""
         return self.rule_8_policy(call) or unusable(call) or self.rule_10_selection(call, unknown)
 
     # --- the rules ---------------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class _Rules:
         return REFUSED_CALL if not self._train_refused and not is_fault and refused_for_good(self._work) else None
 
     def rule_7_no_call(self, reading: SampleReading) -> ExclusionReason | None:
-        """A user's own adapter selects freely, so that there may be rows without a call of the policy."""
+        """A custom adapter may select rows without a call of the policy."""
         has_call = any(call.ref not in self._others for call in self._work)
         return None if has_call or reading.samples else "no_call"
 
@@ -260,7 +260,7 @@ class _Rules:
         return "unknown_agent" if call.ref in unknown else "not_selected"
 
     def select(self, candidates: Sequence[ModelCall]) -> tuple[dict[CallRef, ModelCall], Collection[CallRef]]:
-        """Return the calls that the adapter selects for rows, and those of agents that it cannot tell apart."""
+        """Return the calls that the adapter selects for rows, and the calls of agents that it cannot distinguish."""
         if not candidates:
             return {}, ()
         agent_spans = without_calls(self.counted, [call for call in self._own if call.ref in self._helpers])
@@ -280,8 +280,8 @@ class _Rules:
 def attempt_verdict(attempt: Attempt) -> ExclusionReason | None:
     """Return the reason for excluding a rollout with this latest attempt; None if its outcome allows training.
 
-    Only `scored` and `policy_fault` allow it. A successful attempt under a runner that states no outcome is also
-    allowed: its reward decides.
+    Only `scored` and `policy_fault` allow it. A successful attempt without an outcome is also allowed: its reward
+    decides.
     """
     if attempt.outcome in ("scored", "policy_fault"):
         return None
@@ -308,7 +308,7 @@ def counted_spans(spans: Sequence[Span], latest: Attempt | None) -> list[Span]:
 def refusal_of(attempt: Attempt, spans: Sequence[Span]) -> str | None:
     """Return `refused_call` for an attempt that was scored although one of its calls was finally refused.
 
-    None for every other attempt, and for one that already has a reason: only the user declares a fault of the policy.
+    None for every other attempt, and for one that already has a reason: only the user can declare a policy fault.
     `spans` are those of the attempt that were not late.
     """
     scored = attempt.outcome == "scored" or (attempt.outcome is None and attempt.status == "succeeded")
@@ -331,18 +331,17 @@ class Trained:
     row: int
     """Index of its row in the step's batch."""
     tokens: int
-    """Number of its trained tokens: all that the policy produced in it."""
+    """Number of its trained tokens: all tokens that the policy produced in the call."""
     advantage: float
-    """The factor of its tokens in the loss; with a critic (PPO) the reward of its rollout, from which the advantage of
-    each token is computed."""
+    """Advantage of its tokens in the loss; with a critic (PPO), the reward of its rollout instead."""
     weight_version: int
     """Version of the weights that served the call."""
     constrained_by: tuple[str, ...] = ()
-    """Settings that changed the distribution of its tokens from the one that learns."""
+    """Sampling settings that changed the distribution of its tokens from the learner's."""
 
 
 CallEnding = Trained | ExclusionReason
-"""The ending of one call: part of the update, or the reason for its exclusion."""
+"""The outcome of one call: part of the update, or the reason for its exclusion."""
 
 
 @explain_fields
@@ -358,12 +357,12 @@ class LedgerSummary:
     excluded: dict[ExclusionReason, int]
     """Number of excluded calls by reason, the most frequent first."""
     constrained: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of constrained trained calls by the constraining setting, the most frequent first; a call may count under
-    several. Their log-probabilities are those of the unconstrained model."""
+    """Number of trained calls with a constrained distribution by setting, the most frequent first; a call may count
+    under several settings. Their log-probabilities are those of the unconstrained model."""
 
 
 class Ledger:
-    """The ledger of one training step. Belongs to the loop that runs the step; not for several threads."""
+    """The ledger of one training step. Belongs to the loop that runs the step; not thread-safe."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -371,24 +370,24 @@ class Ledger:
         self._endings: dict[CallRef, list[CallEnding]] = {}
 
     def add(self, record: RolloutRecord) -> None:
-        """Capture the calls of a rollout and enter those that are already excluded."""
+        """Capture the calls of a rollout and record those that are already excluded."""
         self.capture(record.calls)
         for ref, reason in record.exclusions.items():
             self._enter(ref, reason)
 
     def capture(self, calls: Iterable[ModelCall]) -> None:
-        """Enter each call, without an ending yet.
+        """Record each call, without an outcome yet.
 
         Raises:
             LedgerError: a call was captured before.
         """
         for call in calls:
             if call.ref in self._calls:
-                raise LedgerError(f"step {self.step}: {_name(call.ref)} was captured twice; add each rollout once")
+                raise LedgerError(f"step {self.step}: {_name(call.ref)} was captured twice. Add each rollout only once")
             self._calls[call.ref] = call
 
     def train(self, sample: Sample, *, row: int, advantage: float) -> None:
-        """Enter the calls of a row as trained.
+        """Record the calls of a row as trained.
 
         Raises:
             LedgerError: the numbers of trained tokens of the row and of its calls differ.
@@ -397,15 +396,15 @@ class Ledger:
         tokens = {ref: len(self._calls[ref].completion_token_ids) for ref in refs if ref in self._calls}
         if len(tokens) == len(refs) and sum(tokens.values()) != sum(sample.mask):
             raise LedgerError(
-                f"step {self.step}: row {row} of rollout {sample.rollout_id} trains {sum(sample.mask)} tokens, "
-                f"its {len(refs)} model calls have {sum(tokens.values())}"
+                f"step {self.step}: row {row} of rollout {sample.rollout_id} trains {sum(sample.mask)} tokens, but its "
+                f"{len(refs)} model calls have {sum(tokens.values())}"
             )
         for ref, version in zip(refs, sample.weight_versions, strict=True):
             constrained_by = self._calls[ref].constrained_by if ref in self._calls else ()
             self._enter(ref, Trained(row, tokens.get(ref, 0), advantage, version, constrained_by))
 
     def exclude(self, calls: Iterable[CallRef] | Sample, reason: ExclusionReason) -> None:
-        """Enter calls, or all calls of a row, as excluded."""
+        """Record calls, or all calls of a row, as excluded."""
         for ref in calls.call_refs() if isinstance(calls, Sample) else calls:
             self._enter(ref, reason)
 
@@ -414,15 +413,14 @@ class Ledger:
         return list(self._calls.values())
 
     def endings(self) -> dict[CallRef, CallEnding]:
-        """Return the ending of each call that has exactly one."""
+        """Return the outcome of each call that has exactly one."""
         return {ref: endings[0] for ref, endings in self._endings.items() if len(endings) == 1}
 
     def close(self) -> LedgerSummary:
         """Return the counts.
 
         Raises:
-            LedgerError: a call is neither trained nor excluded, is both or is entered twice, or was never captured;
-                names the calls.
+            LedgerError: a call is neither trained nor excluded, is recorded more than once, or was never captured.
         """
         self._check()
         endings = self.endings().values()
@@ -451,7 +449,7 @@ class Ledger:
         if wrong:
             more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
             raise LedgerError(
-                f"step {self.step}: {len(wrong)} of {len(self._calls)} model calls do not add up: "
+                f"step {self.step}: {len(wrong)} of {len(self._calls)} model calls have no consistent outcome: "
                 + "; ".join(wrong[:_NAMED_AT_MOST])
                 + more
             )

@@ -1,7 +1,7 @@
-"""The form of a run's ledger records, and their check: the ending of each model call, and the numbers of its loss.
+"""The format of a run's ledger records, and their check: the outcome of each model call, and the values of its loss.
 
-There is one record for each rollout and step; its name is the rollout's id. Calls that ended after their step had
-closed are in a record of the step that noticed them (`late`). `recording.py` makes them. Needs neither torch nor numpy.
+Each rollout and step has one record, named after the rollout's id. Calls that ended after their step had closed are in
+a record of the step that detected them (`late`). `recording.py` creates the records. Requires neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentlightning.types import Rollout
 Dtype = Literal["f32", "i32", "u8"]
 
 _CODES: dict[str, str] = {"f32": "f", "i32": "i", "u8": "B"}
-"""Type codes of `array`; an `i` has four bytes wherever Python 3.11 runs."""
+"""Type codes of `array`; an `i` has four bytes on every platform of Python 3.11."""
 _PLAIN = ("row", "vocabulary", "length", "policy")
 DTYPES: dict[str, Dtype] = {"tokens": "i32", "mask": "u8", "clipped": "u8"}
 """Types of the packed fields that are not f32."""
@@ -33,23 +33,23 @@ _NAMED_AT_MOST = 20
 
 
 class Packed(TypedDict):
-    """A list of numbers in an exact JSON form, a third of the size of decimal digits."""
+    """A list of numbers in an exact JSON format, a third of the size of decimal digits."""
 
     dtype: Dtype
-    """`f32`: IEEE 754 single precision. `i32`: signed. `u8`: unsigned, of masks and decisions."""
+    """`f32`: IEEE 754 single precision. `i32`: signed integers. `u8`: unsigned 8-bit integers (masks, flags)."""
     data: str
-    """The numbers one after another, little-endian, in base64: `numpy.frombuffer(base64.b64decode(data), "<f4")`."""
+    """The numbers in order, little-endian, in base64: `numpy.frombuffer(base64.b64decode(data), "<f4")`."""
 
 
 class LedgerCall(TypedDict):
-    """The ending of one model call: the `reason` of an exclusion, or the figures of a trained call."""
+    """The outcome of one model call: the `reason` of an exclusion, or the values of a trained call."""
 
     call_id: str
     attempt_id: str
     ending: str
     """`trained` or `excluded`."""
     reason: str | None
-    """Out of the closed list."""
+    """Reason of the exclusion, from the closed list."""
     row: int | None
     """Index of its row in the step's batch."""
     tokens: int
@@ -63,7 +63,7 @@ class LedgerCall(TypedDict):
 
 
 class LedgerRow(TypedDict, total=False):
-    """One token row of a rollout, with the numbers of the loss. T tokens, of which N are trained.
+    """One token row of a rollout, with the values of the loss. The row has T tokens, of which N are trained.
 
     `tokens`, `mask`: (T,), all others (N,) in the order of the trained tokens.
     """
@@ -73,7 +73,7 @@ class LedgerRow(TypedDict, total=False):
     vocabulary: str | None
     """Id of the table with the text of each token id."""
     policy: str
-    """The policy that learns from it, if the run has several."""
+    """The policy that learns from the row, if the run has several policies."""
     length: int
     """T."""
     tokens: Packed
@@ -83,29 +83,29 @@ class LedgerRow(TypedDict, total=False):
     engine_logprobs: Packed
     """The engine's natural log-probability of each token when it was sampled."""
     trainer_logprobs: Packed
-    """The learner's, before the first optimizer step."""
+    """The learner's log-probability of each token, before the first optimizer step."""
     entropy: Packed
-    """Entropy of the learner's distribution there, in nats."""
+    """Entropy of the learner's distribution at each token, in nats."""
     ratio: Packed
-    """Learner's probability over the one that it is compared with (by default the engine's), unbounded."""
+    """Learner's probability divided by the one that it is compared with (by default the engine's), before clipping."""
     clipped: Packed
-    """The bound that limits the ratio: 0 none, 1 the lower, 2 the upper, 3 `delta`."""
+    """The limit that clips the ratio: 0 none, 1 the lower, 2 the upper, 3 `delta`."""
     weight: Packed
     """Weight of the token in the sum of the loss."""
     correction: Packed
-    """For the difference of engine and learner; 1 without `importance_sampling_correction`."""
+    """Importance weight for the difference of engine and learner; 1 without `importance_sampling_correction`."""
     kl: Packed
-    """Divergence from the reference, before `beta`; 0 without."""
+    """Divergence from the reference, before `beta`; 0 without a reference."""
     advantage: Packed
     """Advantage of the token."""
     value: Packed
-    """Critic's value of the state before the token, before the step; if there is a critic."""
+    """Critic's value of the state before the token, before the step; only with a critic."""
     returns: Packed
-    """Target of that value; if there is a critic."""
+    """Target of that value; only with a critic."""
 
 
 class LedgerEntry(TypedDict, total=False):
-    """The data of a record: the ending of one rollout in one step."""
+    """The data of a record: the outcome of one rollout in one step."""
 
     rollout_id: str
     attempt_id: str | None
@@ -113,16 +113,16 @@ class LedgerEntry(TypedDict, total=False):
     reward: float | None
     outcome: str | None
     verdict: str | None
-    """Reason for excluding the whole rollout; None if its calls may be trained."""
+    """Reason for excluding the full rollout; None if its calls may be trained."""
     group: int | None
     """Number of its task within the step."""
     advantage: float | None
-    """Advantage of the rollout, if it is trained."""
+    """Advantage of the rollout; only if it is trained."""
     weight_versions: list[int]
     """Versions of the weights that served its calls, each once."""
     calls: list[LedgerCall]
     rows: list[LedgerRow]
-    """If token figures are recorded: see the setting `record_tokens`."""
+    """Present if token values are recorded; see the setting `record_tokens`."""
     late: bool
     """Calls that ended after the step of their rollout had closed."""
 
@@ -136,10 +136,10 @@ def numbers_of(row: LedgerRow) -> dict[str, array[Any]]:
 
 
 def pack(values: Sequence[float] | array[Any], dtype: Dtype) -> Packed:
-    """Return the values (a list or a numpy array) in packed form. `f32` rounds, and keeps NaN and infinity.
+    """Return the values (a list or a numpy array) in packed format. `f32` rounds, and keeps NaN and infinity.
 
     Raises:
-        OverflowError: a whole number does not fit the type.
+        OverflowError: an integer is out of the range of the type.
     """
     sequence = cast("Any", values)
     numbers = array(_CODES[dtype], sequence.tolist() if hasattr(sequence, "tolist") else sequence)
@@ -152,13 +152,13 @@ def unpack(packed: object) -> array[Any]:
     """Return the numbers of a packed list as an `array`, which supports the buffer protocol.
 
     Raises:
-        ValueError: it is not a packed list; names the error.
+        ValueError: the value is not a packed list. The message describes the error.
     """
     if not isinstance(packed, dict):
-        raise ValueError(f"packed numbers are {{'dtype': ..., 'data': ...}}; got {type(packed).__name__}")
+        raise ValueError(f"packed numbers must be {{'dtype': ..., 'data': ...}}; got {type(packed).__name__}")
     dtype, data = packed.get("dtype"), packed.get("data")
     if dtype not in _CODES or not isinstance(data, str):
-        raise ValueError(f"dtype must be one of {', '.join(_CODES)} and data a text; got {dtype!r}, {type(data)}")
+        raise ValueError(f"dtype must be one of {', '.join(_CODES)} and data a string; got {dtype!r}, {type(data)}")
     numbers: array[Any] = array(_CODES[dtype])
     try:
         numbers.frombytes(base64.b64decode(data, validate=True))
@@ -198,7 +198,7 @@ class LedgerCheck:
 
     @property
     def adds_up(self) -> bool:
-        """True if each call has exactly one ending, and each row has the tokens of its calls."""
+        """True if each call has exactly one outcome, and each row has the tokens of its calls."""
         return not self.wrong_count
 
     def fault(self, text: str) -> None:
@@ -209,10 +209,10 @@ class LedgerCheck:
 
 
 async def check_ledger(store: LightningStore, run_id: str) -> LedgerCheck:
-    """Check that every model call of a run's training rollouts has exactly one recorded ending.
+    """Check that every model call of a run's training rollouts has exactly one recorded outcome.
 
-    Reads only the records and the spans, one rollout at a time, so that the size of the run does not matter. A running
-    run has calls whose step has not closed: check it when it has ended.
+    Reads only the records and the spans, one rollout at a time, so memory use does not depend on the size of the run.
+    Check a run after it has ended: before, it has calls whose step has not closed.
     """
     check = LedgerCheck()
     async for page in pages_of(store.query_rollouts, run_id=run_id or None, sort_by="start_time", limit=_PAGE):
@@ -238,10 +238,10 @@ async def _check_rollout(store: LightningStore, run_id: str, rollout: Rollout, c
         ends = endings.get(ref, [])
         name = f"call {ref.call_id} (rollout {ref.rollout_id}, attempt {ref.attempt_id})"
         if not ends:
-            check.fault(f"{name} has no recorded ending")
+            check.fault(f"{name} has no recorded outcome")
             continue
         if len(ends) > 1:
-            check.fault(f"{name} has {len(ends)} endings, in steps {', '.join(str(step) for step, _ in ends)}")
+            check.fault(f"{name} has {len(ends)} outcomes, in steps {', '.join(str(step) for step, _ in ends)}")
         check.without_span += ref not in captured
         _, call = ends[0]
         if call["ending"] == "trained":
@@ -264,8 +264,8 @@ def _check_rows(where: str, entry: LedgerEntry, check: LedgerCheck) -> None:
             check.fault(f"{where}: row {number} cannot be read: {error}")
             continue
         if calls and trained != expected:  # the calls of a step that was skipped are in no row
-            check.fault(f"{where}: row {number} trains {trained} tokens, its calls have {expected}")
+            check.fault(f"{where}: row {number} trains {trained} tokens, but its calls have {expected}")
         lengths = {name: row.get("length") if name in ("tokens", "mask") else trained for name in numbers}
         short = [name for name, values in numbers.items() if len(values) != lengths[name]]
         if short:
-            check.fault(f"{where}: row {number} has another length in: {', '.join(short)}")
+            check.fault(f"{where}: row {number} has a wrong number of values in: {', '.join(short)}")

@@ -1,6 +1,6 @@
-"""The losses of the policy in one table, `LOSSES`: the settings and the objective read all that differs between them.
+"""The losses of the policy in one table, `LOSSES`, from which the settings and the objective read all differences.
 
-In the formulas `r` is the ratio of a token, `A` its advantage and `p` its probability. Needs no torch to import.
+In the formulas `r` is the ratio of a token, `A` its advantage and `p` its probability. Does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RatioLimits(NamedTuple):
     high: float
     """Largest ratio that counts."""
     delta: float | None
-    """Largest ratio that counts where the advantage is negative; None is no limit."""
+    """Largest ratio that counts if the advantage is negative; None is no limit."""
 
 
 Formula = Callable[["Tensor", "Tensor", "Tensor", RatioLimits], "tuple[Tensor, Tensor]"]
@@ -33,7 +33,7 @@ returns the loss of each token and the limit that counted (uint8; 0: none, 1: lo
 
 
 def clipped_ratio(ratio: Tensor, advantages: Tensor, logprobs: Tensor, limits: RatioLimits) -> tuple[Tensor, Tensor]:
-    """Return `-min(r A, clip(r, low, high) A)`: PPO, arXiv:1707.06347, equation 7; with two bounds, DAPO,
+    """Return `-min(r A, clip(r, low, high) A)`: PPO, arXiv:1707.06347, equation 7; with two limits, DAPO,
     arXiv:2503.14476, equation 10. With delta `-min(min(r, delta) A, clip(r, low, high) A)`: dual clip,
     arXiv:1912.09729; two-sided clip, arXiv:2505.07291."""
     below = (ratio < limits.low) & (advantages < 0)
@@ -61,18 +61,18 @@ def cross_entropy(ratio: Tensor, advantages: Tensor, logprobs: Tensor, limits: R
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """All that distinguishes one loss from the others."""
+    """The properties that distinguish one loss from the others."""
 
     formula: Formula = clipped_ratio
     aggregation: Aggregation
     """Default of the setting `aggregation`."""
     ratio_of: Literal["token", "row"] = "token"
-    """`row`: each token has the ratio of its row, the geometric mean of its tokens', and its own gradient. A penalty
-    per token is then not unbiased, so that `use_bias_correction_kl` is refused."""
+    """`row`: each token has the ratio of its row (the geometric mean of the ratios of its tokens) and its own gradient.
+    A penalty per token is then biased, so `use_bias_correction_kl` is rejected."""
     high_is_ratio: bool = False
     """Whether `epsilon_high` is the largest ratio itself (at least 1), and 0 the smallest one."""
     takes_delta: bool = True
-    """Whether `delta` has a meaning; else it is refused."""
+    """Whether `delta` is supported."""
 
     def limits(self, epsilon: float, epsilon_high: float, delta: float | None) -> RatioLimits:
         """Return the ratios that count."""

@@ -1,4 +1,4 @@
-"""The lookup of a trained model, and its export in the formats of other programs: merged, adapter, GGUF."""
+"""Finds a trained model and exports it in the formats of other programs: merged, adapter, GGUF."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class TrainedModel:
 
     path: Path
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Facts of its checkpoint; empty for the folder of a plain transformers model."""
+    """Metadata of its checkpoint; empty for the folder of a plain transformers model."""
 
     @property
     def has_adapter(self) -> bool:
@@ -42,20 +42,20 @@ class TrainedModel:
         """Load the model.
 
         Raises:
-            BadRequestError: the model below its adapter is not the one that it was trained on.
+            BadRequestError: the base model of its adapter is not the one that it was trained on.
         """
         settings = self.facts.get("settings", {})
         if "trl" in settings and self.has_adapter:
             raise BadRequestError(
-                f"The adapter in {str(self.path)!r} was trained by TRL: peft reads it as it is, and the folder model "
-                "of its run holds the model with the adapter added"
+                f"The adapter in {str(self.path)!r} was trained by TRL. Load it with peft, or use the folder model/ of "
+                "its run, which has the model merged with the adapter"
             )
         if not self.facts or "trl" in settings:
             return Policy.load(self.path)
         if self.has_adapter and fingerprint_of(settings["model"]) != self.facts["model_files"]:
             raise BadRequestError(
-                f"The adapter in {str(self.path)!r} was trained on model={settings['model']!r}, whose files are not "
-                "there, or are not what they were"
+                f"The adapter in {str(self.path)!r} was trained on model={settings['model']!r}, whose files are "
+                "missing or have changed"
             )
         policy = Policy.load(model_in(self.path, settings["model"]), lora=settings["lora"], seed=settings["seed"])
         restore_policy(policy, self.path, weight_version=self.facts["weight_version"], digest=self.facts["digest"])
@@ -66,7 +66,7 @@ def trained_in(folder: str | Path) -> TrainedModel:
     """Return the trained model in a folder: a checkpoint, a run (its newest good checkpoint), or a model.
 
     Raises:
-        BadRequestError: it is none of these, or broken, or holds several policies.
+        BadRequestError: the folder is none of these, is broken, or holds several policies.
     """
     path = Path(folder)
     is_checkpoint = (path / MANIFEST).is_file()
@@ -75,13 +75,14 @@ def trained_in(folder: str | Path) -> TrainedModel:
         if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
             return TrainedModel(path)
         raise BadRequestError(
-            f"{str(path)!r} is no checkpoint, no folder of a run that has one, and no folder of a transformers model"
+            f"{str(path)!r} is not a checkpoint, the folder of a run with a checkpoint, or the folder of a "
+            "transformers model"
         )
     if names := checkpoint.facts.get("digests"):
         models = Path(checkpoint.facts["folder"]) / "model"
         raise BadRequestError(
-            f"{str(checkpoint.path)!r} holds several policies: {', '.join(names)}. Name the model of one, which the "
-            f"end of the run has written: {str(models / next(iter(names)))!r}"
+            f"{str(checkpoint.path)!r} holds several policies: {', '.join(names)}. Use the model of one policy, which "
+            f"the run writes at its end: {str(models / next(iter(names)))!r}"
         )
     return TrainedModel(checkpoint.path, checkpoint.facts)
 
@@ -91,19 +92,19 @@ async def trained_by(store: LightningStore, run_id: str) -> TrainedModel:
 
     Raises:
         NotFoundError: the store has no such run, or the run has no checkpoint.
-        BadRequestError: it is not on this machine, or broken.
+        BadRequestError: the checkpoint is not on this machine, or is broken.
     """
     record = await RunLog(store, run_id).latest("checkpoint")
     if record is None:
-        raise NotFoundError(f"The store knows no checkpoint of a run {run_id!r}; agl runs list shows its runs")
+        raise NotFoundError(f"The store has no checkpoint of run {run_id!r}. To list its runs: agl runs list")
     return _trained_by(run_id, record.data["path"])
 
 
 def _trained_by(run_id: str, path: str) -> TrainedModel:
     if not os.path.isdir(path):
         raise BadRequestError(
-            f"The newest checkpoint of run {run_id!r} was written to {path!r}, where no folder is now. If it was "
-            "moved, give its folder, or that of the run, in place of the run's id"
+            f"The newest checkpoint of run {run_id!r} was written to {path!r}, which does not exist. If it was "
+            "moved, pass the folder of the checkpoint or of the run instead of the run's id"
         )
     return trained_in(path)
 
@@ -115,15 +116,15 @@ def export(trained: TrainedModel, form: ExportFormat, out: str | Path) -> list[s
     for llama.cpp and others, with the weights in their own precision.
 
     Raises:
-        BadRequestError: the folder is not empty, or the model cannot be written in this format; gives the reason.
+        BadRequestError: the folder is not empty, or the model cannot be written in this format (with the reason).
         MissingExtraError: the package `gguf` is not installed.
     """
     place = Path(out)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise BadRequestError(f"{str(place)!r} is there already and not empty; choose another place")
+        raise BadRequestError(f"{str(place)!r} already exists and is not empty. Choose another folder")
     if form == "adapter" and not trained.has_adapter:
         raise BadRequestError(
-            f"{str(trained.path)!r} has no adapter: all weights were trained; use the format 'merged'"
+            f"{str(trained.path)!r} has no adapter because all weights were trained. Use the format 'merged'"
         )
     private_folder(place.absolute().parent)
     unfinished = place.absolute().parent / f".{place.name}.unfinished"
@@ -173,13 +174,13 @@ _WAY_OUT = "Export it as 'merged' and convert that with convert_hf_to_gguf.py of
 def write_gguf(model: PreTrainedModel, file: Path) -> None:
     """Write a model of the Llama architecture as a GGUF file, with the writer of the package `gguf`.
 
-    The weights keep their precision: float32 as F32, bfloat16 as BF16; llama.cpp's own tool quantizes. The file has no
-    vocabulary (`no_vocab`), so its input and output are token ids: GGUF only names the splitting rules of well-known
-    tokenizers, and a similar but wrong name would split text differently.
-    Source: the GGUF specification, and `LlamaModel` in llama.cpp's `convert_hf_to_gguf.py` for names and row order.
+    The weights keep their precision: float32 as F32, bfloat16 as BF16. To quantize, use llama.cpp's tool. The file has
+    no vocabulary (`no_vocab`), so its input and output are token ids: GGUF has names only for the splitting rules of
+    well-known tokenizers, and a similar but wrong name would split text differently. Source: the GGUF specification,
+    and `LlamaModel` in llama.cpp's `convert_hf_to_gguf.py` for names and row order.
 
     Raises:
-        BadRequestError: its architecture, or something in it, cannot be written; names it.
+        BadRequestError: the architecture, or a part of it, is not supported. The message names it.
         MissingExtraError: the package `gguf` is not installed.
     """
     config: Any = model.config
@@ -227,7 +228,8 @@ def write_gguf(model: PreTrainedModel, file: Path) -> None:
 def _check_is_writable(config: Any, rope_type: str) -> None:
     if config.model_type != "llama":
         raise BadRequestError(
-            f"GGUF files are written of models of the Llama architecture; this one is {config.model_type!r}. {_WAY_OUT}"
+            f"Only models of the Llama architecture can be written as GGUF; this one is {config.model_type!r}. "
+            f"{_WAY_OUT}"
         )
     refused = {
         f"rope_type {rope_type!r}": rope_type != "default",
@@ -237,7 +239,7 @@ def _check_is_writable(config: Any, rope_type: str) -> None:
     }
     if reasons := [name for name, is_so in refused.items() if is_so]:
         raise BadRequestError(
-            f"This Llama model has {' and '.join(reasons)}, which is not written as GGUF here. {_WAY_OUT}"
+            f"This Llama model has {' and '.join(reasons)}, which is not supported for GGUF here. {_WAY_OUT}"
         )
 
 

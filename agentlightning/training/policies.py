@@ -58,7 +58,7 @@ class PolicyUpdater(Updater):
         checkpoint: Checkpoint | None,
         stack: AsyncExitStack,
     ) -> PolicyUpdater:
-        """Load the policies and start their engines, which `stack` stops; see `load_policies` and `check_context`."""
+        """Load the policies and start their engines; `stack` stops them. See `load_policies` and `check_context`."""
         updater = cls(await asyncio.to_thread(load_policies, settings, checkpoint), settings)
         for each in updater.learners:
             check_context(each)
@@ -81,10 +81,9 @@ class PolicyUpdater(Updater):
         advantages: Sequence[float],
         shares: Mapping[str | None, float],
     ) -> StepUpdate:
-        """Train each policy on its own rows; one without rows does not change.
+        """Train each policy on its own rows; a policy without rows does not change.
 
-        Shapes: samples: (B,), advantages: (B,). `shares` is the weight of a policy's rows in its mean of the step, see
-        `StepRows.share`.
+        Shapes: samples: (B,), advantages: (B,). `shares`: see `StepRows.share`, per policy.
         """
         version, results = self.weight_version, dict[str | None, UpdateResult]()
         rows: dict[int, RowFigures] = {}
@@ -183,7 +182,7 @@ def _combined(results: Mapping[str | None, UpdateResult]) -> dict[str, float]:
 
 
 def check_context(learner: Learner) -> None:
-    """Raise BadRequestError if a reply could be as long as the context of the model."""
+    """Raise BadRequestError if a reply could fill the context of the model."""
     most, context = learner.settings.max_completion_length, learner.policy.context_length
     if most >= context:
         raise BadRequestError(
@@ -192,9 +191,9 @@ def check_context(learner: Learner) -> None:
 
 
 def load_policies(settings: TrainingSettings, checkpoint: Checkpoint | None) -> dict[str | None, Policy]:
-    """Return the policies of a run by name, as a checkpoint holds them; without one, the initial policies.
+    """Return the policies of a run by name, from a checkpoint; without a checkpoint, the initial policies.
 
-    Policies with adapters on the same model share its frozen weights, which are in memory once.
+    Policies with adapters on the same model share its frozen weights, which are loaded once.
     """
     facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
     shared: dict[tuple[str, bool], PreTrainedModel] = {}
@@ -235,7 +234,7 @@ def fingerprint_of_models(settings: TrainingSettings) -> str:
 
 
 def engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: int) -> PolicyEngine:
-    """Return the engine that serves a policy; earlier starts of the run took `begun` steps."""
+    """Return the engine that serves a policy. `begun`: number of steps of earlier starts of the run."""
     settings, policy = learner.settings, learner.policy
     seed = settings.seed if settings.deterministic else settings.seed + begun
     if settings.use_vllm:

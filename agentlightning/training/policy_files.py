@@ -1,7 +1,7 @@
 """Weights, optimizer and random states of a policy as files, and the digest that identifies a state of weights.
 
 Tensors are in safetensors files, the rest is JSON: reading a checkpoint runs no code from it. The model has the format
-of transformers and peft, so `from_pretrained` also reads the folder.
+of transformers and peft, so `from_pretrained` can load the folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SCALARS: Final = "optimizer.json"
 def digest_of(policy: ServedModel) -> str:
     """Return the SHA-256 over name, type, shape and bytes of every trained parameter, in the order of their names.
 
-    Equal digests mean equal weights, bit for bit. The frozen model below an adapter is not in the digest.
+    Equal digests mean equal weights, bit for bit. The frozen base model of an adapter is not in the digest.
     """
     digest = hashlib.sha256()
     with policy.lock:
@@ -50,7 +50,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     """Write weights (only those of an adapter, if there is one), tokenizer, optimizer and random states into a folder.
 
     Raises:
-        OSError: a file cannot be written, as on a full disk.
+        OSError: a file cannot be written, such as on a full disk.
     """
     try:
         with policy.lock, no_progress_bar():
@@ -68,8 +68,8 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 
 def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
-    """Restore the state that `save_policy` wrote. The policy was loaded from the initial model of the training or,
-    without an adapter, from `folder` itself.
+    """Restore the state that `save_policy` wrote. The policy must have been loaded from the initial model of the
+    training or, without an adapter, from `folder` itself.
 
     Raises:
         BrokenCheckpointError: the files differ from what was written.
@@ -103,7 +103,7 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
 
 
 def model_in(folder: Path, base: str) -> str:
-    """Return the folder to load the model of a checkpoint from: its own, or the one below its adapter."""
+    """Return the folder to load the model of a checkpoint from: its own folder, or that of its adapter's base model."""
     return base if (folder / ADAPTER).is_file() else str(folder)
 
 
@@ -115,7 +115,7 @@ def load_policy(
     digest: str = "",
     base: PreTrainedModel | None = None,
 ) -> Policy:
-    """Return the policy that `save_policy` wrote into a folder; without one, the initial policy of a run.
+    """Return the policy that `save_policy` wrote into a folder; without a folder, the initial policy of a run.
 
     `base` is the model of the settings, if it is already loaded.
     """

@@ -24,20 +24,20 @@ _BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "response_length": "max_completion_length",
     "num_mini_batches": "minibatch_rollouts, which counts rollouts",
     "critic_learning_rate": "value_learning_rate",
-    "whiten_rewards": "whiten_advantages, which whitens the advantages",
+    "whiten_rewards": "whiten_advantages, which whitens advantages",
 }
 _SAME_IN_GRPO: Final[Mapping[str, str]] = {
     name: _BY_ANOTHER_NAME[name] for name in ("num_iterations", "epsilon", "epsilon_high", "beta")
 }
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {
-    "loss_type": "its loss is the clipped one; `aggregation` says what it is a mean of",
-    "advantage": "its advantages come from the critic",
-    "scale_rewards": "it compares with a value, not with a group; `whiten_advantages` scales",
-    "multi_objective_aggregation": "`reward_weights` makes one reward of several dimensions",
-    "max_num_gen_batches": "groups of equal rewards teach it as well",
-    "policies": "one policy learns beside one critic; agl.GRPO trains several",
-    "max_staleness": "it collects synchronously; agl.GRPO has it",
-    "staleness_clip_max": "it collects synchronously; agl.GRPO has it, beside max_staleness",
+    "loss_type": "PPO has a fixed, clipped loss; `aggregation` sets how it is averaged",
+    "advantage": "PPO computes advantages with its critic",
+    "scale_rewards": "PPO compares with a value, not with a group; use `whiten_advantages` to scale",
+    "multi_objective_aggregation": "`reward_weights` combines several dimensions into one reward",
+    "max_num_gen_batches": "PPO also learns from groups with equal rewards",
+    "policies": "PPO trains one policy with one critic; use agl.GRPO for several policies",
+    "max_staleness": "PPO collects synchronously; use agl.GRPO",
+    "staleness_clip_max": "PPO collects synchronously; use agl.GRPO with max_staleness",
 }
 
 
@@ -60,7 +60,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
     )
 
     num_generations: Count = 1
-    """Rollouts per task and step; PPO needs no group. [`rollout.n`]"""
+    """Rollouts per task and step; 1 is enough, because PPO compares no group. [`rollout.n`]"""
     num_ppo_epochs: Count = 4
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     cliprange: Annotated[float, Bounds(above=0, below=1)] = 0.2
@@ -74,7 +74,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
         check_fields(self)
         if self.use_kl_in_reward and self.kl_coef == 0:
             raise BadRequestError(
-                "These settings do not go together: use_kl_in_reward=True and kl_coef=0: give kl_coef, the weight of "
+                "These settings do not go together: use_kl_in_reward=True and kl_coef=0: set kl_coef, the weight of "
                 "the penalty"
             )
         same = {"num_iterations": self.num_ppo_epochs, "beta": self.kl_coef}

@@ -1,7 +1,7 @@
 """Preference pairs: the best and the worst rollout of each task, in TRL's conversational format with tools.
 
 A pair is `prompt`, `chosen` and `rejected`, each a list of messages, and `tools` if the agent offered any, with the
-rewards and the rollouts. Rollouts that failed, have no reward or are held out are in no pair. Secrets are hidden.
+rewards and the rollouts. Pairs exclude rollouts that failed, have no reward, or are held out. Secrets are hidden.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from agentlightning.utils.masking import masked
 PairExclusion = Literal["no_reward", "no_conversation", "several_conversations", "too_few", "tie", "prompts_differ"]
 """Reasons why a rollout or a task is in no pair.
 
-For a rollout: it failed or has no reward; its calls were recorded without text; they do not continue each other. For a
-task: fewer than two rollouts remain; the rewards of best and worst do not differ by more than the margin; the two
-have different prompts."""
+For a rollout: it failed or has no reward; its calls were recorded without text; its calls do not continue each other.
+For a task: fewer than two rollouts remain; the rewards of best and worst do not differ by more than the margin; best
+and worst have different prompts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """One rollout in a comparable form."""
+    """One rollout in a form that can be compared."""
 
     rollout_id: str
     reward: float
@@ -59,7 +59,7 @@ async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pai
     """Return the pairs of all finished training rollouts of a store, at most one for each task.
 
     Args:
-        margin: best and worst must differ by more than this.
+        margin: the rewards of best and worst must differ by more than this.
 
     Raises:
         BadRequestError: the margin is negative.
@@ -87,7 +87,7 @@ async def preference_pairs(store: LightningStore, *, margin: float = 0.0) -> Pai
 
 
 def pair_of(conversations: Sequence[Conversation], margin: float) -> dict[str, Any] | PairExclusion:
-    """Return the pair of one task, or the reason for its absence. The first rollout counts among equal rewards."""
+    """Return the pair of one task, or the reason why it has none. The first rollout of equal reward is used."""
     if len(conversations) < 2:
         return "too_few"
     best = max(conversations, key=lambda each: each.reward)
@@ -144,7 +144,7 @@ def write_pairs(result: Pairs, path: Path) -> None:
         BadRequestError: the file already exists.
     """
     if path.exists():
-        raise BadRequestError(f"{str(path)!r} is there already; choose another file")
+        raise BadRequestError(f"{str(path)!r} already exists. Choose another file")
     with open_private(path, "w") as file:
         for pair in result.pairs:
             file.write(json_text(json.dumps(pair, ensure_ascii=False)) + "\n")

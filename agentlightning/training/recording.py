@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAMPLED_TOKENS = 65_536
-"""Number of tokens of a step with recorded figures, with `record_tokens="sample"`: whole rollouts over the step."""
+"""Number of tokens with recorded values per step, with `record_tokens="sample"`: complete rollouts."""
 ROW_TOKENS = 200_000
-"""Largest number of tokens of a rollout whose figures fit into one record."""
+"""Maximum number of tokens of a rollout whose values fit into one record."""
 
 
 class RunRecorder:
@@ -49,13 +49,13 @@ class RunRecorder:
         self._has_held_out = has_held_out
 
     async def step(self, figures: StepFigures) -> None:
-        """Record the figures of a step; without held-out tasks the mean reward is the best figure of the run."""
+        """Record the metrics of a step; without held-out tasks, the mean reward decides the run's best result."""
         await self._log.step(figures.step, dataclasses.asdict(figures))
         if figures.mean_reward is not None and not self._has_held_out:
             await self._log.best("mean_reward", figures.mean_reward, figures.step)
 
     async def ledger(self, ledger: Ledger, rows: StepRows | None = None, seen: Sequence[RowFigures] = ()) -> None:
-        """Record the endings of the calls of a closed step; `seen`: (B,) the figures of each row in the loss."""
+        """Record the outcomes of the calls of a closed step; `seen`: (B,) the values of each row in the loss."""
         if not self._log.keeps_records:
             return
         rows_by_rollout = {} if rows is None or not seen else await self._rows(rows, seen)
@@ -66,7 +66,7 @@ class RunRecorder:
             await self._log.ledger(ledger.step, entries)
 
     async def evaluation(self, step: int, evaluation: Evaluation, tasks: Sequence[object]) -> None:
-        """Record an evaluation after a step, task by task; tasks as digests, so that runs can be compared in pairs."""
+        """Record an evaluation after a step, task by task, with digests of the tasks for comparisons of runs."""
         data = {
             "sampling": evaluation.sampling,
             "weight_version": evaluation.step,
@@ -111,7 +111,7 @@ class RunRecorder:
             lengths[sample.rollout_id] = lengths.get(sample.rollout_id, 0) + len(sample.token_ids)
         fitting = [rollout_id for rollout_id, length in lengths.items() if length <= ROW_TOKENS]
         if len(fitting) < len(lengths) and self._tokens == "all":
-            logger.info("the tokens of %d rollouts are too many for one record", len(lengths) - len(fitting))
+            logger.info("%d rollouts have too many tokens to be recorded", len(lengths) - len(fitting))
         if self._tokens != "sample":
             return frozenset(fitting if self._tokens == "all" else ())
         remaining, selected = SAMPLED_TOKENS, set[str]()
@@ -132,7 +132,7 @@ def entries_of(
     groups: Sequence[int] | None = None,
     rows: Mapping[str, list[LedgerRow]] | None = None,
 ) -> list[LedgerEntry]:
-    """Return an entry for each rollout of a closed step, and for each earlier one that has late calls.
+    """Return an entry for each rollout of a closed step, and for each earlier rollout that has late calls.
 
     Shapes: records: (R,) and groups: (R,) the group of each; rows: by rollout.
     """
@@ -180,14 +180,14 @@ def _call_of(call: ModelCall, ending: CallEnding) -> LedgerCall:
 
 
 def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Sequence[float] | NDArray[Any]) -> LedgerRow:
-    """Return a token row in the form of records. Each figure has a number for each of the N trained tokens.
+    """Return a token row in the format of records. Each list has a value for each of the N trained tokens.
 
     Raises:
-        ValueError: a figure has another length.
+        ValueError: a list has another length.
     """
     trained = sum(sample.mask)
     if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
-        raise ValueError(f"row {row} trains {trained} tokens; other lengths have: {', '.join(wrong)}")
+        raise ValueError(f"row {row} trains {trained} tokens; these lists have other lengths: {', '.join(wrong)}")
     numbers: dict[str, Any] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
     packed = {name: pack(values, DTYPES.get(name, "f32")) for name, values in numbers.items()}
     policy = {} if sample.policy is None else {"policy": sample.policy}
@@ -230,5 +230,5 @@ def _byte_level(piece: str) -> str:
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTES = {chr(b): b for b in _PRINTABLE} | {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
-"""The byte of each character of a byte-level piece (GPT-2, `bytes_to_unicode`): printable bytes stand for themselves,
-the others follow from U+0100 on."""
+"""The byte of each character of a byte-level piece (GPT-2, `bytes_to_unicode`): printable bytes are unchanged, the
+others are mapped to U+0100 and above."""

@@ -1,6 +1,6 @@
-"""The records of a training run in its store: `RunLog` writes them, and reads them back when the run is restarted.
+"""The records of a training run in its store. `RunLog` writes them, and reads them when the run is restarted.
 
-A record has a kind, a step, a name and JSON data, which the methods of `RunLog` describe for each kind.
+A record has a kind, a step, a name and JSON data; the methods of `RunLog` describe each kind.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
 _LAST_SECONDS = 2.0
-"""Seconds to store the pending records when an algorithm fails."""
+"""Timeout in seconds for storing the pending records when an algorithm fails."""
 _MOST_PENDING = 10_000
-"""Largest number of records that are neither awaited nor stored."""
+"""Maximum number of records that are neither awaited nor stored."""
 _TEXT_CHARACTERS = 4096
-"""Largest length of an alarm's text; the rest is cut."""
+"""Maximum length of an alarm's text, in characters; longer texts are truncated."""
 _CALL_BYTES = 8 * 1024 * 1024
-"""Approximate size of one call to the store."""
+"""Approximate maximum size of one call to the store, in bytes."""
 
 
 def clean_run(run: Run) -> Run:
-    """Return a copy of a run without secrets."""
+    """Return a copy of a run with secrets hidden."""
     return Run.model_validate(masked(run.model_dump(mode="json")))
 
 
 def clean_record(record: RunRecord) -> RunRecord:
-    """Return a copy of a record without secrets; token rows are numbers and do not change."""
+    """Return a copy of a record with secrets hidden; token rows are numbers and do not change."""
     data = dict(record.data)
     rows = data.pop("rows", None) if record.kind == "ledger" else None
     data = masked(data)
@@ -68,12 +68,12 @@ class RunLog:
     """The records of one run, bound to its store.
 
     A write may be awaited; it returns when the record is stored. A record that a coroutine does not await is stored
-    before the run ends, and the run fails if that is impossible. From a plain thread each call returns once its record
-    is stored. Secrets are hidden, and non-finite numbers become null, before anything leaves this process. A record
+    before the run ends; if that fails, the run fails. Called from a plain thread, each method returns when its record
+    is stored. Before a record leaves this process, secrets are hidden and non-finite numbers become null. A record
     that already exists with the same kind, step and name does not change.
 
-    Belongs to the event loop in which it was made; threads and other loops may call it. Without a store, or with one
-    that keeps no runs (logged once), it discards the records.
+    Belongs to the event loop in which it was created; threads and other loops may call it. Without a store, or with a
+    store that does not support runs (logged once), it discards the records.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class RunLog:
         *,
         tell: Callable[[Sequence[RunRecord]], None] | None = None,
     ) -> None:
-        """Bind the log to a store. `tell` is called with the records that were new to the store, or with all if no
-        store keeps them. It must not wait."""
+        """Bind the log to a store. `tell` is called with the records that were new to the store, or with all records if
+        no store keeps them. It must not block."""
         self.run_id = run_id or ""
         """`""` is the run without a name."""
         self._store = store
@@ -95,13 +95,13 @@ class RunLog:
 
     @property
     def keeps_records(self) -> bool:
-        """False if no store keeps the records, so that a caller can skip expensive ones."""
+        """False if no store keeps the records, so that callers can skip expensive records."""
         return self._store is not None
 
     # --- write -----------------------------------------------------------------------------------------------------
 
     def step(self, step: int, figures: Mapping[str, object]) -> PendingWrite[int]:
-        """Record the figures of a training step, such as `{"mean_reward": 0.5, "loss": 0.1}`."""
+        """Record the metrics of a training step, such as `{"mean_reward": 0.5, "loss": 0.1}`."""
         return self.add([RunRecord(kind="step", step=step, data=dict(figures))])
 
     def evaluation(
@@ -113,10 +113,10 @@ class RunLog:
         value: float | None = None,
         counts_for_best: bool = True,
     ) -> PendingWrite[int]:
-        """Record an evaluation after `step`; its `value` becomes the run's best figure of this name if none was better.
+        """Record an evaluation after `step`; its `value` becomes the run's best of this name, unless one was better.
 
-        A run has one best figure, and one of another name replaces it, so only one of several evaluations should have a
-        `value`. For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
+        A run has one best result, and a result of another name replaces it, so only one of several evaluations should
+        have a `value`. For a comparison task by task, `data` holds `rewards` and `tasks`, see `tasks_of`.
         """
         record = RunRecord(kind="evaluation", step=step, name=name, data={**data, "value": value})
         return self.add([record], value if counts_for_best else None)
@@ -124,15 +124,15 @@ class RunLog:
     def alarm(self, step: int, name: str, text: str, **data: object) -> PendingWrite[int]:
         """Record a warning.
 
-        A condition that lasts for several steps has two records of one name, with these `data`: `state` (`raised` when
-        it begins, `over` when it ends), `since` (the step after which it was raised), `value`, `threshold` and
+        A condition that lasts for several steps has two records with the same name and these `data`: `state` (`raised`
+        when it begins, `over` when it ends), `since` (the step after which it was raised), `value`, `threshold` and
         `what_to_try`, which is empty in the second. A record without a `state` is a single event.
         """
         data["text"] = cut(text, _TEXT_CHARACTERS)
         return self.add([RunRecord(kind="alarm", step=step, name=name, data=data)])
 
     def checkpoint(self, step: int, name: str = "", **data: object) -> PendingWrite[int]:
-        """Record the place of weights and optimizer."""
+        """Record the path of weights and optimizer."""
         return self.add([RunRecord(kind="checkpoint", step=step, name=name, data=data)])
 
     def prompt(self, step: int, name: str, data: Mapping[str, object]) -> PendingWrite[int]:
@@ -140,18 +140,18 @@ class RunLog:
         return self.add([RunRecord(kind="prompt", step=step, name=name, data=dict(data))])
 
     def state(self, step: int, data: Mapping[str, object], name: str = "") -> PendingWrite[int]:
-        """Record the state that the algorithm needs to resume after `step`; `latest("state")` reads it back."""
+        """Record the state that the algorithm needs to resume after `step`; `latest("state")` returns it."""
         return self.add([RunRecord(kind="state", step=step, name=name, data=dict(data))])
 
     def ledger(self, step: int, entries: Sequence[Mapping[str, Any]]) -> PendingWrite[int]:
-        """Record the endings of the model calls of rollouts, one entry each: see `ledger_records.py`."""
+        """Record the outcomes of the model calls of rollouts, one entry per rollout: see `ledger_records.py`."""
         return self.add([RunRecord(kind="ledger", step=step, name=e["rollout_id"], data=dict(e)) for e in entries])
 
     def add(self, records: Sequence[RunRecord], best: float | None = None) -> PendingWrite[int]:
         """Store records, in one call if their size allows it. Return the number of new ones.
 
         Raises:
-            TypeError: a value in a record is not JSON; names its place.
+            TypeError: a value in a record is not JSON. The message names its path.
             BadRequestError: a record is too large.
         """
         clean = [clean_record(record.model_copy(update={"data": to_json(record.data, "data")})) for record in records]
@@ -177,7 +177,7 @@ class RunLog:
         return self._write(add, 0)
 
     def best(self, name: str, value: float, step: int) -> PendingWrite[None]:
-        """Record a result as the best of the run, unless one of the same name was better."""
+        """Record a result as the best of the run, unless an earlier one with the same name was better."""
         figure = BestFigure(name=name, value=value, step=step)
 
         async def update(store: LightningStore) -> None:
@@ -190,11 +190,11 @@ class RunLog:
         return self._write(lambda store: store.add_vocabulary(name, tokens), False)
 
     def rewind(self, step: int) -> PendingWrite[int]:
-        """Remove the records of later steps, which a resumed run makes again. Return their number."""
+        """Remove the records of later steps, which a resumed run repeats. Return their number."""
         return self._write(lambda store: store.rewind_run(self.run_id, step), 0)
 
     async def flush(self) -> None:
-        """Return once everything is stored.
+        """Wait until all records are stored.
 
         Raises:
             Exception: a record that was not awaited could not be stored.
@@ -208,11 +208,11 @@ class RunLog:
     # --- read ------------------------------------------------------------------------------------------------------
 
     async def run(self) -> Run | None:
-        """Return the run from the store; None if the store keeps no runs."""
+        """Return the run from the store; None if the store does not support runs."""
         return await self._ask(lambda store: store.get_run_by_id(self.run_id), None)
 
     async def latest(self, kind: RecordKind, name: str | None = None) -> RunRecord | None:
-        """Return the record of the latest step, to resume from it; None without one."""
+        """Return the record of the latest step, to resume from it; None if it does not exist."""
         query: dict[str, Any] = {"kind_in": [kind], "sort_order": "desc", "limit": 1, "name": name}
         page = await self._ask(lambda store: store.query_run_records(self.run_id, **query), [])
         return page[0] if page else None
@@ -220,14 +220,14 @@ class RunLog:
     async def records(
         self, *kinds: RecordKind, step_from: int | None = None, step_to: int | None = None
     ) -> list[RunRecord]:
-        """Return the records of these kinds (default: all), in the order of their steps. Bounds are inclusive."""
+        """Return the records of these kinds (default: all), in the order of their steps. Limits are inclusive."""
         query: dict[str, Any] = {"kind_in": list(kinds) or None, "step_from": step_from, "step_to": step_to}
         return list(await self._ask(lambda store: store.query_run_records(self.run_id, **query), []))
 
     @contextlib.asynccontextmanager
     async def kept_alive(self) -> AsyncGenerator[None]:
         """Send a heartbeat every ten seconds during the body, and at its end wait for the pending records. If the body
-        raises, wait at most two seconds, and raise its error."""
+        raises an error, wait at most two seconds and raise the error."""
 
         async def beat() -> None:
             while self._store is not None:
@@ -269,7 +269,7 @@ class RunLog:
 
     def _queued(self, work: Work[T], nothing: T) -> PendingWrite[T]:
         if len(self._pending) >= _MOST_PENDING:
-            raise BadRequestError(f"{_MOST_PENDING} records of {self._named} wait to be stored; await each call")
+            raise BadRequestError(f"{_MOST_PENDING} records of {self._named} are waiting to be stored. Await each call")
         before = next(reversed(self._pending), None)
 
         async def after() -> T:
@@ -296,7 +296,7 @@ class RunLog:
         try:
             return await work(self._store)
         except NotImplementedError:
-            logger.info("%s keeps no runs: what %s records is left out", type(self._store).__name__, self._named)
+            logger.info("%s keeps no runs; records of %s are discarded", type(self._store).__name__, self._named)
             self._store = None
             return nothing
 

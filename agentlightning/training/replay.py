@@ -1,7 +1,8 @@
-"""The replay of a step of a run from its records: the same rows on the same weights must give the same weights.
+"""Replays a step of a run from its records: the same rows and the same weights must produce the same new weights.
 
-From the nearest checkpoint before the step, or from the initial model of the run, each update up to the step is made
-from the ledger's rows and compared with its record. Nothing is sampled and nothing is written.
+The replay starts from the nearest checkpoint before the step, or from the initial model of the run. It repeats each
+update up to the step with the ledger's rows and compares the result with its record. Nothing is sampled and nothing is
+written.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     """Replay a step of a run. `folder`: the run's folder, if it was moved.
 
     Raises:
-        NotFoundError: no such run, or no such step of it.
-        GoneError: a required part was not recorded or no longer exists; names it.
+        NotFoundError: the run or the step does not exist.
+        GoneError: a required part was not recorded or no longer exists. The message names it.
     """
     log = RunLog(store, run_id)
     begun, target = await log.latest("state", STATE_NAME), await _step_record(log, step)
@@ -73,12 +74,12 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
         raise NotFoundError(f"Run {run_id!r} {steps}; step {step} is not among them")
     for key, trainer in (("trl", "TRL"), ("verl", "VERL"), ("tinker", "Tinker")):
         if key in begun.data["settings"]:
-            raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be taken again here")
+            raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be replayed")
     folder = folder or Path(begun.data["folder"])
     if read_run_file(folder, run_id) is None:
         raise GoneError(
-            f"The folder of run {run_id!r} is not at {str(folder)!r}: no {RUN_FILE} of this run is there. If it was "
-            "moved, say where it is: agl replay --folder"
+            f"{str(folder)!r} is not the folder of run {run_id!r}: it has no {RUN_FILE} of this run. If the folder was "
+            "moved, pass it with agl replay --folder"
         )
     recorded: Mapping[str, Any] = begun.data["settings"]
     kind = SFTSettings if "best_per_task" in recorded else PPOSettings if "vf_coef" in recorded else GRPOSettings
@@ -88,9 +89,7 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     if (checkpoint is None or _keeps_the_model(settings)) and (
         fingerprint_of_models(settings) != begun.data["model_files"]
     ):
-        raise GoneError(
-            f"model={settings.model!r} is not there, or its files are not what they were at the first start"
-        )
+        raise GoneError(f"model={settings.model!r} does not exist, or its files have changed since the first start")
     first = 1 if checkpoint is None else checkpoint.step + 1
     replayed = Replay(step, str(settings.model if checkpoint is None else checkpoint.path))
     threads = torch.get_num_threads()
@@ -113,7 +112,7 @@ def _keeps_the_model(settings: TrainingSettings) -> bool:
 async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Replay) -> None:
     record = await _step_record(log, number)
     if record is None:
-        raise GoneError(f"There is no record of step {number}, which comes before step {replayed.step}")
+        raise GoneError(f"Step {number} has no record, but it comes before step {replayed.step}")
     figures: Mapping[str, Any] = record.data["update"]
     if figures.get("rows"):
         rows = _rows_of(number, figures, await log.records("ledger", step_from=number, step_to=number))
@@ -151,10 +150,10 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     count = int(figures["rows"])
     if len(rows) < count:
         evicted = sum(bool(record.data.get("evicted")) for record in records)
-        why = f"the store has given up those of {evicted} rollouts for want of room" if evicted else (
-            "train with record_tokens='all' to have them; 'auto' keeps a sample of the rows of a large model"
+        why = f"the store evicted {evicted} rollouts because it was full" if evicted else (
+            "train with record_tokens='all' to record all rows; 'auto' records a sample of the rows of a large model"
         )  # fmt: skip
-        raise GoneError(f"Of the {count} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")
+        raise GoneError(f"Only {len(rows)} of the {count} rows of step {step} are recorded with their tokens: {why}")
     ordered = [rows[number] for number in sorted(rows)]
     return _Rows([row[0] for row in ordered], [row[1] for row in ordered], [row[2] for row in ordered])
 

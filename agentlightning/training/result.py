@@ -1,4 +1,4 @@
-"""The result of a training run, and the clock of its figures."""
+"""The result of a training run, and the clock for its metrics."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Evaluation:
 
     @property
     def solved(self) -> list[bool] | None:
-        """Whether each task was solved; a failed rollout counts as not solved. None for graded rewards without
+        """Whether each task is solved; a failed rollout counts as not solved. None for graded rewards without
         `solved_above`."""
         if self.solved_above is None and self.is_graded:
             return None
@@ -69,7 +69,7 @@ class Evaluation:
 
     def change_from_best(self, earlier: Iterable[Evaluation]) -> dict[str, float]:
         """Return the difference from the best earlier evaluation with the same `sampling`, over the tasks that have a
-        reward in both: see `StepFigures.held_out_change`. Empty without such a task."""
+        reward in both: see `StepFigures.held_out_change`. Empty if no task has a reward in both."""
         candidates = [(e.mean_reward, e) for e in earlier if e.sampling == self.sampling and e.mean_reward is not None]
         if not candidates:
             return {}
@@ -95,18 +95,18 @@ class Evaluation:
 @explain_fields
 @dataclass
 class GRPOResult:
-    """The result of a run; the Trainer returns it as `trainer.result`."""
+    """The result of a run, available as `trainer.result`."""
 
     output_dir: Path
-    """The folder of model and metrics."""
+    """The folder with the model and the metrics."""
     steps: int
     """Number of updates."""
     evaluations: list[Evaluation] = field(default_factory=list[Evaluation])
     """All evaluations, in order of time."""
     metrics: list[StepFigures] = field(default_factory=list[StepFigures])
-    """The figures of each step."""
+    """The metrics of each step."""
     train_seconds: float = 0.0
-    """Seconds from the first step to the last, without the evaluations between steps."""
+    """Seconds from the first step to the last, excluding evaluations between steps."""
     late_calls: dict[str, int] = field(default_factory=dict[str, int])
     """Number of model calls that ended after the last step had closed, by the reason of their exclusion."""
 
@@ -125,7 +125,7 @@ class GRPOResult:
         lines = [f"{self.steps} updates, {self.train_seconds:.1f} s of training"]
         rewards = [step.mean_reward for step in self.metrics if step.mean_reward is not None]
         if rewards:
-            lines[0] += f", mean reward of a step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
+            lines[0] += f", mean reward per step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
         for sampling in dict.fromkeys(each.sampling for each in self.evaluations):
             matches = [each for each in self.evaluations if each.sampling == sampling]
             first, last = matches[0], matches[-1]

@@ -1,10 +1,10 @@
-"""The opening of a run: the settings, model files and tasks that it began with, and its resumption after a restart.
+"""Opens a run: records the settings, model files and tasks that it began with, and resumes it after a restart.
 
 The steps after the checkpoint already have records. They are repeated with their original rollouts, which the run's
-store returns again for equal requests (`trainer/resume.py`). On a CPU that gives the very same weights; the digest in
-each step's record proves it, and then nothing of the step is written a second time. If a digest differs, the later
-steps learned from other weights: their records are removed, their rollouts are not reused, and their calls are entered
-as excluded (`step_undone`).
+store returns for equal requests (`trainer/resume.py`). On a CPU that produces the same weights: if the digest equals
+that in the step's record, nothing of the step is written again. If a digest differs, the later steps learned from other
+weights: their records are removed, their rollouts are not reused, and their calls are recorded as excluded
+(`step_undone`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STATE_NAME: Final = "grpo"
-"""Name of the record with the facts of the run."""
+"""Name of the record with the inputs of the run."""
 RUN_FILE: Final = "run.json"
 _MAY_CHANGE: Final = frozenset(
     {
@@ -60,16 +60,16 @@ _MAY_CHANGE: Final = frozenset(
     }
 )
 """Settings that a later start may change, because they do not affect the result of a step. The path of the model may
-change; its files are compared."""
+change, because its files are compared."""
 _FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_out", "folder"))
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A run that may train."""
+    """An opened run."""
 
     facts: Mapping[str, Any]
-    """Facts for comparison with later starts."""
+    """Inputs to compare with those of later starts."""
     resume: Resumption
     folder: RunFolder
 
@@ -85,11 +85,11 @@ async def open_run(
     """Open or resume a run, and return it with its folder, which is locked until `held` is closed.
 
     Args:
-        more_settings: further facts for comparison with later starts, as JSON data by name.
+        more_settings: additional inputs to compare with those of later starts, as JSON data by name.
 
     Raises:
-        BadRequestError: the run began with other inputs, its folder does not exist, has another run's files in it, or
-            another process trains in it; or a resource of the Trainer has the name of the policy.
+        BadRequestError: the run began with other inputs; its folder does not exist, has files of another run, or is
+            used by another process; or a resource of the Trainer has the name of the policy.
     """
     resources = source.get_initial_resources() or {}
     check_resource_names({settings.resource_name}, resources)
@@ -115,9 +115,9 @@ def facts_of(
     held_out: Sequence[object],
     others: NamedResources | None = None,
 ) -> dict[str, Any]:
-    """Return the facts for comparison with later starts, as JSON data. Reads the whole model.
+    """Return the inputs to compare with those of later starts, as JSON data. Reads all files of the model.
 
-    The resources `others` than the policy appear only as digests, without the addresses of models.
+    `others`, the resources besides the policy, appear only as digests, without the addresses of models.
     """
     resources = {name: each.model_dump(exclude={"endpoint", "api_key"}) for name, each in (others or {}).items()}
     return {
@@ -143,21 +143,19 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
     Raises:
         BadRequestError: a setting that affects the result of a step, the model's files, the tasks or the Trainer's
-            resources are not those of the first start; names both values.
+            resources differ from the first start. The message names both values.
     """
     run, old, new = now["run_id"], before["settings"], now["settings"]
-    way_out = "Give it what it had, or another run_id to begin a new run"
+    way_out = "Pass the original value, or another run_id to start a new run"
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
     if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
         changed.append("max_steps")  # the schedule of the learning rate depends on it
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
-        raise BadRequestError(
-            f"Run {run!r} was begun with other settings than it is to go on with: {values}. {way_out}"
-        )
+        raise BadRequestError(f"Cannot resume run {run!r}, because its settings have changed: {values}. {way_out}")
     if before["model_files"] != now["model_files"]:
         raise BadRequestError(
-            f"The files of model={new['model']!r} are not those with which run {run!r} began "
+            f"The files of model={new['model']!r} differ from those that run {run!r} began with "
             f"(model={old['model']!r}): their digest was {before['model_files'][:12]} and is "
             f"{now['model_files'][:12]}. {way_out}"
         )
@@ -165,7 +163,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if before[name] != now[name]:
             (count, digest), (other, old_digest) = now[name], before[name]
             raise BadRequestError(
-                f"{dataset} of run {run!r} was another one: it had {other} items (digest {old_digest[:12]}) and has "
+                f"{dataset} of run {run!r} has changed: it had {other} items (digest {old_digest[:12]}) and has "
                 f"{count} (digest {digest[:12]}). {way_out}"
             )
     had, has = before.get("resources", now["resources"]), now["resources"]  # older runs recorded none
@@ -173,16 +171,16 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         digests = "; ".join(
             f"{name!r} had the digest {str(had.get(name))[:12]} and has {str(has.get(name))[:12]}" for name in changed
         )
-        raise BadRequestError(f"initial_resources of run {run!r} were others: {digests}. {way_out}")
+        raise BadRequestError(f"initial_resources of run {run!r} have changed: {digests}. {way_out}")
 
 
 def write_run_file(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Write the facts into the run's folder, for a store that keeps no runs."""
+    """Write the inputs into the run's folder, for a store that does not support runs."""
     replace_file(folder / RUN_FILE, json.dumps(facts, indent=1) + "\n")
 
 
 def read_run_file(folder: Path, run_id: str) -> dict[str, Any] | None:
-    """Return the facts of this run in a folder; None without any or if they belong to another run."""
+    """Return the inputs of this run from its folder; None if they are missing or belong to another run."""
     try:
         facts = json.loads((folder / RUN_FILE).read_bytes())
     except (OSError, ValueError):
@@ -197,8 +195,8 @@ def read_run_file(folder: Path, run_id: str) -> dict[str, Any] | None:
 async def find_resumption(
     store: LightningStore, log: RunLog, now: Mapping[str, Any], output_dir: str | Path | None, held: ExitStack
 ) -> Resumption:
-    """Return the resumption of a run, which is empty without an earlier start. The folder of a resumed run is locked
-    until `held` is closed.
+    """Return the resumption of a run; it is empty at the first start. The folder of a resumed run is locked until
+    `held` is closed.
     """
     run_id: str = now["run_id"]
     if not run_id:  # without an id it is unknown which run to resume
@@ -214,8 +212,8 @@ async def find_resumption(
     folder = Path(output_dir or before["folder"])
     if read_run_file(folder, run_id) is None:
         raise BadRequestError(
-            f"Run {run_id!r} keeps its checkpoints in {before['folder']!r}, and {str(folder)!r} does not hold them. "
-            "Say where they are with output_dir=, or begin a new run with another run_id"
+            f"The checkpoints of run {run_id!r} are in {before['folder']!r}, but {str(folder)!r} does not have them. "
+            "Pass their folder as output_dir=, or start a new run with another run_id"
         )
     held.enter_context(held_folder(folder))
     checkpoints = CheckpointFolder(folder / CHECKPOINTS)
@@ -228,7 +226,7 @@ async def find_resumption(
     await resumption.read_rollouts(store)
     last = max(resumption.recorded, default=resumption.steps)
     logger.info(
-        "Run %s goes on after step %d (%s); %d later steps are repeated with the rollouts that they had",
+        "Run %s resumes after step %d (%s); %d later steps are repeated with their original rollouts",
         *(run_id, resumption.steps, checkpoint.path if checkpoint else "no checkpoint yet", last - resumption.steps),
     )
     return resumption
@@ -248,11 +246,11 @@ class Resumption:
     lines: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     """Lines of `metrics.jsonl`, by step."""
     take: str | None = None
-    """Mark that distinguishes the rollouts of a repeated step from earlier ones; None for the first time."""
+    """Marker that distinguishes the rollouts of a repeated step from earlier ones; None for the first execution."""
     recorded: dict[int, Mapping[str, Any]] = field(default_factory=dict[int, Mapping[str, Any]])
-    """Figures of the recorded steps after the checkpoint that were not undone, by step."""
+    """Metrics of the recorded steps after the checkpoint that were not undone, by step."""
     _old: list[Rollout] = field(default_factory=list[Rollout])
-    """Training rollouts of earlier starts whose calls may be in no ledger."""
+    """Training rollouts of earlier starts whose calls may be missing from all ledgers."""
     _late: list[tuple[str, set[CallRef]]] = field(default_factory=list[tuple[str, set[CallRef]]])
     """Rollouts that may have late calls, each with the calls that are in a ledger."""
 
@@ -262,12 +260,12 @@ class Resumption:
         return 0 if self.checkpoint is None else self.checkpoint.step
 
     def take_of(self, step: int) -> str | None:
-        """Return the mark of the rollouts of a step."""
+        """Return the marker of the rollouts of a step."""
         return self.recorded[step].get(TAKE) if step in self.recorded else self.take
 
     async def repeats(self, step: int, digest: str) -> bool:
-        """Return whether the step just taken already has a record with the same weights, so that nothing of it is
-        recorded again. Otherwise remove the records of this step and of later ones."""
+        """Return whether the completed step already has a record with the same weights, so that it is not recorded
+        again. Otherwise remove the records of this step and of later ones."""
         if step not in self.recorded:
             return False
         weights = self.recorded[step].get("weights")
@@ -275,8 +273,8 @@ class Resumption:
             return True
         undone = [later for later in sorted(self.recorded) if later >= step]
         logger.warning(
-            "step %d gave other weights than when it was first taken (%s, then %s): steps %d to %d are taken anew",
-            *(step, digest[:12], str(weights)[:12], step, undone[-1]),
+            "step %d produced other weights than before (%s, now %s); repeating steps %d to %d",
+            *(step, str(weights)[:12], digest[:12], step, undone[-1]),
         )
         for later in undone:
             del self.recorded[later]
@@ -290,11 +288,10 @@ class Resumption:
         present: Collection[str],
         is_to_come: Callable[[Rollout], bool] | None = None,
     ) -> list[tuple[list[ModelCall], ExclusionReason]]:
-        """Return the calls of earlier starts that are in no ledger, each only once, with the reason of their exclusion.
-        Call it in each recorded step.
+        """Return the calls of earlier starts that are in no ledger, with the reason for their exclusion. Each call is
+        returned only once. Call this in each recorded step.
 
-        `present` are the rollouts of that step, which account for themselves, as will those that a later step requests
-        (`is_to_come`).
+        `present`: the rollouts of that step. They are skipped, as are those that a later step will use (`is_to_come`).
         """
         waiting = [rollout for rollout in self._old if is_to_come is not None and is_to_come(rollout)]
         later = {rollout.rollout_id for rollout in waiting}
@@ -328,7 +325,7 @@ class Resumption:
     # --- what is read at the start -----------------------------------------------------------------------------------
 
     async def read_steps(self) -> None:
-        """Read the figures of the steps after the checkpoint, up to the first incomplete one, and remove the records of
+        """Read the metrics of the steps after the checkpoint, up to the first incomplete one, and remove the records of
         that step and of later ones."""
         assert self.folder is not None
         self.lines = read_lines(self.folder / METRICS)
@@ -342,15 +339,15 @@ class Resumption:
         await self._forget_after(step - 1)
 
     async def record_missing(self, begun: Mapping[str, Any]) -> None:
-        """Record the facts of the run in a store that does not have them yet, and the checkpoint, whose writer may have
-        been killed before recording it. Existing records do not change."""
+        """Record the inputs of the run, and the checkpoint if its writer was killed before recording it. Existing
+        records do not change."""
         assert self.folder is not None
         await self.log.state(0, {**begun, "folder": str(self.folder.resolve())}, STATE_NAME)
         if self.checkpoint is not None:
             await self.log.checkpoint(self.checkpoint.step, **self.checkpoint.record())
 
     async def read_rollouts(self, store: LightningStore) -> None:
-        """Read the rollouts of earlier starts that may have calls in no ledger."""
+        """Read the rollouts of earlier starts whose calls may be missing from all ledgers."""
         self._late = [(name, {CallRef(*ref) for ref in refs}) for name, refs in self.state.get("late", [])]
         takes = {self.state.get(TAKE), *(line.get(TAKE) for line in self.recorded.values()), self.take}
         open_groups = None if self.state.get("flight") is None else OpenGroups(self.state["flight"])

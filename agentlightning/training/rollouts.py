@@ -1,4 +1,4 @@
-"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel the rest, fetch the evidence."""
+"""Runs rollouts in batches for all algorithms: enqueue, wait with a limit, cancel the rest, fetch the spans."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentlightning.types import Attempt, EnqueueRolloutRequest, Rollout, Span
 logger = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.25
-"""Seconds between two reports to `on_done`; the end itself is noticed at once."""
+"""Seconds between two reports to `on_done`; the end is reported immediately."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Evidence:
 
     @property
     def latest(self) -> Attempt | None:
-        """The attempt that counts; None if nobody claimed the rollout."""
+        """The attempt that counts; None if no runner claimed the rollout."""
         return self.attempts[-1] if self.attempts else None
 
     @property
@@ -45,8 +45,8 @@ class Evidence:
 
     @property
     def reward(self) -> float | None:
-        """The last reward of a scored attempt, or the reward that a fault of the policy sets. None for a rollout that
-        failed in another way, has not ended, or has no reward."""
+        """The last reward of a scored attempt, or the reward of a policy fault. None for a rollout that failed in
+        another way, has not ended, or has no reward."""
         latest = self.latest
         if latest is None or attempt_verdict(latest) is not None:
             return None
@@ -54,8 +54,8 @@ class Evidence:
 
 
 LatePolicy = Literal["drop", "wait", "resubmit"]
-"""Treatment of late rollouts: cancel them; or wait, with a time limit that restarts whenever a rollout ends; or cancel
-them and enqueue them once more, with the same time limit."""
+"""Handling of late rollouts: cancel them; or wait, with a time limit that restarts whenever a rollout ends; or cancel
+and requeue them once, with the same time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +63,11 @@ class Watcher:
     """Functions that follow the rollouts of one call of `collect`."""
 
     on_enqueued: Callable[[Sequence[Rollout]], None] = lambda rollouts: None
-    """Called with the rollouts as soon as the store has them."""
+    """Called with the rollouts when the store has enqueued them."""
     on_done: Callable[[int], None] | None = None
     """Called from time to time with the number of ended rollouts."""
     on_ended: Callable[[Sequence[Rollout]], Awaitable[None]] | None = None
-    """Awaited with newly ended rollouts while others are open."""
+    """Awaited with newly ended rollouts while others are still running."""
     last_end: Callable[[], float] = lambda: -math.inf
     """Returns the monotonic time of the last end of a rollout in another call, if several calls form one step: with
     `late="wait"` it restarts the time limit."""
@@ -81,9 +81,9 @@ async def collect(
     late: LatePolicy = "drop",
     watcher: Watcher | None = None,
 ) -> list[Rollout]:
-    """Enqueue the requests and return their rollouts, in order, once all have ended.
+    """Enqueue the requests, wait until all have ended, and return their rollouts in order.
 
-    `late` decides the treatment of rollouts that are open after `timeout_seconds`; finally they are returned as
+    `late` sets the handling of rollouts that have not ended after `timeout_seconds`. In the end they are returned as
     `cancelled`, so the wait always ends. With `resubmit` the cancelled rollouts come after the others. If the caller is
     cancelled, the open rollouts are cancelled too.
     """
@@ -171,8 +171,8 @@ async def _enqueued(store: LightningStore, requests: Sequence[EnqueueRolloutRequ
 async def evidence(store: LightningStore, rollout: Rollout, *, note: bool = False) -> Evidence:
     """Return a rollout with its attempts and spans.
 
-    The latest attempt has the reason `refused_call` if one of its calls was finally refused. Every reader can derive
-    this from the spans; with `note` the store also records it, so that lists show it.
+    The latest attempt has the reason `refused_call` if one of its calls was finally refused. This can be derived from
+    the spans; with `note`, the store also records it, so that lists show it.
     """
     attempts = sorted(await store.query_attempts(rollout.rollout_id), key=lambda attempt: attempt.sequence_id)
     result = Evidence(rollout, attempts, list(await store.query_spans(rollout.rollout_id)))
@@ -185,7 +185,7 @@ async def evidence(store: LightningStore, rollout: Rollout, *, note: bool = Fals
             await store.update_attempt(latest.rollout_id, latest.attempt_id, outcome_reason=reason)
         except (AgentLightningError, OSError) as error:  # readers can derive the reason from the spans
             logger.warning(
-                "[Rollout %s | Attempt %s] the store did not take the reason %s: %s",
+                "[Rollout %s | Attempt %s] could not store the reason %s: %s",
                 *(latest.rollout_id, latest.attempt_id, reason, error),
             )
     return result

@@ -1,10 +1,10 @@
-"""Chooses the token rows that one step trains, each with its advantage, and enters all others into the ledger.
+"""Chooses the token rows that one step trains, with their advantages, and records all others as excluded.
 
-A group is the rollouts of one task. Rollouts without a usable reward or a trainable call leave their group, because
-advantages compare only trained rollouts. A group of fewer than two, or whose rewards are all equal, is excluded with
-that reason; a group without members has no rows, and the step continues without it. The loss is still a mean over all
-usable rows of the step, including those of excluded groups: otherwise a step with little left to learn would change the
-weights as much as the first one.
+A group has the rollouts of one task. Rollouts without a usable reward or a trainable call are removed from their group,
+because advantages compare only trained rollouts. A group with fewer than two rollouts, or with equal rewards, is
+excluded with that reason; the step continues without an empty group. The loss is still a mean over all usable rows of
+the step, including those of excluded groups. Otherwise a step with few trained rows would change the weights as much as
+a step with many.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from agentlightning.types import Rollout
 
 @dataclass
 class StepRows:
-    """The rows of one step: `samples` (B,) and `advantages` (B,), with the facts of their selection."""
+    """The rows of one step: `samples` (B,) and `advantages` (B,), with details of their selection."""
 
     samples: list[Sample] = field(default_factory=list[Sample])
     advantages: list[float] = field(default_factory=list[float])
     rewards: list[float] = field(default_factory=list[float])
-    """Rewards of all rollouts with a usable one, trained or not."""
+    """Rewards of all rollouts with a usable reward, trained or not."""
     kept_rewards: list[float] = field(default_factory=list[float])
     """Rewards of the rollouts whose group was not replaced."""
     reward_error: float | None = None
-    """Standard error of `mean_reward` over tasks; None with fewer than two rollouts."""
+    """Standard error of `mean_reward` over the tasks; None with fewer than two rollouts."""
     without_signal: list[Sample] = field(default_factory=list[Sample])
     """Rows that were excluded because their group has no advantages; they count in the mean of the loss."""
     records: list[RolloutRecord] = field(default_factory=list[RolloutRecord])
@@ -55,10 +55,10 @@ class StepRows:
     groups: list[int] = field(default_factory=list[int])
     """The group of each record."""
     group_counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Number of groups with a usable rollout (`compared`), and of those with equal rewards (`equal_rewards`)."""
+    """Number of groups with a usable rollout (`compared`), and of groups with equal rewards (`equal_rewards`)."""
 
     def share(self, aggregation: Aggregation, takes: Callable[[Sample], bool] = lambda _: True) -> float:
-        """Return the weight of the rows in the step's mean, between 0 and 1; `takes` selects the rows that count."""
+        """Return the share of the rows in the step's mean, between 0 and 1; `takes` selects the rows that count."""
         count, others = (_counted_by(aggregation, filter(takes, rows)) for rows in (self.samples, self.without_signal))
         return count / (count + others) if count else 0.0
 
@@ -85,16 +85,16 @@ class StepRows:
         return dict(Counter(str(record.verdict) for record in self.records if record.verdict is not None).most_common())
 
     def ages(self, weight_version: int) -> list[int]:
-        """Return the age of each trained call's weights, in versions before those at the start of the update."""
+        """Return the age of the weights of each trained call, in versions before the start of the update."""
         return [weight_version - version for sample in self.samples for version in sample.weight_versions]
 
     @property
     def mean_reward(self) -> float | None:
-        """Mean over the rollouts with a usable reward, without replaced groups; None without any."""
+        """Mean over the rollouts with a usable reward, excluding replaced groups; None without rewards."""
         return math.fsum(self.kept_rewards) / len(self.kept_rewards) if self.kept_rewards else None
 
     def figures(self, weight_version: int) -> dict[str, Any]:
-        """Return figures of the rollouts, under their names in `StepFigures`; `weight_version` as in `ages`."""
+        """Return metrics of the rollouts, under their names in `StepFigures`; `weight_version` as in `ages`."""
         calls = [call for record in self.records for call in record.calls if call.completion_token_ids]
         ages = self.ages(weight_version)
         return {
@@ -110,7 +110,7 @@ class StepRows:
         }
 
     def enter(self, ledger: Ledger, *, trained: Callable[[Sample], bool]) -> None:
-        """Enter the rows into the ledger: as trained, or as excluded if there was no update."""
+        """Record the rows in the ledger: as trained, or as excluded if there was no update."""
         for row, (sample, advantage) in enumerate(zip(self.samples, self.advantages, strict=True)):
             if trained(sample):
                 ledger.train(sample, row=row, advantage=advantage)
@@ -126,8 +126,8 @@ def read_records(
     train_refused: bool = False,
     policies: Collection[str] | None = None,
 ) -> list[RolloutRecord]:
-    """Return the record of each rollout for a step. `decode` turns token ids into their text, where rows split.
-    `train_refused`, `policies`: see `read_rollout`."""
+    """Return the record of each rollout for a step. `decode` converts token ids to text, for the tokens where rows
+    split. `train_refused`, `policies`: see `read_rollout`."""
     how: dict[str, Any] = {"decode": decode, "train_refused": train_refused, "policies": policies}
     return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in collected]
 
@@ -150,14 +150,14 @@ def choose_rows(
     replaced: Collection[int] = (),
     kl: Mapping[str, float] | None = None,
 ) -> StepRows:
-    """Enter the excluded calls of every rollout into the ledger, and return the remaining rows.
+    """Record the excluded calls of every rollout in the ledger, and return the remaining rows.
 
     Shapes: records: (N,) rollouts, groups: (N,) the group of each.
 
     Args:
-        replaced: groups that others replaced: they count neither in the mean of the loss nor in the statistics of the
-            rewards for advantages.
-        kl: the divergence of each rollout from the reference by rollout id, for `use_kl_in_reward`.
+        replaced: groups that were replaced by others; they count neither in the mean of the loss nor in reward
+            statistics.
+        kl: the divergence of each rollout from the reference, by rollout id, for `use_kl_in_reward`.
 
     Raises:
         BadRequestError: no rollout with a reward has a dimension that `reward_weights` names.
@@ -224,7 +224,7 @@ def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: TrainingSetti
         record = usable[0][0]
         raise BadRequestError(
             f"reward_weights names the reward dimensions {sorted(names)}; rollout {record.rollout_id} has "
-            f"{sorted(record.dimensions) or 'one reward without a name'}, and no other of the step has them. "
+            f"{sorted(record.dimensions) or 'one reward without a name'}, and no other rollout of the step has them. "
             "Declare them with Trainer(reward_dimensions=[...]), or emit them with emit_reward({...}, primary_key=...)"
         )
     return having
@@ -248,7 +248,7 @@ def _trained_calls(record: RolloutRecord) -> list[ModelCall]:
 
 
 def is_over_length(record: RolloutRecord, settings: TrainingSettings) -> bool:
-    """Return whether a rollout is excluded because a call in its rows was cut at its limit."""
+    """Return whether a rollout is excluded because a call in its rows was truncated at its token limit."""
     cut = (call.finish_reason == "length" for call in _trained_calls(record))
     return settings.mask_truncated_completions and any(cut)
 
@@ -299,22 +299,21 @@ def _groups_without_signal(
 
 
 class LateCalls:
-    """Accounts for model calls that end after their step has closed: calls of abandoned attempts, and calls that an
-    agent did not wait for.
+    """Records model calls that end after their step has closed, of abandoned attempts or without a waiting agent.
 
-    The step that notices such a call excludes it as `unfinished`. `in_hand` is always the number of pending calls of
-    the gateway before the evidence was read.
+    The step that detects such a call excludes it as `unfinished`. `in_hand` is the number of pending calls of the
+    gateway before the evidence was read.
     """
 
     def __init__(self) -> None:
         self._watched: list[tuple[Rollout, set[CallRef], float]] = []  # with the counted calls, and since when
 
     def state(self) -> list[object]:
-        """Return the rollouts that may still get calls, with the counted calls, as JSON data."""
+        """Return the rollouts that may still receive calls, with the counted calls, as JSON data."""
         return [[rollout.rollout_id, sorted(map(list, counted))] for rollout, counted, _ in self._watched]
 
     def expect(self, collected: Sequence[Evidence], *, in_hand: int) -> None:
-        """Watch the rollouts of a step that may still get calls, with the calls that the step has counted."""
+        """Watch the rollouts of a step that may still receive calls, with the calls that the step has counted."""
         self._watched += [
             (one.rollout, {call.ref for call in model_calls(one.spans)}, time.monotonic())
             for one in collected
@@ -322,7 +321,7 @@ class LateCalls:
         ]
 
     async def enter(self, store: LightningStore, ledger: Ledger, *, in_hand: int) -> None:
-        """Enter the calls that arrived since, and stop watching rollouts that cannot get more."""
+        """Record the calls that arrived since, and stop watching rollouts that cannot receive more."""
         for rollout, counted, _ in self._watched:
             spans = (await evidence(store, rollout)).spans
             late = [call for call in model_calls(spans) if call.ref not in counted]

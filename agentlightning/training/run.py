@@ -1,8 +1,8 @@
-"""The loop of a training run: open or resume it, take its steps, end it.
+"""The loop of a training run: open or resume it, run its steps, end it.
 
-In one step, tasks become rollouts of the run. Runners run them against the gateway, behind which the policy's own
-engine answers. The spans become token rows with the engine's log-probabilities. The weights are updated while the
-gateway holds calls back. The ledger records the ending of every model call.
+In one step, tasks are enqueued as rollouts of the run. Runners execute them; their model calls pass through the gateway
+to the policy's engine. The spans are converted to token rows with the engine's log-probabilities. The weights are
+updated while the gateway delays new calls. The ledger records the outcome of every model call.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ MAX_SKIPPED: Final = 3
 """Number of consecutive steps with a non-finite loss that end the run."""
 MAX_DRAINS: Final = 3
 """Number of waits for the calls in progress, with `max_staleness`, before a weight change fails. Between two waits, the
-calls that were held back continue."""
+delayed calls continue."""
 
 MakeUpdater = Callable[[OpenRun, AsyncExitStack], Awaitable[Updater | None]]
-"""Function that returns the updater of an opened run, which the stack ends; None if nothing remains to be learned."""
+"""Function that returns the updater of an opened run, which the stack closes; None if no steps remain."""
 
 
 async def train(
@@ -65,11 +65,11 @@ async def train(
     group_reward: GroupReward | None = None,
     pick: Pick | None = None,
 ) -> GRPOResult:
-    """Open or resume the run of an algorithm, take its steps and return the result.
+    """Open or resume the run of an algorithm, run its steps and return the result.
 
     Args:
         config: sections of the run's `config.json`.
-        facts: further JSON data by name for comparison with a later start, besides settings, tasks and model files.
+        facts: additional JSON data by name to compare with a later start, besides settings, tasks and model files.
 
     Raises the errors of `agl.GRPO.run`.
     """
@@ -118,7 +118,7 @@ async def train(
 
 
 def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int) -> GRPOResult:
-    """Return the result of the steps in the checkpoint of an earlier start; an empty one without a checkpoint."""
+    """Return the result of the steps in the checkpoint of an earlier start; an empty result without a checkpoint."""
     result, state = GRPOResult(folder.path, weight_version), resume.state
     if state:
         result.train_seconds = state["train_seconds"]
@@ -151,7 +151,7 @@ class TrainingRun:
         self._is_cancelled = False
 
     async def train(self) -> GRPOResult:
-        """Evaluate, take every step, evaluate, save. The trained weights are saved in every case."""
+        """Evaluate, run every step, evaluate, save. The trained weights are always saved, even after an error."""
         context, settings = self._context, self._context.settings
         result = self._restored()
         resources_id = await context.publish("train", settings.temperature)
@@ -201,7 +201,7 @@ class TrainingRun:
                 if first is None:
                     first = error
                 else:
-                    logger.error("The run had failed already when its end failed, too: %r", error)
+                    logger.error("The run had already failed when ending it also failed: %r", error)
             except BaseException as error:  # a cancellation or Ctrl+C is raised again when all is done
                 first = error
         if first is not None and first is not cause:
@@ -342,7 +342,7 @@ class TrainingRun:
         skipped = update.figures["skipped_steps"]
         self._skipped = self._skipped + 1 if update.figures["steps"] == 0 and skipped > 0 else 0
         if skipped:
-            text = f"{skipped:.0f} optimizer steps skipped: loss or probabilities are not finite"
+            text = f"{skipped:.0f} optimizer steps skipped because the loss or a probability is not finite"
             context.alarm(text, "skipped_steps")
         return update
 
@@ -357,14 +357,14 @@ class TrainingRun:
             except DrainTimeoutError as error:
                 if drains == most:
                     raise
-                context.alarm(f"step {step}: {error}; the weights are as before, and it is tried again", "drain")
+                context.alarm(f"step {step}: {error}; the weights are unchanged; retrying", "drain")
 
     def _check_skipped(self) -> None:
         if self._skipped >= MAX_SKIPPED:
             raise NonFiniteLossError(
-                f"The loss was not finite in {MAX_SKIPPED} steps in a row; the run ends. "
-                f"Try a smaller learning_rate (now {self._context.settings.learning_rate}), or look at the rewards. "
-                f"The last weights are in {self._folder.model}"
+                f"The loss was not finite in {MAX_SKIPPED} steps in a row; the run ends. Reduce learning_rate "
+                f"(currently {self._context.settings.learning_rate}) or check the rewards. The last weights are in "
+                f"{self._folder.model}"
             )
 
     # --- reports and the ledger --------------------------------------------------------------------------------------
@@ -398,17 +398,17 @@ class TrainingRun:
             names = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
             self._context.note(
                 f"step {step}: some of {summary.trained} trained calls were constrained by {names}: their tokens were "
-                "drawn from another distribution than the one that learns from them"
+                "sampled from another distribution than the learner's"
             )
 
     async def late_calls(self) -> dict[str, int]:
-        """Account for the calls that ended after the last step; return their number by the reason of their exclusion.
-        Call it when no further call can arrive."""
+        """Record the calls that ended after the last step as excluded; return their number by reason. Call it when no
+        further call can arrive."""
         ledger = Ledger(step=self._context.settings.max_steps + 1)
         await self._enter_late_calls(ledger, [], is_last=True)
         summary = ledger.close()
         await self._context.recorder.ledger(ledger)
         excluded = {str(reason): count for reason, count in summary.excluded.items()}
         if excluded:
-            logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
+            logger.info("%d model calls ended after the last step and are excluded: %s", summary.captured, excluded)
         return excluded

@@ -22,10 +22,10 @@ from agentlightning.training.rollouts import Evidence
 from agentlightning.training.rows import StepRows
 
 _WAYS_OUT: Final = (
-    "Two ways out: let the agent take the model, `def agent(task, llm: agl.LLM)`, and give its client "
-    "base_url=llm.get_base_url(), api_key=llm.api_key and model=llm.model; or run the agent as a program of its own "
-    "(agl.CommandAgent), whose environment holds OPENAI_BASE_URL, OPENAI_API_KEY and the like. If the client has a "
-    "cache that answers without a call (DSPy has), switch it off"
+    "To fix this, add a parameter for the model, `def agent(task, llm: agl.LLM)`, and pass "
+    "base_url=llm.get_base_url(), api_key=llm.api_key and model=llm.model to the agent's client. Or run the agent as a "
+    "separate program (agl.CommandAgent), whose environment has OPENAI_BASE_URL, OPENAI_API_KEY and similar variables. "
+    "If the client caches replies, as DSPy does, disable its cache"
 )
 _STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
 """Fields of `RunGuard` that a checkpoint holds, under these names."""
@@ -36,12 +36,12 @@ class RunGuard:
     """Reports conditions that prevent learning. Belongs to the loop of the run, which calls it in each step."""
 
     max_drift: float | None = None
-    """Largest share of turns that may drift; None is no limit."""
+    """Maximum share of turns that may drift; None is no limit."""
     decode: Decode | None = None
     turns: int = field(default=0, init=False)
-    """Number of model calls in rows, over the whole run."""
+    """Number of model calls in rows, over the full run."""
     drifts: int = field(default=0, init=False)
-    """Number of these calls that begin a row because of template or tokenizer."""
+    """Number of these calls that begin a row because of the chat template or the tokenizer."""
     _first_step_seen: bool = field(default=False, init=False)
     _reported: bool = field(default=False, init=False)
     _told_of_refusals: bool = field(default=False, init=False)
@@ -66,10 +66,10 @@ class RunGuard:
         calls = model_calls(evidence.counted)
         if any(call.spans is not None and call.spans.record is not None for call in calls):
             return None
-        tracer_note = f"its tracer saw {len(calls)}, which went elsewhere" if calls else "its tracer saw none either"
+        tracer_note = f"its tracer saw {len(calls)}, sent elsewhere" if calls else "its tracer saw none either"
         return (
             f"the first rollout with a reward ({evidence.rollout.rollout_id}) has no model call through the gateway "
-            f"({tracer_note}), so nothing of it can be trained. {_WAYS_OUT}"
+            f"({tracer_note}), so it cannot be trained. {_WAYS_OUT}"
         )
 
     def refusals(self, records: Sequence[RolloutRecord]) -> str | None:
@@ -79,15 +79,15 @@ class RunGuard:
             return None
         self._told_of_refusals = True
         return (
-            f"{len(refused)} of {len(records)} rollouts had a model call that was refused for good; they are left out "
-            f"as {REFUSED_CALL}, and this is said once. The first, rollout {refused[0].rollout_id}: "
-            f"{_first_refusal(refused[0])}. Change what the program asks for, or train such rollouts with "
+            f"{len(refused)} of {len(records)} rollouts had a model call that finally failed; they are excluded as "
+            f"{REFUSED_CALL}. This is reported only once. The first, rollout {refused[0].rollout_id}: "
+            f"{_first_refusal(refused[0])}. Change the request of the program, or train such rollouts with "
             "refused_calls='train'"
         )
 
     @property
     def drift_rate(self) -> float:
-        """Drifts per turn over the whole run; 0 before the first turn."""
+        """Drifts per turn over the full run; 0 before the first turn."""
         return self.drifts / self.turns if self.turns else 0.0
 
     def count_drift(self, records: Sequence[RolloutRecord]) -> None:
@@ -99,17 +99,17 @@ class RunGuard:
         record = next(record for record in records if record.reading.drifts)
         example = describe(record.reading.drifts[0], record.calls, self.decode)
         raise TooMuchDriftError(
-            f"{self.drifts} of {self.turns} turns came back in other tokens than were recorded ({self.drift_rate:.1%}, "
-            f"max_drift={self.max_drift}). Each of them begins a row of its own. An example, of rollout "
-            f"{record.rollout_id}:\n{example}\n"
-            "To try: a chat template that shows earlier turns as they were said, or a higher max_drift"
+            f"{self.drifts} of {self.turns} turns were rendered as other tokens than were sampled "
+            f"({self.drift_rate:.1%}, max_drift={self.max_drift}). Each of them begins a new row. Example, from "
+            f"rollout {record.rollout_id}:\n{example}\nTo try: use a chat template that renders earlier turns "
+            "unchanged, or increase max_drift"
         )
 
     def untrainable(self, records: Sequence[RolloutRecord]) -> str | None:
         """Return a report on rollouts with a reward and no trainable call, the first time that there are any.
 
         Raises:
-            NoTrainableCallError: it is the first step, and no rollout with a reward has such a call.
+            NoTrainableCallError: it is the first step, and no rollout with a reward has a trainable call.
         """
         first, self._first_step_seen = not self._first_step_seen, True
         earned = [record for record in records if record.verdict in (None, "no_call")]
@@ -121,16 +121,16 @@ class RunGuard:
         if first and len(without) == len(earned):
             raise NoTrainableCallError(
                 f"None of the {len(earned)} rollouts with a reward in the first step has a model call that can be "
-                f"trained: there is nothing to learn from. {report}"
+                f"trained. {report}"
             )
         return (
             f"{len(without)} of {len(earned)} rollouts with a reward have no model call that can be trained; they are "
-            f"left out, and this is said once. {report}"
+            f"excluded. This is reported only once. {report}"
         )
 
 
 class Endings:
-    """Counts the training rollouts of a run by their endings. Belongs to the loop."""
+    """Counts the training rollouts of a run by their outcomes. Belongs to the loop."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -159,19 +159,19 @@ class Endings:
                 self._first_error = f"{record.rollout_id}: {_first_refusal(record)}"
 
     def require_scored(self) -> None:
-        """Raise NoScoredRolloutError if there was no rollout with a reward to learn from."""
+        """Raise NoScoredRolloutError if no rollout had a reward to learn from."""
         if self._scored or not self._counts:
             return
         counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
         error = f" The first error, of rollout {self._first_error}." if self._first_error else ""
         raise NoScoredRolloutError(
-            f"The run took no rollout to learn from: of {self._counts.total()} rollouts {counts}.{error} Its model is "
-            "the one that it began with. See one of them with: agl rollouts list, agl rollouts explain <rollout id>"
+            f"None of the run's {self._counts.total()} rollouts could be trained: {counts}.{error} The model is "
+            "unchanged. To inspect a rollout: agl rollouts list, agl rollouts explain <rollout id>"
         )
 
 
 def why_failed(collected: Sequence[Evidence]) -> str:
-    """Return a description of the most frequent ending of the rollouts."""
+    """Return a description of the most frequent outcome of the rollouts."""
     [(way, number)] = Counter(map(_way_of, collected)).most_common(1)
     return f"{way} ({number} of {len(collected)})"
 
@@ -179,13 +179,13 @@ def why_failed(collected: Sequence[Evidence]) -> str:
 def _way_of(rollout: Evidence) -> str:
     latest = rollout.latest
     if latest is None:
-        return "nobody claimed it in time"
+        return "no runner claimed it in time"
     error = f": {latest.error.type}: {latest.error.message}" if latest.error else ""
     return f"{latest.outcome_reason or latest.outcome or latest.status}{error}"
 
 
 def _first_refusal(record: RolloutRecord) -> str:
-    """Return the answer to the first finally refused call of a rollout."""
+    """Return the error of the first finally refused call of a rollout."""
     calls = [call for call in record.calls if call.ref.attempt_id == record.attempt_id]
     spans = [call.spans.record for call in refused_for_good(calls) if call.spans is not None]
     return next((s.status.description for s in spans if s is not None and s.status.description), "no error is recorded")

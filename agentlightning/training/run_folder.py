@@ -1,4 +1,4 @@
-"""The folder of a training run: settings, a line of metrics per step, model and lock. Also exports runs as files."""
+"""The folder of a training run: settings, one line of metrics per step, model and lock. Also exports runs as files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 def new_run_folder(parent: str | Path = "runs") -> Path:
-    """Create a unique folder named after the time below `parent` and return it.
+    """Create a unique folder below `parent`, named after the current time, and return it.
 
     Raises:
         BadRequestError: it cannot be created or written.
@@ -53,14 +53,14 @@ def new_run_folder(parent: str | Path = "runs") -> Path:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             return folder
-    raise BadRequestError(f"{parent} holds a hundred runs of this second; choose another folder")
+    raise BadRequestError(f"{parent} already has a hundred runs of this second. Choose another folder")
 
 
 def check_writable(folder: str | Path) -> Path:
     """Create the folder if needed and return it.
 
     Raises:
-        BadRequestError: it is a file, or cannot be written; gives the reason.
+        BadRequestError: it is a file, or cannot be written. The message gives the reason.
     """
     path = Path(folder)
     try:
@@ -70,8 +70,8 @@ def check_writable(folder: str | Path) -> Path:
         probe.unlink()
     except OSError as error:
         raise BadRequestError(
-            f"The output folder {str(path)!r} cannot be written: {error.strerror or error}. "
-            "Choose another one, or make it writable."
+            f"The output folder {str(path)!r} cannot be written: {error.strerror or error}. Choose another folder, or "
+            "make it writable."
         ) from error
     return path
 
@@ -95,8 +95,8 @@ def held_folder(folder: str | Path) -> Generator[None]:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):  # else a file system without locks
                 raise BadRequestError(
-                    f"Another process trains in the output folder {str(path)!r}: wait until that run has ended, or "
-                    "stop it"
+                    f"Another process is training in the output folder {str(path)!r}. Wait until that run has ended, "
+                    "or stop it"
                 ) from None
         yield
 
@@ -117,13 +117,13 @@ class RunFolder:
         return self.path / "model"
 
     def check_unused(self) -> None:
-        """Check that the folder has no other run, so that no figures are mixed or lost.
+        """Check that the folder has no other run, so that no metrics are mixed or lost.
 
         Raises:
             BadRequestError: the folder has a `metrics.jsonl`.
         """
         if (self.path / METRICS).exists():
-            raise BadRequestError(f"The output folder {str(self.path)!r} holds a run already; choose another one")
+            raise BadRequestError(f"The output folder {str(self.path)!r} already has a run. Choose another folder")
 
     def write_config(self, **sections: Mapping[str, object]) -> None:
         """Write `config.json`: the settings by section, and the versions of packages. Other sections do not change."""
@@ -143,7 +143,7 @@ class RunFolder:
         except OSError as error:
             if self._cause is None:
                 self._cause = error
-                logger.warning("Cannot be written: %s. Figures of steps stay in memory until they can", error)
+                logger.warning("Cannot write metrics: %s. They stay in memory until they can be written", error)
 
     def finish(self) -> None:
         """Write the lines that are still in memory.
@@ -175,7 +175,7 @@ class RunFolder:
 
 
 def read_lines(path: Path) -> dict[int, dict[str, Any]]:
-    """Return the lines of `metrics.jsonl` by step; none without the file. A truncated line of a killed process is
+    """Return the lines of `metrics.jsonl` by step; empty without the file. A truncated line of a killed process is
     skipped."""
     lines: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().split(b"\n") if path.exists() else ():
@@ -191,7 +191,7 @@ def write_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
 
 
 def figures_of(line: Mapping[str, Any]) -> StepFigures:
-    """Return the figures of a line of `metrics.jsonl`."""
+    """Return the metrics of a line of `metrics.jsonl`."""
     return StepFigures(**{name: value for name, value in line.items() if name in _FIGURES})
 
 
@@ -221,13 +221,13 @@ async def export_run(store: LightningStore, run: Run, folder: Path) -> dict[str,
     """Write a run into an empty or new folder, and return the number of lines of each file.
 
     `run.json` holds the run with its settings and versions, `<kind>.jsonl` its records in the order of their steps, and
-    `vocabulary-<id>.json` the text of each token id. Secrets are hidden again.
+    `vocabulary-<id>.json` the text of each token id. Secrets are hidden.
 
     Raises:
         BadRequestError: the folder cannot be written, or is not empty.
     """
     if os.listdir(check_writable(folder)):
-        raise BadRequestError(f"The folder {str(folder)!r} is not empty; choose another one")
+        raise BadRequestError(f"The folder {str(folder)!r} is not empty. Choose another folder")
 
     def write(name: str, data: object) -> None:
         with open_private(folder / name, "w") as file:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RunSource(Protocol):
-    """The algorithm of a run, with the parts that the Trainer bound."""
+    """The algorithm of a run, with the components that the Trainer assigned to it."""
 
     def get_store(self) -> LightningStore: ...
     def get_run_log(self) -> RunLog: ...
@@ -30,8 +30,8 @@ class RunSource(Protocol):
 
 
 def check_model(model: str) -> None:
-    """Raise BadRequestError for a model that is neither a folder nor in the local cache: transformers would look for it
-    on the network."""
+    """Raise BadRequestError for a model that is neither a folder nor in the local cache, which transformers would
+    download."""
     from huggingface_hub import try_to_load_from_cache
 
     if Path(model).is_dir():
@@ -42,18 +42,18 @@ def check_model(model: str) -> None:
         config = None
     if not isinstance(config, str):
         raise BadRequestError(
-            f"model={model!r} is neither a folder nor the name of a model in the local cache. Give the folder of "
-            "a model, or fetch it first (hf download NAME): a run asks for nothing beyond this machine"
+            f"model={model!r} is neither a folder nor the name of a model in the local cache. Pass the folder of a "
+            "model, or download it first (hf download NAME); a run downloads nothing"
         )
 
 
 def check_device(device: str) -> None:
-    """Raise BadRequestError for a device that torch does not know or cannot use; names the available ones."""
+    """Raise BadRequestError, with the available devices, for a device that torch does not know or cannot use."""
     import torch
 
     try:
         if torch.empty(1, device=device).is_meta:
-            raise RuntimeError("tensors on it hold no numbers")
+            raise RuntimeError("its tensors have no data")
     except (RuntimeError, AssertionError) as error:  # the latter from a torch built without CUDA
         devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         why = str(error).partition("\n")[0]
@@ -67,15 +67,15 @@ def check_one_time_limit(name: str, own: float | None, config: RolloutConfig) ->
     if None not in (own, config.timeout_seconds) and own != config.timeout_seconds:
         raise BadRequestError(
             f"rollout_timeout_seconds={own} of {name} and rollout_config timeout_seconds={config.timeout_seconds} of "
-            "the Trainer are one limit and differ; leave one of them out"
+            "the Trainer set the same limit but differ. Remove one of them"
         )
 
 
 def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
-    """Return the adapter of a run, by default one that reads the spans of the tracer and the gateway.
+    """Return the adapter of a run; the default reads the spans of the tracer and the gateway.
 
     Raises:
-        BadRequestError: the adapter makes no triplets.
+        BadRequestError: the adapter returns no triplets.
     """
     try:
         adapter = algorithm.get_adapter()
@@ -83,7 +83,7 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
         return TracerTraceToTriplet()
     if not isinstance(adapter, TraceToTripletBase):
         raise BadRequestError(
-            f"{type(algorithm).__name__} trains on triplets; the adapter {type(adapter).__name__} makes none. "
+            f"{type(algorithm).__name__} trains on triplets, but the adapter {type(adapter).__name__} returns none. "
             "Use TracerTraceToTriplet (the default) or LlmProxyTraceToTriplet"
         )
     return adapter
@@ -95,6 +95,6 @@ def check_tasks(name: str, settings: TrainingSettings, tasks: Sequence[object], 
         raise BadRequestError(f"{name} needs tasks: pass train_dataset to fit, with at least one task")
     if settings.eval_steps and not held_out:
         raise BadRequestError(
-            f"eval_steps={settings.eval_steps} has no effect without tasks to evaluate on: "
-            "pass val_dataset to fit, or leave eval_steps out"
+            f"eval_steps={settings.eval_steps} has no effect without held-out tasks: pass val_dataset to fit, or omit "
+            "eval_steps"
         )

@@ -1,5 +1,5 @@
-"""The selection of rollouts for supervised fine-tuning, from each step or from the store: by id, by a function, by a
-smallest reward, the best of each task, the best of all."""
+"""Selects rollouts for supervised fine-tuning, from each step or from the store: by id, by a function, by a minimum
+reward, the best of each task, the best of all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NAMED_AT_MOST: Final = 5
 
 
 class SelectionEndings(Endings):
-    """Counts endings and chosen rollouts: a run that chose none ends with an error."""
+    """Counts outcomes and chosen rollouts; a run without chosen rollouts ends with an error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,8 +59,8 @@ class SelectionEndings(Endings):
         super().require_scored()
         if not self.chosen:
             raise NoScoredRolloutError(
-                f"The run chose no rollout to learn from: the best reward was {self.best}. Its model is the one that "
-                "it began with. Choose by a lower min_reward, or by best_per_task or top_share, which always find some"
+                f"The run chose no rollout to learn from: the best reward was {self.best}. The model is unchanged. "
+                "Reduce min_reward, or use best_per_task or top_share, which always choose rollouts"
             )
 
 
@@ -124,7 +124,7 @@ class SelectingCollector(StepCollector):
         if rewards and not rows.samples:
             self._context.alarm(
                 f"step {ledger.step}: none of {len(rewards)} scored rollouts was chosen: their best reward is "
-                f"{max(rewards):g}; left out: {counts_text(reasons)}",
+                f"{max(rewards):g}; excluded: {counts_text(reasons)}",
                 "none_chosen",
             )
         return rows
@@ -143,8 +143,8 @@ class Candidate:
 def left_out(candidates: Sequence[Candidate], rule: SFTSettings) -> dict[str, LeftOut]:
     """Return the reason for each excluded rollout, by its id.
 
-    `min_reward`, `best_per_task` and `top_share` apply in this order, each to the rollouts that remain; the first ones
-    count among equal rewards.
+    `min_reward`, `best_per_task` and `top_share` apply in this order, each to the remaining rollouts. Among rollouts
+    with the same reward, the first are chosen.
     """
     reasons: dict[str, LeftOut] = {}
     rest = list(candidates)
@@ -186,7 +186,7 @@ async def choose_stored(
 
     Raises:
         NotFoundError: the store has no rollout with one of the ids.
-        BadRequestError: a rollout of the list cannot be trained, or none is chosen; gives the reason.
+        BadRequestError: a rollout of the list cannot be trained, or none is chosen. The message gives the reason.
     """
     reasons: dict[str, str] = {}
     candidates: list[Candidate] = []
@@ -204,25 +204,25 @@ async def choose_stored(
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
         examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {examples}. "
-            "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
+            f"{len(unusable)} of the {len(settings.named)} listed rollouts cannot be trained: {examples}. To see why: "
+            "agl rollouts explain <rollout id>. Remove them from rollouts="
         )
     total = len(candidates) + len(reasons)
     reasons |= left_out(candidates, settings)
     chosen = [one.rollout_id for one in candidates if one.rollout_id not in reasons]
     if not chosen:
         best = max((one.reward for one in candidates), default=None)
-        why = f"left out: {counts_text(reasons)}; the best reward is {best}" if total else "there are none"
+        why = f"excluded: {counts_text(reasons)}; the best reward is {best}" if total else "the store has none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"No rollout is chosen out of the {total} ended training rollouts{of} of the store: {why}. Rollouts need a "
-            "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
+            f"None of the {total} ended training rollouts{of} in the store is chosen: {why}. Rollouts need a reward, "
+            "and model calls with token ids and log-probabilities, which the engine of GRPO and vLLM return"
         )
     return chosen, reasons
 
 
 def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) -> bool:
-    """Return whether the text of a rollout proves that its token ids belong to the model's tokenizer; False without
+    """Return whether the text of a rollout confirms that its token ids belong to the model's tokenizer; False without
     text.
 
     Raises:
@@ -233,8 +233,8 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
     way_out = "Train the model that the rollouts were sampled from, or one with its tokenizer"
     if largest >= size:
         raise BadRequestError(
-            f"Rollout {record.rollout_id} has the token id {largest}, and the vocabulary of the model ends at "
-            f"{size - 1}: it was sampled with another tokenizer. {way_out}"
+            f"Rollout {record.rollout_id} has the token id {largest}, but the vocabulary of the model ends at "
+            f"{size - 1}: the rollout was sampled with another tokenizer. {way_out}"
         )
     tokenizer: Any = policy.tokenizer
     decoded = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
@@ -244,8 +244,8 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
     texts = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
     if texts and not any(text in spelt for text in texts):
         raise BadRequestError(
-            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {texts[0][:60]!r}, and none "
-            f"of its replies is in what the model's tokenizer makes of its tokens, {spelt[-60:]!r}. {way_out}"
+            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {texts[0][:60]!r}, but the "
+            f"model's tokenizer decodes its tokens to {spelt[-60:]!r}. {way_out}"
         )
     return bool(texts)
 
@@ -269,8 +269,8 @@ async def _ended_rollouts(store: LightningStore, settings: SFTSettings) -> Async
         if unknown:
             names = ", ".join(unknown[:_NAMED_AT_MOST]) + (" and others" if len(unknown) > _NAMED_AT_MOST else "")
             raise NotFoundError(
-                f"The store has no rollout {names}: {len(unknown)} of {len(rollouts)} ids of rollouts= are unknown. "
-                "See what it has with: agl rollouts list"
+                f"The store has no rollout {names}: {len(unknown)} of {len(rollouts)} ids of rollouts= are unknown. To "
+                "list its rollouts: agl rollouts list"
             )
         for rollout in rollouts.values():
             assert rollout is not None

@@ -1,4 +1,4 @@
-"""The gateway of a run and its published resources: the policies are among the gateway's models, and each call belongs
+"""The gateway of a run and its published resources. The policies are among the gateway's models, and each call belongs
 to the policy that learns from it."""
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from agentlightning.types import LLM, NamedResources
 async def serve_policies(
     proxy: LLMProxy | None, store: LightningStore, updater: Updater, settings: TrainingSettings, stack: AsyncExitStack
 ) -> LLMProxy:
-    """Return a running gateway with the policies among its models: the program's, or one of the run's own; `stack`
-    restores it.
+    """Return a running gateway with the policies among its models, the program's or a new one; `stack` restores it.
 
     Raises:
-        BadRequestError: it already serves a model of the same name, or its policies are not those of the run.
+        BadRequestError: the gateway already serves a model of the same name, or its policies are not those of the run.
     """
     own = None if updater.names is None else {name: _policy_of(name) for name in updater.names}
     proxy = proxy or LLMProxy(store=store, policies=own)
@@ -34,8 +33,8 @@ async def serve_policies(
     for engine in updater.engines:
         if any(other["model_name"] == engine.model_name for other in others):
             raise BadRequestError(
-                f"The gateway serves a model named {engine.model_name!r} already, which is the name of the policy "
-                "that learns; give the other one another name"
+                f"The gateway already serves a model named {engine.model_name!r}, which is the name of the policy that "
+                "learns. Rename the other model"
             )
     proxy.update_model_list([*others, *(entry_of(engine, settings) for engine in updater.engines)])
     stack.callback(proxy.update_model_list, others)
@@ -73,9 +72,9 @@ def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
         if policy is None or policy.kind != "trained" or policy.models != (name,) or not policy.roles:
             example = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
             raise BadRequestError(
-                f"GRPO trains the policies {', '.join(names)}, and the gateway's policies do not fit ({name!r} is "
-                f"{'missing' if policy is None else 'another one'}): give LLMProxy(policies={{{example}}}), with "
-                "further roles if you like, or give the Trainer no llm_proxy"
+                f"GRPO trains the policies {', '.join(names)}, but the gateway's policies differ ({name!r} is "
+                f"{'missing' if policy is None else 'another policy'}): pass LLMProxy(policies={{{example}}}), "
+                "optionally with more roles, or omit llm_proxy of the Trainer"
             )
     if more := [policy.name for policy in by_name.values() if policy.kind == "trained" and policy.name not in names]:
         raise BadRequestError(
@@ -91,8 +90,8 @@ def resources_to_publish(
     sampling: dict[str, object],
     others: NamedResources | None = None,
 ) -> NamedResources:
-    """Return the resources: the first learning model under `name`, if there is one, the model of each policy under its
-    role of the gateway, and the `others` unchanged.
+    """Return the resources: the first learning model as `name` (if not None), the model of each policy as its role in
+    the gateway, and the `others` unchanged.
 
     The algorithm's sampling settings apply only to `models`; frozen and external models keep their own.
 
@@ -113,6 +112,6 @@ def check_resource_names(policies: Collection[str], others: NamedResources) -> N
     """Raise BadRequestError if one of the Trainer's resources has the name of a policy that learns."""
     if shared := sorted({*policies} & others.keys()):
         raise BadRequestError(
-            f"initial_resources have {', '.join(map(repr, shared))}, by which agents are given the model that learns: "
-            "choose another name for it, or set the algorithm's resource_name"
+            f"initial_resources has {', '.join(map(repr, shared))}, which is the resource name of the model that "
+            "learns. Rename the resource, or set the algorithm's resource_name"
         )

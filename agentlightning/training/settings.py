@@ -1,5 +1,4 @@
-"""The settings of runs that train weights, and those of GRPO: checked at construction, recorded with the run. Needs no
-torch.
+"""The settings of runs that train weights, and those of GRPO, checked at construction. Does not import torch.
 
 A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's name follows in brackets.
 """
@@ -58,7 +57,7 @@ NotNegative = Annotated[float, Bounds(at_least=0)]
 Share = Annotated[float, Bounds(at_least=0, at_most=1)]
 
 MOST_GROUPS: Final = 512
-"""Largest number of groups in flight. Each waits for its end with its own request, which a remote store holds open."""
+"""Maximum number of groups in progress; each waits with its own request, which a remote store keeps open."""
 OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16")
 """Settings that each policy of `policies=` may set for itself."""
 
@@ -101,23 +100,23 @@ class LossSettings:
 
     loss_type: LossType = "dapo"
     """`grpo`, `dapo` and `dr_grpo` use the clipped loss of PPO and differ only in `aggregation`. `cispo` clips the
-    ratio but keeps the gradient of every token (its bound is `epsilon_high` itself, such as 5.0). `gspo` clips one
+    ratio but keeps the gradient of every token (its limit is `epsilon_high` itself, such as 5.0). `gspo` clips one
     ratio per sequence; its papers use an `epsilon` of about 3e-4. [`actor.policy_loss.loss_mode`]"""
     aggregation: Aggregation | None = None
     """Unit that has equal weight in the loss of a step: each `token`, each `sequence` (row) or each `rollout` (all its
-    rows together). With `constant` each token weighs 1 / (rollouts * `loss_scale_factor`). None is the choice of the
+    rows together). With `constant` each token weighs 1 / (rollouts * `loss_scale_factor`). None uses the value of the
     `loss_type`'s paper: `rollout` for grpo and gspo, `token` for dapo and cispo, `constant` for dr_grpo.
     [`actor.loss_agg_mode`]"""
     loss_scale_factor: Count | None = None
-    """Length of `constant` aggregation, in tokens; None is `max_completion_length`. [`actor.loss_scale_factor`]"""
+    """Length for `constant` aggregation, in tokens; None is `max_completion_length`. [`actor.loss_scale_factor`]"""
     epsilon: Annotated[float, Bounds(above=0, below=1)] = 0.2
-    """Lower clip range: the ratio of new to old probability counts down to 1 - `epsilon`. [`actor.clip_ratio_low`]"""
+    """Lower clip range: the ratio of new to old probability is clipped below 1 - `epsilon`. [`actor.clip_ratio_low`]"""
     epsilon_high: Positive | None = 0.28
-    """Upper clip range: the ratio counts up to 1 + `epsilon_high`; None is `epsilon`. With `cispo` it is the largest
-    ratio itself. [`actor.clip_ratio_high`]"""
+    """Upper clip range: the ratio is clipped above 1 + `epsilon_high`; None is `epsilon`. With `cispo` it is the
+    maximum ratio itself. [`actor.clip_ratio_high`]"""
     delta: Annotated[float, Bounds(above=1)] | None = None
-    """Largest ratio that counts where the advantage is negative (dual clip). It must be above 1 + `epsilon_high`. None
-    is no bound. [`actor.clip_ratio_c`]"""
+    """Maximum ratio for tokens with a negative advantage (dual clip). It must be above 1 + `epsilon_high`. None is no
+    limit. [`actor.clip_ratio_c`]"""
     beta: NotNegative = 0.0
     """Weight of the KL divergence from the reference, which is the model as loaded. [`actor.kl_loss_coef`, or
     `algorithm.kl_ctrl.kl_coef` in the reward]"""
@@ -125,23 +124,23 @@ class LossSettings:
     """KL estimator: `k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p. [`actor.kl_loss_type`]"""
     use_bias_correction_kl: bool = True
     """Multiply the penalty of a token by its ratio (with `k2`, by its ratio without gradient), so that its gradient is
-    that of the divergence."""
+    the gradient of the divergence."""
     use_kl_in_reward: bool = False
-    """Subtract the penalty from the rollout's reward, not add it to the loss. [`algorithm.use_kl_in_reward`]"""
+    """Subtract the penalty from the rollout's reward instead of using it in the loss. [`algorithm.use_kl_in_reward`]"""
     importance_sampling_correction: bool = False
-    """False: ratios are to the probabilities that the engine recorded. True: ratios are to the learner's own before the
-    first optimizer step, and a separate weight corrects the difference of both, see `importance_sampling_mode`. TRL
-    puts `vllm_` before this and the next three names. [`algorithm.rollout_correction.bypass_mode`, negated]"""
+    """False: ratios are relative to the engine's probabilities. True: they are relative to the learner's before the
+    first optimizer step, and a separate weight corrects the difference, see `importance_sampling_mode`. TRL adds the
+    prefix `vllm_` to this and the next three names. [`algorithm.rollout_correction.bypass_mode`, negated]"""
     importance_sampling_mode: CorrectionMode = "sequence_mask"
-    """One weight per token, or one per sequence (the product of the weights of its tokens). A weight outside its bounds
-    is set to the bound (`truncate`), or its token or sequence is removed from the loss (`mask`; with both bounds, the
-    band of IcePop). [`rollout_correction.rollout_is`]"""
+    """One weight per token, or one per sequence (the product of the weights of its tokens). A weight outside its limits
+    is set to the limit (`truncate`), or its token or sequence is removed from the loss (`mask`; with both limits, as in
+    IcePop). [`rollout_correction.rollout_is`]"""
     importance_sampling_clip_max: Positive | None = 3.0
-    """Upper bound of that weight; None is no bound. [`rollout_correction.rollout_is_threshold`]"""
+    """Maximum of that weight; None is no limit. [`rollout_correction.rollout_is_threshold`]"""
     importance_sampling_clip_min: Positive | None = None
-    """Lower bound of that weight; None is no bound. [the first number of `rollout_is_threshold`]"""
+    """Minimum of that weight; None is no limit. [the first number of `rollout_is_threshold`]"""
     staleness_clip_max: Positive | None = 5.0
-    """Upper bound of the weight of a token that an older weight version sampled; None is no bound. The weight is the
+    """Maximum of the weight of a token that an older weight version sampled; None is no limit. The weight is the
     learner's probability before its first optimizer step divided by the probability at sampling. Only runs with
     `max_staleness` have such tokens. [no counterpart]"""
     entropy_coef: NotNegative = 0.0
@@ -157,27 +156,29 @@ class LossSettings:
         loss, largest = self.chosen_loss, self.ratio_limits.high
         pairs = {
             f"loss_type={self.loss_type!r} and epsilon_high={self.epsilon_high}: with {self.loss_type} it is the "
-            "largest ratio itself; give one of at least 1, such as 5.0": loss.high_is_ratio and largest < 1,
-            f"loss_type={self.loss_type!r} and delta={self.delta}: it bounds no ratio by the sign of the advantage; "
-            "leave delta out": self.delta is not None and not loss.takes_delta,
+            "maximum ratio itself; set at least 1, such as 5.0": loss.high_is_ratio and largest < 1,
+            f"loss_type={self.loss_type!r} and delta={self.delta}: this loss does not support delta; omit it": (
+                self.delta is not None and not loss.takes_delta
+            ),
             f"delta={self.delta} and epsilon_high={self.epsilon_high}: delta must be above 1 + epsilon_high": (
                 self.delta is not None and self.delta <= largest
             ),
-            f"loss_scale_factor={self.loss_scale_factor} and aggregation={by!r}: only 'constant' has a constant "
-            "length": self.loss_scale_factor is not None and by != "constant",
-            "use_kl_in_reward=True and beta=0: give beta, the weight of the penalty": (
+            f"loss_scale_factor={self.loss_scale_factor} and aggregation={by!r}: only 'constant' uses it": (
+                self.loss_scale_factor is not None and by != "constant"
+            ),
+            "use_kl_in_reward=True and beta=0: set beta, the weight of the penalty": (
                 self.use_kl_in_reward and self.beta == 0
             ),
             f"loss_type={self.loss_type!r} and use_bias_correction_kl=True (with beta={self.beta}): its ratio is that "
-            "of a sequence, with which the penalty of a token is not unbiased; set use_bias_correction_kl=False": (
+            "of a sequence, which makes the penalty of a token biased; set use_bias_correction_kl=False": (
                 loss.ratio_of == "row" and self.has_kl_loss and self.use_bias_correction_kl
             ),
             f"kl_estimator='k1' and use_bias_correction_kl=False (with beta={self.beta}): the gradient of k1 alone is "
-            "0 in the mean; set use_bias_correction_kl=True or use_kl_in_reward=True, or take 'k2' or 'k3'": (
+            "0 on average; set use_bias_correction_kl=True or use_kl_in_reward=True, or use 'k2' or 'k3'": (
                 self.kl_estimator == "k1" and self.has_kl_loss and not self.use_bias_correction_kl
             ),
-            f"importance_sampling_clip_min={low} and importance_sampling_clip_max={high}: the lower bound must be "
-            "below the upper one": low is not None and high is not None and low >= high,
+            f"importance_sampling_clip_min={low} and importance_sampling_clip_max={high}: the minimum must be below "
+            "the maximum": low is not None and high is not None and low >= high,
         }
         refuse_pairs(pairs)
 
@@ -218,22 +219,24 @@ class RewardSettings:
     rollouts of its group (`rloo`), or the mean of the step (`reinforce_plus_plus`). [`algorithm.adv_estimator`]"""
     scale_rewards: ScaleRewards | None = None
     """Divisor of advantages: `group` is the standard deviation of the group (GRPO), `batch` that of the step's rewards,
-    `none` does not divide (Dr. GRPO). None is the choice of the `advantage`'s paper: `group` for grpo, `none` for rloo,
-    `batch` for the other two. [`algorithm.norm_adv_by_std_in_grpo`]"""
+    `none` does not divide (Dr. GRPO). None uses the value of the `advantage`'s paper: `group` for grpo, `none` for
+    rloo, `batch` for the other two. [`algorithm.norm_adv_by_std_in_grpo`]"""
     reward_weights: Mapping[str, float] | None = None
-    """Weight of each reward dimension by its name, for agents whose rewards have several. A dimension without a weight
-    does not count. None uses the primary reward only. [none; in the reward function]"""
+    """Weight of each reward dimension by name, for rewards with several dimensions. A dimension without a weight does
+    not count. None uses only the primary reward. [none; in the reward function]"""
     multi_objective_aggregation: MultiObjective = "sum_then_normalize"
-    """`sum_then_normalize` adds the weighted dimensions to one reward and computes its advantage. `normalize_then_sum`
-    computes an advantage per dimension and scales their weighted sum over the step (GDPO). [`adv_estimator: gdpo`]"""
+    """`sum_then_normalize` adds the weighted dimensions into one reward and computes its advantage.
+    `normalize_then_sum` computes an advantage per dimension and scales their weighted sum over the step (GDPO).
+    [`adv_estimator: gdpo`]"""
     soft_punish_cache: Count | None = None
-    """Number of tokens before `max_completion_length` over which the length of a rollout's longest call lowers its
-    reward; None is off. In TRL: `get_soft_overlong_punishment(soft_punish_cache=)`. [`overlong_buffer_cfg.len`]"""
+    """Number of tokens before `max_completion_length` at which the length of a rollout's longest call begins to lower
+    its reward; None disables it. In TRL: `get_soft_overlong_punishment(soft_punish_cache=)`.
+    [`overlong_buffer_cfg.len`]"""
     overlong_penalty_factor: Positive = 1.0
-    """Penalty of a call of full length, with `soft_punish_cache`. [`overlong_buffer_cfg.penalty_factor`]"""
+    """Penalty of a call with the maximum length, with `soft_punish_cache`. [`overlong_buffer_cfg.penalty_factor`]"""
     max_num_gen_batches: Count = 1
-    """Largest number of times that a step samples: groups whose rewards are all equal are excluded and replaced by
-    groups of other tasks (DAPO). 1 replaces no group. [`algorithm.filter_groups.max_num_gen_batches`]"""
+    """Maximum number of times that a step samples: groups whose rewards are all equal are excluded and replaced by
+    groups of other tasks (DAPO). With 1, no group is replaced. [`algorithm.filter_groups.max_num_gen_batches`]"""
 
     def check_rewards(self) -> None:
         """Raise BadRequestError if a weight is out of range or settings of rewards contradict each other."""
@@ -242,7 +245,7 @@ class RewardSettings:
             not isinstance(weights, Mapping) or not weights or not all(isinstance(name, str) for name in weights)
         ):
             raise BadRequestError(
-                f"reward_weights holds the weight of each reward dimension by its name, such as "
+                "reward_weights must be a dict with the weight of each reward dimension, such as "
                 f"{{'right': 1.0, 'short': 0.2}}; got {weights!r}"
             )
         for name, weight in (weights or {}).items():
@@ -250,14 +253,15 @@ class RewardSettings:
         natural, several = _SCALES[self.advantage], self.multi_objective_aggregation == "normalize_then_sum"
         pairs = {
             f"advantage={self.advantage!r} and scale_rewards={self.scale_rewards!r}: it is scaled by {natural!r}; "
-            "leave scale_rewards out": self.advantage != "grpo" and self.scale_rewards not in (None, natural),
-            "multi_objective_aggregation='normalize_then_sum' and reward_weights=None: name the reward dimensions": (
+            "omit scale_rewards": self.advantage != "grpo" and self.scale_rewards not in (None, natural),
+            "multi_objective_aggregation='normalize_then_sum' and reward_weights=None: set reward_weights": (
                 several and weights is None
             ),
-            f"multi_objective_aggregation='normalize_then_sum' and advantage={self.advantage!r}: it is defined for "
-            "'grpo'": several and self.advantage != "grpo",
+            f"multi_objective_aggregation='normalize_then_sum' and advantage={self.advantage!r}: it requires 'grpo'": (
+                several and self.advantage != "grpo"
+            ),
             f"multi_objective_aggregation='normalize_then_sum' and scale_rewards={self.scale_rewards!r}: it scales by "
-            "group and by batch; leave scale_rewards out": several and self.scales_by != "group",
+            "group and by batch; omit scale_rewards": several and self.scales_by != "group",
             "multi_objective_aggregation='normalize_then_sum' and soft_punish_cache: the penalty has no dimension": (
                 several and self.soft_punish_cache is not None
             ),
@@ -271,7 +275,7 @@ class RewardSettings:
 
     @property
     def compares_in_groups(self) -> bool:
-        """Whether a group of one rollout, or of equal rewards, has no advantage to learn from."""
+        """Whether a group with one rollout or with equal rewards has no advantages."""
         return self.advantage != "reinforce_plus_plus"
 
 
@@ -283,18 +287,19 @@ class CriticSettings:
     gamma: Share = 1.0
     """Discount factor: weight of the value of the next token, between 0 and 1. [`algorithm.gamma`]"""
     lam: Share = 0.95
-    """Lambda of GAE, between 0 (advantages use the next value only) and 1 (they use the whole return).
+    """Lambda of GAE, between 0 (advantages use only the next value) and 1 (they use the full return).
     [`algorithm.lam`]"""
     vf_coef: NotNegative = 0.1
     """Weight of the value loss. It also trains the layers below the value head. [none; VERL's critic is a separate
     model]"""
     cliprange_value: Positive = 0.2
-    """Clip range of the value loss: a change of a value beyond this, from its value before the step, gains nothing.
+    """Clip range of the value loss: the change of a value from its value before the step is clipped to this.
     [`critic.cliprange_value`, 0.5]"""
     value_learning_rate: Positive = 1e-3
-    """Learning rate of the value head in the first step; it falls like `learning_rate`. [`critic.optim.lr`]"""
+    """Learning rate of the value head in the first step; it follows the schedule of `learning_rate`.
+    [`critic.optim.lr`]"""
     whiten_advantages: bool = True
-    """Subtract the mean of a step's token advantages and divide by their deviation. TRL and VERL always do so."""
+    """Subtract the mean of a step's token advantages and divide by their deviation, as TRL and VERL always do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,11 +308,11 @@ class TrainingSettings(VLLMSettings):
 
     algorithm: ClassVar[str]
     names_elsewhere: ClassVar[Mapping[str, str]]
-    """Names of settings elsewhere, and their names here."""
+    """Names of settings in other libraries, and their names here."""
     without_meaning: ClassVar[Mapping[str, str]] = {}
     """Settings of other algorithms, and the reasons why this one lacks them."""
     model_missing: ClassVar[str]
-    """Text of the error for a missing model."""
+    """Message of the error for a missing model."""
     other_names: ClassVar[Mapping[str, str]] = {}
     """Names of GRPO settings, and the names that this algorithm gives them."""
 
@@ -315,7 +320,8 @@ class TrainingSettings(VLLMSettings):
     """Folder of a transformers causal model with tokenizer and chat template, or its name in the local cache.
     [`actor_rollout_ref.model.path`]"""
     max_steps: Count = 100
-    """Number of steps. Each samples `batch_size` tasks and updates the weights. [`trainer.total_training_steps`]"""
+    """Number of steps. Each step samples `batch_size` tasks and updates the weights.
+    [`trainer.total_training_steps`]"""
     batch_size: Count = 16
     """Tasks per step. [`data.train_batch_size`]"""
     num_generations: Count = 8
@@ -323,92 +329,95 @@ class TrainingSettings(VLLMSettings):
     learning_rate: Positive = 1e-5
     """Learning rate of AdamW in the first step. [`actor.optim.lr`]"""
     lr_scheduler_type: LRSchedulerType = "constant"
-    """Schedule of the learning rate: `linear` lowers it with each step, to 0 after the last one.
+    """Schedule of the learning rate: `linear` lowers it with each step, to 0 after the last step.
     [`actor.optim.lr_scheduler_type`]"""
     num_iterations: Count = 1
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     minibatch_rollouts: Count | None = None
-    """Rollouts per optimizer step; None uses the rows of the whole step at once. [`actor.ppo_mini_batch_size` times
+    """Rollouts per optimizer step; None takes one optimizer step with all rows. [`actor.ppo_mini_batch_size` times
     `rollout.n`]"""
     temperature: Annotated[float, Bounds(at_least=0.01, at_most=2)] = 1.0
-    """Sampling temperature of training and of the evaluation that is reported first. [`rollout.temperature`]"""
+    """Sampling temperature of training and of the sampled evaluation. [`rollout.temperature`]"""
     max_completion_length: Count = 512
-    """Largest number of generated tokens per model call. [`data.max_response_length`, which is per rollout]"""
+    """Maximum number of generated tokens per model call. [`data.max_response_length`, which is per rollout]"""
     mask_truncated_completions: bool = False
-    """Exclude the tokens of a rollout from the loss, as `over_length`, if one of its calls was cut at
-    `max_completion_length`. Its reward stays in its group. [none]"""
+    """Exclude the tokens of a rollout from the loss, as `over_length`, if one of its calls was truncated at
+    `max_completion_length`. Its reward remains in its group. [none]"""
     max_grad_norm: Positive = 1.0
-    """Largest norm of the gradient; a larger one is scaled down to it. [`actor.grad_clip`]"""
+    """Maximum norm of the gradient; a larger gradient is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None
     """Arguments of `peft.LoraConfig`; None trains all weights. [`model.lora_rank`, `model.lora_alpha`]"""
     device: str = "cpu"
-    """Device of the model, by its torch name, such as `cuda`."""
+    """Device of the model, as a torch device name such as `cuda`."""
     max_model_length: Annotated[int, Bounds(at_least=2)] | None = None
-    """Largest number of tokens of prompt and reply together; a longer call is refused. None is the context length of
+    """Maximum number of tokens of prompt and reply together; a longer call is rejected. None is the context length of
     the model. [`rollout.max_model_len`]"""
     max_tokens_per_forward: Count = 4096
-    """Largest number of tokens in one forward pass; a longer row has a pass to itself. The gradient is summed over the
-    passes of an optimizer step, so this setting bounds the memory and changes the result only by rounding.
+    """Maximum number of tokens in one forward pass; a longer row has its own pass. The gradient is summed over the
+    passes of an optimizer step, so this setting limits the memory and changes the result only by rounding.
     [`actor.ppo_max_token_len_per_gpu`]"""
     padding_free: bool = True
-    """Join the rows of a forward pass to one sequence without padding, in which rows do not attend to each other. A
-    model that does not support this is padded. [`model.use_remove_padding`]"""
+    """Join the rows of a forward pass into one sequence without padding, in which rows do not attend to each other. If
+    the model does not support this, rows are padded. [`model.use_remove_padding`]"""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of the layers for the backward pass and recompute the rest: less memory, a third more time.
-    [`model.enable_gradient_checkpointing`]"""
+    """Store only the inputs of the layers for the backward pass and recompute the rest, which needs less memory and
+    about a third more time. [`model.enable_gradient_checkpointing`]"""
     bf16: bool = False
-    """Compute the model in bfloat16. The weights that learn have a float32 copy, and probabilities are float32.
+    """Compute the model in bfloat16. The trained weights have a float32 copy, and probabilities are float32.
     [`actor.fsdp_config.dtype`]"""
     eval_steps: CountOrZero = 0
-    """Steps between evaluations on the validation set; 0 evaluates only before and after. [`trainer.test_freq`]"""
+    """Steps between evaluations on the validation set; 0 evaluates only before and after training.
+    [`trainer.test_freq`]"""
     solved_above: float | None = None
-    """Reward above which a validation task counts as solved. The share of solved tasks is shown beside the mean reward.
+    """Reward above which a validation task counts as solved. The share of solved tasks is shown with the mean reward.
     None shows a share only if all rewards are 0 or 1. [no counterpart]"""
     seed: int = 0
-    """Seed of sampling, of the order of tasks and rows, and of the first weights of adapters."""
+    """Seed of sampling, of the order of tasks and rows, and of the initial weights of adapters."""
     output_dir: str | Path | None = None
-    """Folder for model, checkpoints and metrics; None creates `runs/<time>`."""
+    """Folder for the model, checkpoints and metrics; None creates `runs/<time>`."""
     save_steps: CountOrZero = 10
-    """Steps between checkpoints, in addition to the one at the end; 0 writes only that one. [`trainer.save_freq`]"""
+    """Steps between checkpoints, in addition to the one at the end; 0 writes only the last one.
+    [`trainer.save_freq`]"""
     save_total_limit: Count | None = 2
-    """Number of newest checkpoints that are kept; None keeps all. [`trainer.max_actor_ckpt_to_keep`]"""
+    """Number of newest checkpoints to keep; None keeps all. [`trainer.max_actor_ckpt_to_keep`]"""
     deterministic: bool = False
-    """Make runs repeatable, independent of timing and number of runners: a reply depends on the weights, on the step,
-    task and sample of its rollout, and on the request. Each reply is decoded alone, which takes longer."""
+    """Make runs reproducible, regardless of timing and number of runners: a reply depends only on the weights, on the
+    step, task and sample of its rollout, and on the request. Each reply is decoded separately, which is slower."""
     step_timeout_seconds: Positive = 1800.0
     """Seconds after which an unfinished rollout of a step is late; see `late_rollouts`."""
     late_rollouts: LatePolicy = "drop"
-    """Treatment of late rollouts. `drop`: cancel and exclude them; the step continues without them. `wait`: restart the
-    time limit with each rollout that ends. `resubmit`: cancel them and enqueue their tasks once more."""
+    """Handling of late rollouts. `drop`: cancel and exclude them; the step continues without them. `wait`: restart the
+    time limit with each rollout that ends. `resubmit`: cancel them and requeue their tasks once."""
     rollout_timeout_seconds: Positive | None = None
-    """Largest duration of one attempt, in seconds; a longer one is excluded. None is `step_timeout_seconds`."""
+    """Maximum duration of one attempt, in seconds; a longer attempt is excluded. None is `step_timeout_seconds`."""
     refused_calls: RefusedCalls = "exclude"
-    """Treatment of a scored rollout with a call that finally failed (4xx, or an error after all retries). `exclude`
-    excludes it as `refused_call`, because its reward may reflect the refusal; `train` trains on it."""
+    """Handling of a scored rollout with a call that finally failed (4xx, or an error after all retries). `exclude`
+    excludes it as `refused_call`, because its reward may reflect the failure; `train` trains on it."""
     engine_batch: Count = 64
-    """Largest number of model calls that are generated at once."""
+    """Maximum number of model calls that are generated concurrently."""
     max_drift: Share | None = None
-    """Largest share of turns that template or tokenizer may return as other tokens; a larger share ends the run. None
-    is no limit."""
+    """Maximum share of turns that template or tokenizer render as other tokens than were sampled; a larger share ends
+    the run. None is no limit."""
     record_tokens: RecordTokens = "auto"
-    """Trained tokens for which the store keeps the figures of the loss: `all`, a `sample` of whole rollouts with about
-    65,000 tokens per step, or `none`. `auto` is `all` for a model below 10 million parameters, else `sample`."""
+    """Trained tokens for which the store keeps the values of the loss: `all`, a `sample` of complete rollouts with
+    about 65,000 tokens per step, or `none`. `auto` is `all` for models below 10 million parameters, otherwise
+    `sample`."""
     alarms: AlarmSettings = "default"
-    """Rules that report conditions of the run: `default`, `none`, or thresholds by rule, such as
-    `{"entropy_collapse": {"share": 0.05}, "token_drift": None}`; None switches a rule off. The rules are in
+    """Rules that report conditions of the run: `default`, `none`, or a dict of thresholds by rule, such as
+    `{"entropy_collapse": {"share": 0.05}, "token_drift": None}`; None disables a rule. The rules are in
     `agentlightning.training.alarms`."""
     resource_name: str = "main_llm"
-    """Resource name of the policy, by which the agent gets it."""
+    """Name of the resource with which the agent receives the policy."""
     progress: Style = "auto"
-    """Display of steps: `live` is a table updated in place, `plain` one line each; `auto` depends on the terminal."""
+    """Display of steps: `live` updates a table, `plain` prints one line per step; `auto` is `live` on a terminal."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         if self.lora is not None and not isinstance(self.lora, Mapping):
-            raise BadRequestError(f"lora holds arguments of peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
+            raise BadRequestError(f"lora must be a dict for peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
         make_rules(self.alarms)
         self.check_vllm(has_adapters=self.lora is not None)
-        alone = "use_vllm=True and deterministic=True: what vLLM samples depends on what else is in flight"
+        alone = "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls"
         refuse_pairs({alone: self.use_vllm and self.deterministic})
 
     @property
@@ -423,21 +432,21 @@ class TrainingSettings(VLLMSettings):
 
     @property
     def critic(self) -> CriticSettings | None:
-        """The settings of the critic, which gives each token an advantage; None if each rollout has one advantage."""
+        """The settings of the critic, which computes token advantages; None if each rollout has one advantage."""
         return None
 
     @property
     def most_stale(self) -> int:
-        """Largest staleness of a trained reply; 0 collects synchronously."""
+        """Maximum staleness of a trained reply, in weight versions; 0 collects synchronously."""
         return 0
 
     @property
     def penalizes_rollouts(self) -> bool:
-        """Whether the divergence from the reference is subtracted from the reward of a rollout as one number."""
+        """Whether the divergence from the reference is subtracted from the reward of a rollout."""
         return self.loss.use_kl_in_reward and self.critic is None
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step, 1 being the first."""
+        """Return the learning rate of a step; the first step is 1."""
         return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
 
     def by_policy(self) -> Mapping[str | None, TrainingSettings]:
@@ -460,18 +469,19 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
 
     algorithm = "GRPO"
     names_elsewhere = _OTHER_NAMES
-    model_missing = "model must be a text, the folder of a transformers model, or each of policies must name one"
+    model_missing = "model must be the folder of a transformers model, or each of policies must have a model"
 
     max_staleness: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
-    """Largest number of weight versions between the weights that sampled a reply and those that learn from it. 0
-    collects synchronously: a step waits for all its rollouts. With n, rollouts continue during updates, at most n + 1
-    times `batch_size` groups at a time. A group that is older when it ends is dropped as `too_stale`; stale tokens of
-    the others are corrected (`staleness_clip_max`). [no counterpart: `async_training.staleness_threshold` is a share
-    of samples]"""
+    """Maximum number of weight versions between the weights that sampled a reply and those that learn from it. 0
+    collects synchronously: a step waits for all its rollouts. With n > 0, rollouts continue during updates, with at
+    most n + 1 times `batch_size` groups in progress. A group that is older when it ends is dropped as `too_stale`;
+    stale tokens of the other groups are corrected (`staleness_clip_max`). [no counterpart:
+    `async_training.staleness_threshold` is a share of samples]"""
     policies: Mapping[str, Mapping[str, object]] | None = None
     """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
-    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent gets each
-    by its name. Policies with `lora` on the same model share its weights. None is one policy. [no counterpart]"""
+    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent receives
+    each as a resource with its name. Policies with `lora` on the same model share its weights. None is one policy. [no
+    counterpart]"""
 
     @override
     def __post_init__(self) -> None:
@@ -487,34 +497,35 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
         ahead, groups = self.max_staleness > 0, (self.max_staleness + 1) * self.batch_size
         stale = f"max_staleness={self.max_staleness} and "
         pairs = {
-            f"{stale}deterministic=True: which weights answer a call depends on the timing; leave one of them out": (
+            f"{stale}deterministic=True: the weights that serve a call depend on timing; remove one of them": (
                 ahead and self.deterministic
             ),
-            f"{stale}batch_size={self.batch_size}: {groups} groups would be in flight, of which at most {MOST_GROUPS} "
-            "may be; take a smaller one": ahead and groups > MOST_GROUPS,
-            f"{stale}use_kl_in_reward=True: the divergences of a group would stop the others; give beta without it": (
+            f"{stale}batch_size={self.batch_size}: {groups} groups would be in progress, but at most {MOST_GROUPS} "
+            "are allowed; reduce one of them": ahead and groups > MOST_GROUPS,
+            f"{stale}use_kl_in_reward=True: the divergences of a group would stop the others; set only beta": (
                 ahead and self.use_kl_in_reward
             ),
-            f"{stale}max_num_gen_batches={self.max_num_gen_batches}: a step does not wait for groups in place of those "
-            "of equal rewards; leave it out": ahead and self.max_num_gen_batches > 1,
+            f"{stale}max_num_gen_batches={self.max_num_gen_batches}: a step does not wait for replacement groups; "
+            "omit it": ahead and self.max_num_gen_batches > 1,
             f"{stale}importance_sampling_mode={self.importance_sampling_mode!r} with importance_sampling_correction="
-            "True: a row may have been sampled by several versions of the weights; take 'token_truncate' or "
+            "True: a row may have been sampled by several versions of the weights; use 'token_truncate' or "
             "'token_mask'": ahead
             and self.importance_sampling_correction
             and self.importance_sampling_mode.startswith("sequence"),
-            f"num_generations=1 and advantage={self.advantage!r}: one rollout has nothing to be compared with; only "
-            "'reinforce_plus_plus' compares with the whole step": self.num_generations == 1 and self.compares_in_groups,
-            "use_kl_in_reward=True and advantage='reinforce_plus_plus': its penalty is a return per token; leave "
-            "use_kl_in_reward out": self.use_kl_in_reward and self.advantage == "reinforce_plus_plus",
-            "use_kl_in_reward=True and multi_objective_aggregation='normalize_then_sum': it has no dimension": (
+            f"num_generations=1 and advantage={self.advantage!r}: a group needs at least 2 rollouts; only "
+            "'reinforce_plus_plus' compares with the full step": self.num_generations == 1 and self.compares_in_groups,
+            "use_kl_in_reward=True and advantage='reinforce_plus_plus': its penalty is a return per token; omit "
+            "use_kl_in_reward": self.use_kl_in_reward and self.advantage == "reinforce_plus_plus",
+            "use_kl_in_reward=True and multi_objective_aggregation='normalize_then_sum': a penalty has no dimension": (
                 self.use_kl_in_reward and self.multi_objective_aggregation == "normalize_then_sum"
             ),
-            f"soft_punish_cache={cache} and max_completion_length={length}: the reward cannot begin to fall before the "
-            "first token": cache is not None and cache > length,
+            f"soft_punish_cache={cache} and max_completion_length={length}: the first must not exceed the second": (
+                cache is not None and cache > length
+            ),
             "use_vllm=True and policies: one vLLM server serves one policy": self.use_vllm
             and self.policies is not None,
-            "max_num_gen_batches and advantage='reinforce_plus_plus': it compares with the whole step, and groups of "
-            "equal rewards teach it as well": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
+            "max_num_gen_batches and advantage='reinforce_plus_plus': it compares with the full step, so it also "
+            "learns from groups with equal rewards": (self.max_num_gen_batches > 1 and not self.compares_in_groups),
         }
         refuse_pairs(pairs)
 
@@ -538,7 +549,7 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
         """Return the settings of each policy by its name; a run with one policy has the key None.
 
         Raises:
-            BadRequestError: a setting of a policy is out of range; names the policy.
+            BadRequestError: a setting of a policy is out of range. The message names the policy.
         """
         if self.policies is None:
             return {None: self}
@@ -553,7 +564,7 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
 
 
 def setting_names(cls: type[TrainingSettings]) -> list[str]:
-    """Return the names of the settings that an algorithm takes."""
+    """Return the names of the settings that an algorithm accepts."""
     refused = {*cls.names_elsewhere, *cls.without_meaning}
     return [field.name for field in dataclasses.fields(cls) if field.name not in refused]
 
@@ -562,8 +573,8 @@ def make_settings(cls: type[S], model: str | Path | None, settings: Mapping[str,
     """Return checked settings of an algorithm.
 
     Raises:
-        TypeError: a setting is unknown or has no meaning for the algorithm; names it and the nearest valid one.
-        BadRequestError: a value is out of range, or there is no model.
+        TypeError: a setting is unknown or not supported by the algorithm. The message names the nearest one.
+        BadRequestError: a value is out of range, or the model is missing.
     """
     names, elsewhere = setting_names(cls), cls.names_elsewhere
     check_names(cls.algorithm, list(settings), names, other_names=elsewhere, without_meaning=cls.without_meaning)
@@ -581,7 +592,7 @@ def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
     Policies from a list of names share all settings.
 
     Raises:
-        BadRequestError: it is neither, a name is not valid in a URL, or a policy has a setting of the whole run.
+        BadRequestError: it is neither a list nor a mapping, or has an invalid name or setting.
     """
     if policies is None:
         return None
@@ -589,27 +600,27 @@ def read_policies(policies: object) -> dict[str, dict[str, object]] | None:
         policies = {name: dict[str, object]() for name in cast("list[object]", policies)}
     if not isinstance(policies, Mapping) or not policies:
         raise BadRequestError(
-            "policies must name the policies that learn, such as ['planner', 'solver'] or "
+            "policies must be a list of names or a dict of settings by name, such as ['planner', 'solver'] or "
             f"{{'planner': {{'model': 'folder'}}, 'solver': {{}}}}; got {policies!r}"
         )
     by_name: dict[str, dict[str, object]] = {}
     for name, own in cast("Mapping[object, object]", policies).items():
         if not isinstance(name, str) or not _POLICY_NAME.fullmatch(name):
-            raise BadRequestError(f"policies: {name!r} is no name: 1 to 128 letters, digits, '-' and '_'")
+            raise BadRequestError(f"policies: {name!r} is not a valid name; use 1 to 128 letters, digits, '-' and '_'")
         if not isinstance(own, Mapping):
             raise BadRequestError(f"policies[{name!r}] must be a dict of settings, such as {{}}; got {own!r}")
         fields = cast("Mapping[str, object]", own)
         for field in fields:
             if field not in OWN_SETTINGS:
                 near = closest_name(str(field), OWN_SETTINGS)
-                hint = f"did you mean {near!r}?" if near else f"its own can be {', '.join(OWN_SETTINGS)}"
-                raise BadRequestError(f"policies[{name!r}] has no setting {field!r} of its own: {hint}")
+                hint = f"did you mean {near!r}?" if near else f"valid settings are {', '.join(OWN_SETTINGS)}"
+                raise BadRequestError(f"policies[{name!r}] cannot set {field!r}: {hint}")
         by_name[name] = {key: str(value) if key == "model" else value for key, value in fields.items()}
     return by_name
 
 
 def accepts(arguments: Callable[P, object]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Show type checkers and editors the settings that a constructor takes: those of the dataclass `arguments`."""
+    """Declare to type checkers and editors that a constructor accepts the fields of the dataclass `arguments`."""
     del arguments
     return lambda constructor: constructor
 
@@ -617,7 +628,7 @@ def accepts(arguments: Callable[P, object]) -> Callable[[Callable[..., None]], C
 def signature_of(
     settings: type[TrainingSettings], *more: inspect.Parameter, names: Sequence[str] | None = None
 ) -> inspect.Signature:
-    """Return the signature of a constructor that takes the model, settings by name (all that the algorithm takes, or
+    """Return the signature of a constructor with the model, settings by name (all settings of the algorithm, or
     `names`) and `more` parameters, for help texts and command lines."""
     fields, hints = {field.name: field for field in dataclasses.fields(settings)}, get_type_hints(settings)
     own = [inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str | Path")]

@@ -1,4 +1,4 @@
-"""The settings of supervised fine-tuning: those of every training run, of its loss, and of the choice of rollouts."""
+"""The settings of supervised fine-tuning: those of training runs, of its loss, and of rollout selection."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _BY_ANOTHER_NAME: Final[Mapping[str, str]] = {
     "max_length": "max_model_length",
     "packing": "padding_free",
 }
-_OF_REWARDS: Final = "rewards choose rollouts; they do not weigh tokens"
-_OF_RATIOS: Final = "its loss is the cross entropy, which has no ratio"
-_OF_REFERENCE: Final = "its loss is the cross entropy, which has no reference"
+_OF_REWARDS: Final = "rewards choose rollouts; they do not weight tokens"
+_OF_RATIOS: Final = "SFT uses the cross-entropy loss, which has no ratio"
+_OF_REFERENCE: Final = "SFT uses the cross-entropy loss, which has no reference"
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {
-    "loss_type": "its loss is the cross entropy; `aggregation` says what it is a mean of",
-    "loss_scale_factor": "its loss is a mean",
+    "loss_type": "SFT always uses the cross-entropy loss; `aggregation` sets how it is averaged",
+    "loss_scale_factor": "the loss of SFT is a mean",
     **dict.fromkeys(("advantage", "scale_rewards", "multi_objective_aggregation", "reward_weights"), _OF_REWARDS),
     **dict.fromkeys(("soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"), _OF_REWARDS),
     **dict.fromkeys(("epsilon", "epsilon_high", "delta", "staleness_clip_max"), _OF_RATIOS),
     "importance_sampling_correction": _OF_RATIOS,
     **{f"importance_sampling_{name}": _OF_RATIOS for name in ("mode", "clip_max", "clip_min")},
     **dict.fromkeys(("beta", "kl_estimator", "use_bias_correction_kl", "use_kl_in_reward"), _OF_REFERENCE),
-    "policies": "it trains one policy; agl.GRPO trains several",
-    "max_staleness": "it collects synchronously; agl.GRPO has it",
+    "policies": "SFT trains one policy; use agl.GRPO for several",
+    "max_staleness": "SFT collects synchronously; use agl.GRPO",
 }
 _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "reference_distance", "stale_weights")
-"""Alarms that do not apply to the cross entropy, which learns from tokens of any source."""
+"""Alarms that do not apply to the cross-entropy loss, which can learn from tokens of any source."""
 
 
 class _CrossEntropySettings(LossSettings):
@@ -61,7 +61,7 @@ class _CrossEntropySettings(LossSettings):
 @explain_fields
 @dataclass(frozen=True, kw_only=True)
 class SFTSettings(TrainingSettings):
-    """Every setting of `SFT`, with its meaning and default. Those that GRPO has are explained there."""
+    """Every setting of `SFT`, with its meaning and default. `GRPOSettings` explains the settings shared with GRPO."""
 
     algorithm = "SFT"
     names_elsewhere = _BY_ANOTHER_NAME
@@ -72,19 +72,19 @@ class SFTSettings(TrainingSettings):
 
     rollouts: Source | Sequence[str] = "new"
     """Source of rollouts: `new` runs the agent on tasks in every step; `stored` uses the training rollouts that are in
-    the store at the start; a list of ids uses exactly these."""
+    the store at the start; a list of ids uses exactly these rollouts."""
     from_run: str | None = None
     """Run whose stored rollouts are used; `""` is the run without a name, None is every run."""
     min_reward: float | None = None
-    """Smallest reward of a chosen rollout; None is no limit."""
+    """Minimum reward of a chosen rollout; None is no limit."""
     best_per_task: Count | None = None
-    """Number of best rollouts chosen per task; None is no limit. Equal inputs are one task."""
+    """Number of best rollouts chosen per task; None is no limit. Rollouts with equal inputs belong to one task."""
     aggregation: Aggregation | None = None
     """Unit that has equal weight in the loss of a step; see `GRPOSettings`. None is `token`."""
     entropy_coef: NotNegative = 0.0
     """Weight of the mean entropy per token (nats), which is subtracted from the loss."""
     top_share: Annotated[float, Bounds(above=0, at_most=1)] | None = None
-    """Share of the remaining rollouts (with `new`: per step) that is chosen, the best, at least one; None is all."""
+    """Share of the best remaining rollouts that are chosen, at least one (with `new`: per step); None chooses all."""
 
     @override
     def __post_init__(self) -> None:
@@ -98,16 +98,17 @@ class SFTSettings(TrainingSettings):
         if isinstance(rollouts, (list, tuple)):
             ids = cast("Sequence[object]", rollouts)
             if not ids or not all(isinstance(one, str) and one for one in ids):
-                raise BadRequestError(f"rollouts must name at least one rollout, each by its id; got {rollouts!r}")
+                raise BadRequestError(f"rollouts must list at least one rollout id; got {rollouts!r}")
             twice = sorted({str(one) for one in ids if ids.count(one) > 1})
             if twice:
-                raise BadRequestError(f"rollouts names rollouts more than once: {', '.join(twice)}")
+                raise BadRequestError(f"rollouts lists ids more than once: {', '.join(twice)}")
             object.__setattr__(self, "rollouts", list(ids))
         elif rollouts not in ("new", "stored"):
             raise BadRequestError(f"rollouts must be 'new', 'stored' or a list of rollout ids; got {rollouts!r}")
         if self.from_run is not None and (rollouts != "stored" or not isinstance(self.from_run, str)):
             raise BadRequestError(
-                f"from_run={self.from_run!r} and rollouts={rollouts!r}: it is the id of a run, for rollouts='stored'"
+                f"from_run={self.from_run!r} and rollouts={rollouts!r}: from_run must be the id of a run and requires "
+                "rollouts='stored'"
             )
 
     @property
@@ -123,7 +124,7 @@ class SFTSettings(TrainingSettings):
 
     @property
     def collects(self) -> bool:
-        """Whether the agent runs to produce rollouts."""
+        """Whether the agent runs to create rollouts."""
         return self.rollouts == "new"
 
     @property

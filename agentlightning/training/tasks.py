@@ -1,7 +1,7 @@
 """The tasks of a run in order, and their groups of rollouts.
 
-A step has `batch_size` tasks, each with one group of rollouts. The metadata of a rollout holds the name of its group,
-by which a later start of the run finds it.
+A step has `batch_size` tasks, each with one group of rollouts. The metadata of a rollout has the name of its group,
+with which a later start of the run finds it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAKE: Final = "take"
 
 
 def items_of(dataset: Dataset[Any] | None) -> list[object]:
-    """Return the tasks of a dataset; none without one."""
+    """Return the tasks of a dataset; an empty list for None."""
     return [] if dataset is None else [dataset[index] for index in range(len(dataset))]
 
 
@@ -30,14 +30,15 @@ def batch_iter_over_dataset(
     """Yield batches forever, each pass over the dataset in a new order; no batch holds an item twice.
 
     A batch may span two passes. A `batch_size` of at least the dataset's length yields the whole dataset, shuffled,
-    each time. `rng` draws the order, by default the shared generator of the module `random`.
+    each time. `rng` shuffles the order; the default is the shared generator of the module `random`.
 
     Raises:
         BadRequestError: the dataset is empty or `batch_size` is not positive.
     """
     if len(dataset) == 0 or batch_size < 1:
         raise BadRequestError(
-            f"batches need items and a size of 1 or more; got {len(dataset)} items, size {batch_size}"
+            f"The dataset must not be empty and batch_size must be at least 1; got {len(dataset)} items, "
+            f"batch_size={batch_size}"
         )
     return _batches(dataset, min(batch_size, len(dataset)), random.shuffle if rng is None else rng.shuffle)
 
@@ -66,11 +67,11 @@ class GroupKey(NamedTuple):
     """The name of a group."""
 
     step: int
-    """The planned step; a slow group is trained in a later one, a fast one perhaps in an earlier one."""
+    """The planned step. A slow group is trained in a later step, a fast group possibly in an earlier step."""
     task: int
     """Number of its task in that step."""
     take: str | None = None
-    """Mark of a start of the run that repeats steps with other weights; see `Resumption.take`."""
+    """Marker of a start of the run that repeats steps with other weights; see `Resumption.take`."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -84,12 +85,12 @@ def key_of(metadata: Mapping[str, Any]) -> GroupKey:
 
 
 def metadata_of(step: int, task: int, sample: int, take: str | None) -> dict[str, object]:
-    """Return the metadata of a training rollout, by which a later start of the run finds it."""
+    """Return the metadata of a training rollout, with which a later start of the run finds it."""
     return {"step": step, "task": task, "sample": sample, **({} if take is None else {TAKE: take})}
 
 
 def place_of(rollout: Rollout) -> str | None:
-    """Return the place of a rollout in the run, for its seed; None if the loop did not create it."""
+    """Return the position of a rollout in the run, for its seed; None if the loop did not create it."""
     metadata = rollout.metadata or {}
     if not isinstance(metadata.get("step"), int) or not isinstance(metadata.get("task"), int):
         return None
@@ -104,7 +105,7 @@ class GroupPlan:
         self._source = batch_iter_over_dataset(list(tasks), batch_size, random.Random(seed))
         self._batches: list[list[object]] = []
         self.next: tuple[int, int] = (1, 0)
-        """Place of the first group that is not drawn yet."""
+        """Position of the first group that is not drawn yet."""
         self.size = min(batch_size, len(tasks))
         """Number of groups of a step."""
 

@@ -1,7 +1,7 @@
-"""`Updater`: the trainer of a run, driven by the loop. Implemented by our learner (`policies.py`) and in `external/`.
+"""`Updater`: the trainer of a run, called by the loop. Implemented by our learner (`policies.py`) and in `external/`.
 
-The whole run has one weight version: an update that changed any policy creates a new one for all, so that a call's
-stamp identifies the update before it, for every policy.
+The run has one weight version for all policies: an update that changes any policy creates a new version for all, so
+that the version of a call identifies the update before it, for every policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class DrainTimeoutError(TimeoutError):
-    """Model calls still ran when the weights should have changed; no weight was changed."""
+    """Model calls were still running when the weights should have changed; no weights were changed."""
 
 
 class _NothingChanged(Exception):
@@ -57,10 +57,10 @@ class StepUpdate:
     """The effect of a step's update on every policy."""
 
     figures: dict[str, float]
-    """`steps` and `skipped_steps` count optimizer steps; the other figures, under their names in `Policy.update`, are
-    present if the trainer knows them. If there are several policies, the figures of each are added as `NAME/FIGURE`."""
+    """`steps` and `skipped_steps` count optimizer steps; the other metrics, under their names in `Policy.update`, are
+    present if the trainer measures them. If there are several policies, the metrics of each are `NAME/METRIC`."""
     rows: Sequence[RowFigures] = ()
-    """(B,) figures of each row in the loss, in the order of the samples; empty if unknown."""
+    """(B,) values of each row in the loss, in the order of the samples; empty if unknown."""
     changed: frozenset[str | None] = frozenset()
     """The policies whose weights changed."""
     untrained: frozenset[str] = frozenset()
@@ -108,7 +108,7 @@ class Updater:
         raise NotImplementedError
 
     def save_model(self, folder: Path) -> None:
-        """Write the model of each policy into the folder, or if there are several, into subfolders of their names."""
+        """Write the model of the policy into the folder; several policies go into subfolders with their names."""
         raise NotImplementedError
 
     # --- what a subclass may define ----------------------------------------------------------------------------------
@@ -137,13 +137,13 @@ class Updater:
     # --- what all have -----------------------------------------------------------------------------------------------
 
     async def update(self, step: int, rows: StepRows, proxy: LLMProxy, drain_seconds: float) -> StepUpdate:
-        """Run `update_weights` while no model call is in progress; later calls are stamped with the new version, if
-        there is one. The gateway waits for its calls, `paused` also for calls that our engine still computes although
-        their clients have left.
+        """Run `update_weights` while no model call is in progress; later calls are recorded with the new version, if
+        there is one. The gateway waits for its calls; `paused` also waits for calls that our engine still computes
+        although their clients have disconnected.
 
         Raises:
-            DrainTimeoutError: calls still ran after `drain_seconds`, or an engine still computed after
-                `step_timeout_seconds`; no weight was changed.
+            DrainTimeoutError: calls were still running after `drain_seconds`, or an engine was still computing after
+                `step_timeout_seconds`; no weights were changed.
             TimeoutError: the update itself timed out, perhaps after it had changed weights.
         """
 
@@ -165,8 +165,8 @@ class Updater:
                     raise
                 except TimeoutError as error:
                     raise TimeoutError(
-                        f"step {step}: the update of the weights timed out, perhaps after it had changed them: "
-                        f"{error!r}. It is not repeated. Start the run again to go on from its newest checkpoint"
+                        f"step {step}: the update of the weights timed out, possibly after changing them: "
+                        f"{error!r}. It is not repeated. Start the run again to resume from its newest checkpoint"
                     ) from error
                 if not update.changed:
                     raise _NothingChanged
@@ -207,10 +207,10 @@ class Updater:
 
     @contextmanager
     def paused(self, timeout: float) -> Generator[None]:
-        """Open the block in which the weights may change: the engines are paused, with nothing in flight.
+        """Open the block in which the weights may change: the engines are paused, with no calls in progress.
 
         Raises:
-            DrainTimeoutError: an engine still computed after `timeout` seconds; the block was not run.
+            DrainTimeoutError: an engine was still computing after `timeout` seconds; the block was not run.
         """
         with ExitStack() as stack:
             for engine in self.engines:
@@ -229,7 +229,7 @@ class Updater:
             yield
 
     def stats(self) -> EngineStats:
-        """Return the sums of all engines since their start."""
+        """Return the totals of all engines since their start."""
         stats = [engine.stats() for engine in self.engines]
         names = [field.name for field in dataclasses.fields(EngineStats)]
         return EngineStats(**{name: sum(getattr(one, name) for one in stats) for name in names})

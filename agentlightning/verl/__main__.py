@@ -5,8 +5,9 @@ The keys are those of VERL's configuration. Tasks come from files, the agent fro
     python -m agentlightning.verl agentlightning.agent=my_agent.py:agent data.train_files=train.jsonl \\
         actor_rollout_ref.model.path=Qwen2.5-1.5B-Instruct actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8
 
-`agentlightning.n_runners` (1) runners run it here. Without `agentlightning.agent` the store listens on
-`agentlightning.port` (4747) and waits for runners elsewhere: `agl runner AGENT --store http://this-machine:4747`.
+`agentlightning.n_runners` (1) is the number of runners on this machine. Without `agentlightning.agent`, the store
+listens on `agentlightning.port` (4747) and waits for runners elsewhere: `agl runner AGENT --store
+http://this-machine:4747`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ OURS: Final = ("agent", "n_runners", "port")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Train, and return the exit code: 0; 2 for wrong arguments; else that of `agl run`."""
+    """Train, and return the exit code: 0; 2 for wrong arguments; otherwise that of `agl run`."""
     if not arguments or {"-h", "--help"} & set(arguments):
         say(__doc__ or "", lines=True)
         return 0 if arguments else 2
@@ -54,7 +55,7 @@ def _prepared(arguments: Sequence[str]) -> Any:
 
     def work() -> None:
         if agent is None:
-            say(f"Runners join from any machine: agl runner AGENT --store http://this-machine:{port}")
+            say(f"Start runners on any machine: agl runner AGENT --store http://this-machine:{port}")
         trainer = Trainer(algorithm=algorithm, strategy=strategy, n_runners=count)
         trainer.fit(agent if agent is not None else _nobody, train_dataset=train, val_dataset=val)
 
@@ -91,7 +92,7 @@ def _whole(ours: dict[str, Any], name: str, default: int) -> int:
 
 def _nobody(task: object) -> float:
     """Stand in for the agent if no runner is started."""
-    raise AssertionError(f"no runner was to be started here, for {task!r}")
+    raise AssertionError(f"no runner runs in this process, for {task!r}")
 
 
 if __name__ == "__main__":

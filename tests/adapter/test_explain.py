@@ -66,18 +66,18 @@ def test_counts_are_shown_where_the_ids_were_not_kept() -> None:
 @pytest.mark.parametrize(
     ("spans", "advice"),
     [
-        ([], "no model call was seen at all: give the agent's client base_url=llm.endpoint"),
+        ([], "no model call was recorded: pass base_url=llm.endpoint to the agent's client"),
         (
             [chat("t", None, 1, 2), chat("u", None, 3, 4)],
             "2 model calls seen by the tracer only: the agent's client did not use the gateway's base URL",
         ),
-        (gateway_call("g", 1, [], [], state="no_tokens"), "1 model call no_tokens: the model server gave no token ids"),
-        (gateway_call("g", 1, [1], [2], logprobs=[]), "1 model call no_logprobs: the model server gave no"),
+        (gateway_call("g", 1, [], [], state="no_tokens"), "1 model call no_tokens: the model server returned no token"),
+        (gateway_call("g", 1, [1], [2], logprobs=[]), "1 model call no_logprobs: the model server returned no"),
         (gateway_call("g", 1, [1], [2], logprobs=[-1.0, -2.0]), "1 model call bad_logprobs: the model server did not"),
         (failed("upstream_error", "it is asleep"), "1 model call upstream_error: the model server failed"),
-        (failed("refused", "no such model"), "(said: no such model)"),
-        (failed("client_left", "the agent closed"), "give its client a longer timeout"),
-        (gateway_call("g", 1, [1], [2], **{"agentlightning.stale": True}), "1 model call stale: they came after"),
+        (failed("refused", "no such model"), "(error: no such model)"),
+        (failed("client_left", "the agent closed"), "increase the timeout of its client"),
+        (gateway_call("g", 1, [1], [2], **{"agentlightning.stale": True}), "1 model call stale: they arrived after"),
     ],
 )
 def test_a_rollout_without_a_trainable_call_is_an_error_that_says_what_to_try(spans: list[Span], advice: str) -> None:
@@ -97,7 +97,7 @@ def test_a_rollout_with_one_trainable_call_is_no_error() -> None:
 def test_what_an_adapter_leaves_out_is_said_to_be_left_out_by_it() -> None:
     story = TracerTraceToTriplet(agent_match="critic").explain(two_turns())
     assert story.counts() == {"not_selected": 2}
-    assert "look at its agent_match" in str(story)
+    assert "check its agent_match" in str(story)
     assert LlmProxyTraceToTriplet().explain(two_turns()).counts() == {}
 
 

@@ -229,7 +229,7 @@ def test_spans_without_times_are_read() -> None:
 def test_what_was_left_out_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     TracerTraceToTriplet()([SESSION, reward("r1", "S", 3, 1.0), reward("r2", "S", 4, 1.0)])
     (record,) = caplog.records
-    assert "2 things were left out" in record.getMessage()
+    assert "2 parts are excluded" in record.getMessage()
 
 
 def test_a_call_without_an_id_below_another_call_is_the_same_call() -> None:

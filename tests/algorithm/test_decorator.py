@@ -65,10 +65,10 @@ def positional(store: Any, /) -> None: ...
 @pytest.mark.parametrize(
     ("function", "settings", "message"),
     [
-        (learning_rate, {}, "parameter 'learning_rate'; it can give: store, adapter"),
+        (learning_rate, {}, r"parameter 'learning_rate'\. Valid parameters: store, adapter"),
         (positional, {}, "'store' is positional-only: remove the '/'"),
-        ("baseline", {}, "needs a function"),
-        (lambda: None, {"auto_start_proxy": True}, "needs a coroutine function"),
+        ("baseline", {}, "requires a function"),
+        (lambda: None, {"auto_start_proxy": True}, "requires a coroutine function"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused_when_decorated(

@@ -17,7 +17,7 @@ BASELINE = EvaluationResult(tuple(EvaluatedTask(n, (EvaluatedRollout("", "scored
     [
         ({}, "either a baseline or a threshold"),
         ({"baseline": BASELINE, "threshold": 0.5}, "either a baseline or a threshold"),
-        ({"threshold": 1.0}, "must lie inside"),
+        ({"threshold": 1.0}, "must be inside"),
         ({"threshold": 0.5, "reward_range": (1.0, 0.0)}, "lower one first"),
         ({"threshold": 0.5, "reward_range": (0.0, float("inf"))}, "two finite numbers"),
         ({"threshold": 0.5, "significance": 1.5}, "significance=1.5"),
@@ -32,9 +32,9 @@ def test_a_rule_that_cannot_be_is_refused(settings: dict[str, Any], message: str
 def test_a_baseline_of_other_tasks_is_refused() -> None:
     rule = SequentialStop(baseline=BASELINE)
     check_baseline(rule, [0, 1])
-    with pytest.raises(ValueError, match="it has 2 tasks, here are 3"):
+    with pytest.raises(ValueError, match="baseline has 2 tasks, this evaluation 3"):
         check_baseline(rule, [0, 1, 2])
-    with pytest.raises(ValueError, match="the same in the same order"):
+    with pytest.raises(ValueError, match="the same tasks in the same order"):
         check_baseline(rule, [1, 0])
     with pytest.raises(TypeError, match="SequentialStop; got float"):
         check_baseline(0.8, [0, 1])

@@ -38,7 +38,7 @@ def test_each_pass_has_an_order_of_its_own_drawn_from_the_module_random_without_
 
 @pytest.mark.parametrize(("dataset", "size"), [([], 1), ([1], 0), ([1], -1)])
 def test_no_items_or_no_size_is_refused_at_once(dataset: list[int], size: int) -> None:
-    with pytest.raises(ValueError, match="batches need items and a size of 1 or more"):
+    with pytest.raises(ValueError, match="dataset must not be empty and batch_size must be at least 1"):
         batch_iter_over_dataset(dataset, size)
 
 

@@ -247,7 +247,7 @@ def test_a_training_goes_on_while_the_disk_of_its_folder_is_full_and_ends_with_t
         steps, every = [json.loads(line)["step"] for line in lines], [*range(1, 9)]
         assert steps == (every if mended else every[: len(steps)]), "whole lines only"
         assert mended or len(steps) < len(every)
-        assert caplog.text.count("Figures of steps stay in memory") == 1
+        assert caplog.text.count("They stay in memory") == 1
         assert asyncio.run(recorded_steps(store)) == every
 
 

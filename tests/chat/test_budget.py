@@ -127,7 +127,7 @@ async def test_a_limit_on_time_ends_a_call_that_waits_for_room(model: ModelServe
 
 
 async def test_a_model_without_a_price_is_not_asked(model: ModelServer) -> None:
-    with pytest.raises(ValueError, match=r"without a price of 'unknown': give prices=\{'unknown': \(prompt, comp"):
+    with pytest.raises(ValueError, match=r"requires a price for 'unknown': pass prices=\{'unknown': \(prompt, comp"):
         await chat_of(model, {"cost": 1.0}).ask(PROMPT, model="unknown")
     assert not model.calls
 

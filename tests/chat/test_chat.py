@@ -90,9 +90,9 @@ async def test_a_failure_that_may_pass_is_asked_again(
 @pytest.mark.parametrize(
     ("fault", "error"),
     [
-        *((Fault(status), rf"answered {status}: told to answer {status}") for status in (400, 401, 403, 404, 422)),
+        *((Fault(status), rf"returned {status}: told to answer {status}") for status in (400, 401, 403, 404, 422)),
         (Fault(429, b'{"error": {"message": "no money", "code": "insufficient_quota"}}'), "no money"),
-        (Fault(429, headers={"retry-after": "3600"}), "asks to wait 3600 s"),
+        (Fault(429, headers={"retry-after": "3600"}), "requests a wait of 3600 s"),
         (Fault(401, f'{{"error": {{"message": "Incorrect API key: {KEY}"}}}}'.encode()), "Incorrect API key"),
     ],
 )
@@ -121,14 +121,14 @@ async def test_a_slow_server_is_given_up_and_asked_again(model: ModelServer, mon
     monkeypatch.setattr("agentlightning.chat.chat._FIRST_DELAY", 0.01)
     model.hold()
     chat = Chat(llm(model), timeout_seconds=0.1, retries=1)
-    with pytest.raises(agl.ChatError, match=r"no answer within 0\.1 s"):
+    with pytest.raises(agl.ChatError, match=r"did not respond within 0\.1 s"):
         await chat.ask("hello")
     await model.until(lambda calls: len(calls) == 2)
 
 
 async def test_a_server_that_is_not_there_is_told_of() -> None:
     unreachable = agl.LLM(endpoint=f"http://127.0.0.1:{free_port()}/v1", model="m")
-    with pytest.raises(agl.ChatError, match="gave no whole answer"):
+    with pytest.raises(agl.ChatError, match="did not return a complete response"):
         await Chat(unreachable, retries=0).ask("hello")
 
 
@@ -187,12 +187,12 @@ def test_one_chat_serves_several_loops_and_is_pickled(model: ModelServer) -> Non
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"concurrency": 0}, "concurrency of 1"),
+        ({"concurrency": 0}, "concurrency of at least 1"),
         ({"timeout_seconds": 0}, "timeout_seconds above 0"),
         ({"prices": {"m": 3}}, r"prices\['m'\] must be \(prompt, completion\)"),
-        ({"limits": {"call": 3}}, "limits takes calls, tokens, seconds, cost"),
+        ({"limits": {"call": 3}}, "with calls, tokens, seconds, cost"),
         ({"limits": {"calls": 0}}, "calls must be a number above 0"),
-        ({"limits": {"cost": 2.0}}, r"limits=\{'cost': 2\} cannot hold without prices"),
+        ({"limits": {"cost": 2.0}}, r"limits=\{'cost': 2\} requires prices"),
     ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any], message: str) -> None:

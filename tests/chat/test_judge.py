@@ -117,7 +117,7 @@ def test_a_judge_that_fails_gives_no_reward_rather_than_a_low_one() -> None:
         assert result.rewards == [None, None]
         assert result.failures == {"agentlightning.chat.asking.JudgeError": 2}
         assert len(server.calls) == 4, "each reply is sent back once"
-        assert "the reply holds no JSON object" in said(server.calls[-1].request)
+        assert "the reply has no JSON object" in said(server.calls[-1].request)
         server.faults = [Fault(401)] * 2
         result, _ = evaluated(agl.JudgeReward(model_of(server)))
     assert result.failures == {"agentlightning.chat.chat.ChatError": 2}
@@ -181,7 +181,7 @@ def test_the_verdict_may_have_words_around_it(reply: str) -> None:
 
 @pytest.mark.parametrize("piece", ['{"a":', '{"a":[1,2,"', "{"])
 def test_a_reply_that_only_opens_objects_is_looked_through_in_bounded_time(piece: str) -> None:
-    with pytest.raises(ValueError, match=r"holds no JSON object|nested too deeply"):
+    with pytest.raises(ValueError, match=r"has no JSON object|nested too deeply"):
         last_json(piece * 200_000)  # in full it would take hours
 
 
@@ -230,8 +230,8 @@ def test_it_goes_to_runners_in_processes() -> None:
         (lambda: agl.JudgeReward(scale=(3, 3)), "scale must be the lowest and the highest score"),
         (lambda: agl.JudgeReward(scale=(-1e308, 1e308)), "scale must be the lowest and the highest score"),
         (lambda: agl.JudgeReward(keep="none"), "keep must be 'all' or 'counts'; got 'none'"),  # pyright: ignore[reportArgumentType]
-        (lambda: agl.JudgeReward(rubric=" "), "rubric must say what a good answer is"),
-        (lambda: agl.JudgeReward(agl.Chat(model="m"), model="n"), "model would have no effect beside an agl.Chat"),
+        (lambda: agl.JudgeReward(rubric=" "), "rubric must describe a good answer"),
+        (lambda: agl.JudgeReward(agl.Chat(model="m"), model="n"), "model has no effect with an agl.Chat"),
         (lambda: agl.RankingReward(keep="words"), "keep must be 'all' or 'counts'; got 'words'"),  # pyright: ignore[reportArgumentType]
         (lambda: agl.RankingReward(orders=1), "orders must be a whole number of 2 or more; got 1"),
     ],
@@ -243,7 +243,7 @@ def test_a_wrong_setting_is_told_when_it_is_given(make: Callable[[], object], me
 
 def test_settings_of_the_calls_reach_the_chat_and_none_is_its_default() -> None:
     judge = agl.RankingReward(model="m", temperature=0.5, retries=0, timeout_seconds=None, limits={"calls": 3})
-    with pytest.raises(TypeError, match=r"no setting modell; of its calls there are model, temperature, concurrency"):
+    with pytest.raises(TypeError, match=r"no setting modell; valid settings are model, temperature, concurrency"):
         agl.JudgeReward(modell="m")  # pyright: ignore[reportCallIssue]
     chat = judge.chat
     assert (chat.model, chat.temperature, chat.retries, chat.limits.calls) == ("m", 0.5, 0, 3)

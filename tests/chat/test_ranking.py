@@ -59,12 +59,12 @@ def test_answers_earn_the_mean_of_their_places_and_equal_ones_share_them(
 def test_a_ranking_that_cannot_be_read_twice_is_an_error(reply: str) -> None:
     with (
         ModelServer(lambda request: reply) as server,
-        pytest.raises(agl.JudgeError, match="no verdict that can be read"),
+        pytest.raises(agl.JudgeError, match="no readable verdict"),
     ):
         asyncio.run(agl.RankingReward(model_of(server)).rank("a task", ["a", "b"]))
 
 
 @pytest.mark.parametrize("count", [0, 1, 33])
 def test_a_group_of_a_wrong_size_is_told(count: int) -> None:
-    with pytest.raises(agl.BadRequestError, match=f"needs 2 to 32 answers; there are {count}"):
+    with pytest.raises(agl.BadRequestError, match=f"requires 2 to 32 answers; got {count}"):
         asyncio.run(agl.RankingReward(lambda messages: "").rank("a task", list(map(str, range(count)))))

@@ -26,6 +26,6 @@ def test_a_place_without_a_model_and_a_store_that_is_not_there_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err
     assert main(["export", "run-1", "--store", str(tmp_path / "none.db"), "--out", str(tmp_path / "out")]) == 2
     assert "agl: Store file " in capsys.readouterr().err

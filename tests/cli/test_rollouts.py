@@ -55,7 +55,7 @@ async def test_a_rollout_is_explained_call_by_call_out_of_a_runs_folder(run_fold
     assert attempt.endswith("succeeded scored")
     assert header.split() == ["call", "agent", "model", "state", "in", "out", "ids", "seen", "by", "row", "why"]
     assert [line.split()[-1] for line in calls] == ["first_call", "row", "no_tokens"]
-    assert counts == "2 of 3 model calls in rows; left out: 1 no_tokens"
+    assert counts == "2 of 3 model calls in rows; excluded: 1 no_tokens"
 
 
 async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path:
     rollout_id = await store_a_rollout(store, failed=True)
     await store.close()
     done = agl("explain", rollout_id, cwd=tmp_path)
-    assert "left out: 3 infrastructure_fault" in done.stdout
+    assert "excluded: 3 infrastructure_fault" in done.stdout
     assert "- 2 model calls infrastructure_fault: the attempt failed" in done.stdout
 
 

@@ -152,7 +152,7 @@ async def test_a_check_says_what_does_not_add_up(agl: Any, place: str) -> None:
     code, out, _ = await agl("ledger", "run-first", "--check")
     assert code == 1
     assert "call c1 (rollout" in out
-    assert "has 2 endings, in steps 4, 5" in out
+    assert "has 2 outcomes, in steps 4, 5" in out
     report = json.loads((await agl("ledger", "run-first", "--check", "--json"))[1])
     assert (report["adds_up"], report["wrong_count"]) == (False, 2)
 

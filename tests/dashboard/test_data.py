@@ -78,7 +78,7 @@ async def test_each_call_says_what_the_ledger_did_with_it_or_why_it_is_in_no_row
     }
     assert first["span_ids"] == ["req-c1", "raw-c1"]
     assert (second["row"], second["reason"], second["ledger"]) == (None, "client_left", None)
-    assert "longer timeout" in second["what_to_try"]
+    assert "increase the timeout" in second["what_to_try"]
 
 
 async def test_an_attempt_is_explained_alone_if_it_is_asked_for(page: Page) -> None:

@@ -19,7 +19,7 @@ from agentlightning.training.learner.policy import Policy
         *(
             (
                 {"role": "user", "content": [{"type": "text", "text": "what is it?"}, {"type": kind}]},
-                "images are refused",
+                "images are not supported",
             )
             for kind in ("image_url", "image", "input_image")
         ),

@@ -86,7 +86,7 @@ async def test_what_would_be_drawn_from_another_distribution_is_refused(
     client, send = served
     status, reply = await send(**fields)
     assert status == 400
-    assert "agl.VERL serves temperature" in reply["error"]["message"]
+    assert "agl.VERL supports temperature" in reply["error"]["message"]
     assert client.asked == []
 
 

@@ -108,9 +108,9 @@ def test_health_and_models_say_what_is_served(engine: InferenceEngine) -> None:
     ("fields", "status", "code", "words"),
     [
         ({"best_of": 2}, 400, "unsupported_value", "does not support best_of=2"),
-        ({"messages": [{"role": "user", "content": "9" * 1000}]}, 400, "context_length_exceeded", "the messages take"),
-        ({"max_tokens": 256}, 400, "context_length_exceeded", "256 are asked"),
-        ({"model": "somebody else"}, 404, "model_not_found", "only 'policy'"),
+        ({"messages": [{"role": "user", "content": "9" * 1000}]}, 400, "context_length_exceeded", "the messages use"),
+        ({"max_tokens": 256}, 400, "context_length_exceeded", "completion requests 256"),
+        ({"model": "somebody else"}, 404, "model_not_found", "use 'policy'"),
         ({"n": 9}, 400, "invalid_value", "'n' must be at most 8"),
         ({"logit_bias": {"99999": 1}}, 400, "invalid_value", "'logit_bias' names the token 99999"),
         ({"max_tokens": 5, "min_tokens": 9}, 400, "invalid_value", "'min_tokens' must be at most"),
@@ -152,7 +152,7 @@ def test_an_engine_is_started_once_and_leaves_no_thread_and_no_port(policy: Poli
     with pytest.raises(RuntimeError, match="start"):
         _ = engine.base_url
     engine.start()
-    with pytest.raises(RuntimeError, match="started once"):
+    with pytest.raises(RuntimeError, match="started only once"):
         engine.start()
     engine.stop()
     engine.stop()
@@ -192,15 +192,15 @@ def test_a_pause_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, e
             future = pool.submit(ask, endless_engine, max_tokens=LONG)
             await_load(endless_engine, 1)
             with (
-                pytest.raises(TimeoutError, match="1 completions are still in flight"),
+                pytest.raises(TimeoutError, match="1 completions are still in progress"),
                 endless_engine.paused(timeout=0.01),
             ):
                 pass
             updater = Updater([Learner(None, GRPOSettings(model="any"), endless)], [endless_engine])
-            with pytest.raises(DrainTimeoutError, match="1 completions are still in flight"), updater.paused(0.01):
+            with pytest.raises(DrainTimeoutError, match="1 completions are still in progress"), updater.paused(0.01):
                 pytest.fail("the weights were about to change")
         assert tokens(future.result())
-    with endless_engine.paused(), pytest.raises(RuntimeError, match="paused already"), endless_engine.paused():
+    with endless_engine.paused(), pytest.raises(RuntimeError, match="already paused"), endless_engine.paused():
         pass
     assert ask(endless_engine, max_tokens=1)
 
@@ -282,8 +282,8 @@ def test_calls_that_the_memory_does_not_suffice_for_at_once_go_on_in_smaller_num
             assert all(len(entry["top_logprobs"]) == 2 for entry in choice["logprobs"]["content"])
         assert one["usage"] == other["usage"]
     assert max(tried) > 3 >= tried[-1]
-    assert "out of memory while" in caplog.text
-    assert "(CUDA out of memory. Tried to allocate 20.00 MiB.): they go on, at most" in caplog.text
+    assert "out of memory with" in caplog.text
+    assert "(CUDA out of memory. Tried to allocate 20.00 MiB.); continuing with at most" in caplog.text
     assert "set engine_batch=" in caplog.text
 
 
@@ -300,6 +300,6 @@ def test_one_call_that_is_too_much_for_the_memory_says_so_and_the_next_one_is_an
     monkeypatch.setattr(decoder, "draw", draw)
     status, error = refusal(engine, max_tokens=9)
     assert (status, error["code"]) == (500, "out_of_memory")
-    words = "too much for the memory of cpu (CUDA out of memory. Tried to allocate 20.00 MiB.). Try bf16"
+    words = "does not fit into the memory of cpu (CUDA out of memory. Tried to allocate 20.00 MiB.). Try bf16"
     assert words in error["message"]
     assert ask(engine, max_tokens=8)

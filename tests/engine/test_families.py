@@ -140,7 +140,7 @@ def test_thinking_that_the_template_leaves_out_is_named_where_the_row_parts() ->
     assert len(reading.samples) == 2
     [seam] = reading.seams
     assert seam.cause == "template"
-    assert "template (it leaves out the thinking of that reply)" in describe(seam, calls, decode)
+    assert "template (the thinking of that reply is missing)" in describe(seam, calls, decode)
 
 
 # --- the syntaxes ---------------------------------------------------------------------------------------------------

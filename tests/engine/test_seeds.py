@@ -58,7 +58,7 @@ async def test_a_call_that_is_made_again_after_its_reply_was_lost_draws_what_it_
         assert (again == broken, await seeds_of(seeds, "ro-2/a/call-4", [1]) == [again]) == (True, False)
 
 
-@pytest.mark.parametrize(("attempt", "words"), [(None, "past the gateway"), ("ro-9/a", "'ro-9'")])
+@pytest.mark.parametrize(("attempt", "words"), [(None, "pass the gateway"), ("ro-9/a", "'ro-9'")])
 async def test_who_has_no_place_is_refused(attempt: str | None, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         await seeds_of(PlaceSeeds(7, place_of), attempt, [1])

@@ -196,7 +196,7 @@ def test_several_templates_are_edited_in_turns() -> None:
         assert targets == {1: "first", 2: "second", 3: "first", 4: "second"}
         alone = fit(agl.APO(llm(server), **ONE_ROUND, templates=["second"]), Agent(), initial_resources=templates)
     assert {version.target for version in alone.history} == {"second"}
-    with pytest.raises(ValueError, match="the templates are first, second"):
+    with pytest.raises(ValueError, match="the available templates are first, second"):
         fit(agl.APO(llm(server), templates=["third"]), Agent(), initial_resources=templates)
 
 
@@ -268,7 +268,7 @@ def test_a_limit_on_cost_without_a_price_is_told_before_anything_runs(prices: di
     store = agl.InMemoryLightningStore()
     options: dict[str, Any] = {"limits": {"cost": 1.0}, "prices": prices, "apply_edit_model": "another"}
     with asked() as server:
-        with pytest.raises(agl.BadRequestError, match=r"cannot hold without.*price"):
+        with pytest.raises(agl.BadRequestError, match=r"requires.*price"):
             fit(agl.APO(llm(server), **SMALL, **options), store=store)
         assert not server.calls
     assert not rollouts_in(store)
@@ -422,7 +422,7 @@ def test_the_environment_or_a_function_is_enough(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("no_environment")
 def test_nobody_to_ask_is_said_before_a_single_rollout_runs() -> None:
     store = agl.InMemoryLightningStore()
-    with pytest.raises(ValueError, match="nobody to ask"):
+    with pytest.raises(ValueError, match="No model is configured"):
         fit(agl.APO(), store=store)
     assert rollouts_in(store) == []
 
@@ -515,9 +515,9 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         fit(agl.APO(llm(server), **ONE_ROUND))
     text = "\n".join(record.getMessage() for record in caplog.records)
     for line in (
-        "[Round 00 | Prompt v0] plays 8 tasks (val): 'Answer the question: {question}'",
+        "[Round 00 | Prompt v0] running on 8 tasks (val): 'Answer the question: {question}'",
         "[Round 00 | Prompt v0] 8 succeeded; rewards 0, 0, 0, 0, 0, 0, 0, 0; mean 0.000",
-        "[Round 01 | Beam 01 | Branch 01 | Prompt v0] plays 2 tasks (train)",
+        "[Round 01 | Beam 01 | Branch 01 | Prompt v0] running on 2 tasks (train)",
         "[Round 01 | Beam 02 | Branch 02 | Prompt v0] critique by critic with critique_",
         "edited by critic with edit_",
         "[Round 01 | Beam 01 | Branch 01 | Prompt v1] new prompt: 'Answer the question: {question}",
@@ -535,10 +535,10 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("settings", "datasets", "text"),
     [
-        ({"initial_resources": None}, {}, "initial_resources are not set"),
+        ({"initial_resources": None}, {}, "initial_resources is not set"),
         (
             {"initial_resources": {"llm": agl.LLM(endpoint="http://x/v1", model="m")}}, {},
-            "No prompt template resource found.*llm",
+            "No prompt template found.*llm",
         ),
         ({}, {"train_dataset": None}, "train_dataset is required"),
         ({}, {"val_dataset": None}, "val_dataset is required"),
@@ -565,8 +565,8 @@ def test_a_prompt_template_and_both_datasets_are_required(
         ({"minimum_coverage": "half"}, "minimum_coverage must be a number from 0 to 1; got 'half'"),
         ({"gradient_prompt_files": ["/no/such/file"]}, "gradient_prompt_files: '/no/such/file' cannot be read"),
         ({"apply_edit_prompt_files": []}, "apply_edit_prompt_files must be a list of paths"),
-        ({"limits": {"money": 1}}, "limits takes calls, tokens, seconds, cost"),
-        ({"async_openai_client": agl.Chat(helpful), "limits": {"calls": 3}}, "give them to the Chat"),
+        ({"limits": {"money": 1}}, "with calls, tokens, seconds, cost"),
+        ({"async_openai_client": agl.Chat(helpful), "limits": {"calls": 3}}, "pass them to the Chat"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], text: str) -> None:

@@ -279,11 +279,11 @@ def test_several_templates_are_changed_in_turn_and_merged() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "GEPA needs an end"),
+        ({}, "GEPA requires a stop condition"),
         ({"max_metric_calls": 0}, "max_metric_calls must be a whole number of 1 or more; got 0"),
-        ({"max_metric_calls": 9, "missing": "zero"}, "a fault is no score of 0"),
-        ({"max_reflection_cost": 1.0}, "needs prices"),
-        ({"max_metric_calls": 9, "limits": {"money": 1}}, "limits takes calls, tokens, seconds, cost"),
+        ({"max_metric_calls": 9, "missing": "zero"}, "failures never score 0"),
+        ({"max_reflection_cost": 1.0}, "requires prices"),
+        ({"max_metric_calls": 9, "limits": {"money": 1}}, "with calls, tokens, seconds, cost"),
     ],
 )
 def test_a_wrong_setting_is_told_when_it_is_given(settings: dict[str, Any], message: str) -> None:
@@ -294,7 +294,7 @@ def test_a_wrong_setting_is_told_when_it_is_given(settings: dict[str, Any], mess
 @pytest.mark.parametrize("bound", [{"max_reflection_cost": 1.0}, {"max_metric_calls": 30, "limits": {"cost": 1.0}}])
 def test_a_bound_on_cost_without_a_price_of_the_model_is_told_before_it_is_asked(bound: dict[str, Any]) -> None:
     with asked(helpful) as server:
-        with pytest.raises(agl.BadRequestError, match="without a price of 'critic': give prices="):
+        with pytest.raises(agl.BadRequestError, match="requires a price for 'critic': pass prices="):
             fit(agl.GEPA(llm(server), prices={"other": (1.0, 1.0)}, **bound))
         assert not server.calls
 

@@ -119,7 +119,7 @@ async def _rollouts(store: agentlightning.LightningStore) -> list[agentlightning
 @pytest.mark.parametrize(
     ("settings", "tasks", "message"),
     [
-        ({}, ["a"], "no gateway was given: pass llm_proxy= to the Trainer"),
+        ({}, ["a"], "no gateway is set: pass llm_proxy= to the Trainer"),
         ({"llm_proxy": agentlightning.LLMProxy()}, [{"question": 1}], "entry 0 of the batch must be a text"),
         ({"llm_proxy": agentlightning.LLMProxy()}, None, "no dataset was given to fit"),
     ],

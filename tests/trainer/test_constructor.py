@@ -83,7 +83,7 @@ def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], error: typ
 
 
 NEEDS = {name: f"{name} is missing required settings: model" for name in ("GRPO", "PPO", "SFT", "TRL", "Tinker")}
-NEEDS |= {"VERL": "VERL is missing required settings: config", "GEPA": "GEPA needs an end: give max_metric_calls"}
+NEEDS |= {"VERL": "VERL is missing required settings: config", "GEPA": "GEPA requires a stop condition"}
 
 
 def test_a_bare_name_with_missing_settings_lists_them() -> None:

@@ -72,9 +72,9 @@ def test_each_rule_is_fine_on_a_healthy_run_and_bad_on_its_condition(name: str) 
     assert empty is None or name == "nothing_trained" or (name == "token_drift" and empty.is_fine(0.1))
 
 
-SHRUNK = "a reply has 9.0 tokens, 20.0 in the first 3 steps (limit 10.0)"
+SHRUNK = "replies have 9.0 tokens on average, 20.0 in the first 3 steps (limit 10.0)"
 ROSE = "mean reward rose to 0.9; the mean of the 5 steps before is 0.5 (limit 0.25 from it)"
-STALE = "stale tokens are 2.9 nats each from the weights that learn from them (limit 0.5)"
+STALE = "the weights of stale tokens differ from the learner by 2.9 nats per token (limit 0.5)"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_an_alarm_comes_after_so_many_steps_in_a_row_and_once() -> None:
     [alarm] = alarms_over([0, 20, 0, 20, None, 20, 20, 20])
     assert (alarm.state, alarm.step, alarm.since, alarm.value, alarm.threshold) == ("raised", 6, 6, 0.2, 0.1)
     text = "20% of the calls ended at max_completion_length (limit 10%)"
-    assert alarm.line.startswith(f"step 6: alarm cut_off: {text}. To try: a greater max_completion_length; ")
+    assert alarm.line.startswith(f"step 6: alarm cut_off: {text}. To try: increase max_completion_length; ")
 
 
 def test_it_is_over_once_the_value_is_well_on_the_right_side_and_can_come_again() -> None:
@@ -246,18 +246,18 @@ def test_thresholds_are_set_by_rule_and_none_switches_a_rule_off() -> None:
 @pytest.mark.parametrize(
     ("setting", "error"),
     [
-        ({"entropy": {}}, "there is no rule 'entropy'"),
+        ({"entropy": {}}, "unknown rule 'entropy'"),
         ({"entropy_colapse": {}}, "Did you mean 'entropy_collapse'"),
         ({"cut_off": {"limt": 1}}, "cut_off has no threshold 'limt'. Did you mean 'limit'"),
-        ({"cut_off": 0.5}, "cut_off takes thresholds by name, of patience, margin, limit, or None; got 0.5"),
+        ({"cut_off": 0.5}, r"cut_off must be a dict of thresholds \(patience, margin, limit\) or None; got 0.5"),
         ({"cut_off": {"limit": math.nan}}, "cut_off.limit must be a number of at least 0; got nan"),
         ({"cut_off": {"patience": 0}}, "cut_off.patience must be a whole number of at least 1; got 0"),
         ({"cut_off": {"patience": 1.5}}, "whole number of at least 1; got 1.5"),
         ({"cut_off": {"limit": True}}, "got True"),
         ({"cut_off": {"margin": 1}}, "cut_off.margin must be a number of at least 0 and below 1; got 1"),
         ({"length_drift": {"factor": 0.5}}, "length_drift.factor must be a number above 1; got 0.5"),
-        ({3: {}}, "there is no rule 3"),
-        ("all", "alarms must be 'default', 'none', or thresholds by rule"),
+        ({3: {}}, "unknown rule 3"),
+        ("all", "alarms must be 'default', 'none', or a dict of thresholds by rule"),
         ([], r"got \[\]"),
     ],
 )

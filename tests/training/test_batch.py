@@ -32,9 +32,9 @@ def test_rows_are_padded_on_the_right_and_keep_their_meaning() -> None:
 @pytest.mark.parametrize(
     ("mask", "logprobs", "text"),
     [
-        ([0], [0.0, 0.0], "do not match"),
+        ([0], [0.0, 0.0], "the numbers must be equal"),
         ([1, 1], [0.0, 0.0], "prompt"),
-        ([0, 0], [0.0, 0.0], "no token of the row"),
+        ([0, 0], [0.0, 0.0], "no token of the policy"),
         ([0, 1], [0.0, math.nan], "finite"),
     ],
 )

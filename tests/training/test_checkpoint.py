@@ -66,7 +66,7 @@ def test_what_was_written_is_read_with_its_facts(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda path: os.truncate(path / "weights", 1), "weights has 1 bytes instead of 3"),
-        (lambda path: (path / "weights").write_text("abd"), "weights is not what was written"),
+        (lambda path: (path / "weights").write_text("abd"), "the content of weights has changed"),
         (lambda path: (path / "part" / "more").unlink(), "part/more is missing"),
         (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda path: os.truncate(path / "manifest.json", 20), "manifest.json"),
@@ -91,7 +91,7 @@ def test_a_later_format_is_refused_by_its_number(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 7'))
     with pytest.raises(agl.BadRequestError, match="format 7"):
         read_checkpoint(written.path)
-    with pytest.raises(agl.BadRequestError, match="no folder"):
+    with pytest.raises(agl.BadRequestError, match="not a folder"):
         read_checkpoint(tmp_path / "nowhere")
 
 

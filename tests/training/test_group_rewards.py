@@ -96,16 +96,16 @@ async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model:
     await asyncio.to_thread(lines_of, untrained_model, tmp_path, group_reward=by_letters, **settings)
     alarms = [record for record in await store.query_run_records("run-h") if record.kind == "alarm"]
     assert [alarm.data["text"][:40] for alarm in alarms if alarm.name == "held_out_without_reward"] == [
-        "no held-out rollout has a reward: group_"
+        "No held-out rollout has a reward: group_"
     ] * 2, "before and after"
 
 
 def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(agl.BadRequestError, match=r"must give 4 finite numbers, one per answer; it gave \[1.0\]"):
+    with pytest.raises(agl.BadRequestError, match=r"must return 4 finite numbers, one per answer; it returned \[1.0\]"):
         lines_of(untrained_model, tmp_path, group_reward=lambda task, answers: [1.0])
     with pytest.raises(TypeError, match="group_reward must be an agl"):
         agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks 32 answers of a task at most"):
+    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks at most 32 answers per task"):
         agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
 
 
@@ -182,11 +182,11 @@ async def test_groups_that_are_not_judged_are_reported_once_and_their_own_reward
         evidence = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
         rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), evidence, [0, 0, 1, 1, 2, 2])
     assert rewards == [None] * 6
-    assert note.startswith("6 rollouts of 3 tasks have no reward, since they were not judged: The judge gave no")
+    assert note.startswith("6 rollouts of 3 tasks have no reward because they were not judged: The judge returned no")
     ranking = agl.RankingReward(lambda messages: "")
     rewards, [note] = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
     assert rewards == [None, None]
-    assert note.endswith("since they were not judged: no words of theirs were recorded")
+    assert note.endswith("because they were not judged: none of their replies was recorded as text")
 
 
 def by_letters(task: object, answers: Sequence[Any]) -> list[float]:

@@ -41,8 +41,8 @@ def test_an_alarm_is_told_of_once_with_what_to_try_and_a_run_that_goes_on_tells_
     assert told(tmp_path, "equal_rewards", "nothing_trained") == raised
     [record] = [record for record in read(tmp_path).of("alarm") if record.name == "equal_rewards"]
     assert (record.data["value"], record.data["threshold"]) == (1.0, 0.9)
-    assert record.data["text"] == "in 4 of 4 groups all rewards are equal, mean reward 1 (limit 90%)"
-    assert "harder ones" in record.data["what_to_try"]
+    assert record.data["text"] == "all rewards are equal in 4 of 4 groups, mean reward 1 (limit 90%)"
+    assert "use harder tasks" in record.data["what_to_try"]
     lines = [r for r in caplog.records if "alarm equal_rewards" in r.getMessage()]
     assert [(line.levelname, line.getMessage().count("\n")) for line in lines] == [("WARNING", 0)]
 
@@ -72,7 +72,7 @@ def test_a_policy_that_is_driven_to_one_answer_collapses_and_is_told_of(
     assert main(["runs", "show", RUN, "--store", str(tmp_path / "store.db")]) == 0
     shown = capsys.readouterr().out
     assert f"alarm entropy_collapse after step {step}, raised: entropy is " in shown
-    assert "to try: entropy_coef" in shown
+    assert "to try: set entropy_coef" in shown
 
 
 @pytest.mark.parametrize(("alarms", "expected"), [("none", set[str]()), ({"cut_off": None}, {"nothing_trained"})])

@@ -137,7 +137,7 @@ class _HeldModel(http.server.BaseHTTPRequestHandler):
 
 class _OnRetry(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        if "it is tried again" in record.getMessage():
+        if "weights are unchanged; retrying" in record.getMessage():
             _HeldModel.may_answer.set()
 
 

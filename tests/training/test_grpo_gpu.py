@@ -210,7 +210,7 @@ def test_one_row_that_is_too_much_is_an_error_and_changes_no_weight(grouped_mode
     policy.state()
     digest = digest_of(policy)
     limit(200 * 2**20)
-    with pytest.raises(OutOfMemoryError, match=r"one row of \d+ tokens is too much for the memory of cuda:0"):
+    with pytest.raises(OutOfMemoryError, match=r"one row of \d+ tokens does not fit into the memory of cuda:0"):
         policy.update(make_rows(2, 4096, shortest=4000, longest=4000), [1.0, -1.0])
     limit(60_000 * 2**20)
     assert digest_of(policy) == digest
@@ -259,7 +259,7 @@ def test_an_engine_without_the_memory_for_all_calls_answers_them_in_smaller_numb
         loop.stop(10)
         replies.append([one.token_ids[:30] for one in made])
         limit(60_000 * 2**20)
-    assert "out of memory while 32 calls were generated at once (CUDA out of memory" in caplog.text
+    assert "out of memory with 32 concurrent calls (CUDA out of memory" in caplog.text
     assert replies[0] == replies[1]
 
 

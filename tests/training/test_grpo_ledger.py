@@ -57,7 +57,7 @@ def test_a_rollout_that_showed_an_image_is_excluded_and_its_error_names_images(
         if rollout.input == "image":
             spans = stored(tmp_path, lambda store, one=rollout: store.query_spans(one.rollout_id))
             texts = [str(value) for span in spans for value in (span.status.description, *span.attributes.values())]
-            assert any("images are refused: the rows" in text for text in texts)
+            assert any("images are not supported: the policy" in text for text in texts)
 
 
 def test_a_policy_fault_counts_with_its_reward_in_an_evaluation(untrained_model: Path, tmp_path: Path) -> None:

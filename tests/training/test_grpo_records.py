@@ -48,11 +48,11 @@ def test_a_call_that_is_missing_or_counted_twice_is_found(untrained_model: Path,
     stored(tmp_path, lambda store: store.add_run_records(RUN, [again]))
     check = stored(tmp_path, lambda store: check_ledger(store, RUN))
     assert (check.adds_up, check.wrong_count) == (False, len(calls))
-    assert "has 2 endings, in steps 2, 3" in check.wrong[0]
+    assert "has 2 outcomes, in steps 2, 3" in check.wrong[0]
     stored(tmp_path, lambda store: store.rewind_run(RUN, 1))
     check = stored(tmp_path, lambda store: check_ledger(store, RUN))
     assert check.wrong_count == 2 * 4
-    assert "has no recorded ending" in check.wrong[0]
+    assert "has no recorded outcome" in check.wrong[0]
 
 
 @pytest.mark.parametrize(("record_tokens", "share"), [("none", 0), ("sample", 1)])

@@ -56,7 +56,7 @@ async def test_the_best_step_and_the_alarm_follow_the_mean_of_graded_rewards(
     assert not any("solved" in data for data in sampled), "1 is the worst reward of this run"
     [alarm] = [r for r in await store.query_run_records("r", kind_in=["alarm"]) if r.name == "held_out_drop"]
     assert (alarm.step, alarm.data["state"], alarm.data["value"]) == (1, "raised", pytest.approx(1.5625))
-    assert "its best was 5" in alarm.data["text"]
+    assert "the best was 5" in alarm.data["text"]
     assert "p = 0.0078" in alarm.data["text"]
     shown = f"{capsys.readouterr().out}\n{result}"
     assert "held-out 1.000  rollouts" in shown

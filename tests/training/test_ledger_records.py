@@ -42,7 +42,7 @@ def test_numbers_come_back_bit_for_bit_through_json_as_little_endian_bytes() -> 
     [
         ([1, 2], "got list"),
         ({"dtype": "f64", "data": ""}, "f32, i32, u8"),
-        ({"dtype": "f32"}, "data a text"),
+        ({"dtype": "f32"}, "data a string"),
         ({"dtype": "f32", "data": "a?"}, "not base64 of f32"),
         ({"dtype": "f32", "data": base64.b64encode(b"abcde").decode()}, "not base64 of f32"),
     ],

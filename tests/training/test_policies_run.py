@@ -103,7 +103,7 @@ def test_a_twin_has_layers_of_its_own_and_the_same_numbers(untrained_model: Path
 def test_the_model_of_one_policy_is_named_by_its_folder(untrained_model: Path, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"policies": NAMES, "max_steps": 1, "output_dir": tmp_path / "run"}
     result = fit(plans_and_solves, TASKS, model=untrained_model, **settings)
-    with pytest.raises(agl.BadRequestError, match=r"holds several policies: planner, solver. Name the model of one"):
+    with pytest.raises(agl.BadRequestError, match=r"holds several policies: planner, solver. Use the model of one"):
         trained_in(tmp_path / "run")
     assert trained_in(result.model_path / "solver").path == result.model_path / "solver"
 
@@ -123,9 +123,9 @@ def test_a_gateway_of_the_program_must_know_the_policies(untrained_model: Path, 
 
     planner = {"kind": "trained", "models": ["planner"], "roles": ["planner"]}
     solver = {"kind": "trained", "models": ["solver"], "roles": ["solver", "checker"]}
-    with pytest.raises(agl.BadRequestError, match=r"'planner' is missing\): give LLMProxy\(policies="):
+    with pytest.raises(agl.BadRequestError, match=r"'planner' is missing\): pass LLMProxy\(policies="):
         try_with(None)
-    with pytest.raises(agl.BadRequestError, match="'solver' is another one"):
+    with pytest.raises(agl.BadRequestError, match="'solver' is another policy"):
         try_with({"planner": planner, "solver": {"kind": "frozen", "models": ["solver"], "roles": ["solver"]}})
     with pytest.raises(agl.BadRequestError, match="does not train: third"):
         try_with({"planner": planner, "solver": solver, "third": {"kind": "trained", "roles": ["third"]}})

@@ -77,7 +77,7 @@ async def test_rollouts_of_a_run_become_pairs_and_crashes_are_counted(untrained_
     assert [message["role"] for message in pair["chosen"]] == ["assistant"]
     assert pair["tools"][0]["function"]["name"] == "weather"
     assert "sk-abcdef" not in path.read_text()
-    with pytest.raises(BadRequestError, match="is there already"):
+    with pytest.raises(BadRequestError, match="already exists"):
         write_pairs(pairs, path)
 
 

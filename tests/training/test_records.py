@@ -166,7 +166,7 @@ async def test_a_store_without_runs_is_told_of_once_and_nothing_fails(caplog: py
     await log.best("loss", 1.0, 1)
     assert await log.latest("state") is None
     assert not log.keeps_records
-    assert [record.message for record in caplog.records] == ["NoRuns keeps no runs: what run r records is left out"]
+    assert [record.message for record in caplog.records] == ["NoRuns keeps no runs; records of run r are discarded"]
     without = RunLog(None)
     await without.step(1, {})
     assert (await without.records(), await without.run()) == ([], None)
@@ -176,7 +176,7 @@ async def test_what_nobody_waits_for_is_bounded(log: RunLog, monkeypatch: pytest
     monkeypatch.setattr("agentlightning.training.records._MOST_PENDING", 3)
     for step in range(3):
         log.step(step, {})
-    with pytest.raises(BadRequestError, match="await each call"):
+    with pytest.raises(BadRequestError, match="Await each call"):
         log.step(3, {})
     await log.flush()
     assert len(await log.records()) == 3

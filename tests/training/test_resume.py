@@ -86,7 +86,7 @@ with held_folder({str(tmp_path / "run")!r}):
 
     with ExitStack() as held:
         await opened(store, untrained_model, tmp_path / "run", held)
-        assert "BadRequestError: Another process trains in the output folder" in await errors()
+        assert "BadRequestError: Another process is training in the output folder" in await errors()
     assert await errors() == ""
 
 

@@ -82,7 +82,7 @@ def test_an_agent_that_calls_no_model_is_reported_at_its_first_rollout_and_ends_
             assert listener.reported.wait(30), "nothing was said while rollouts were open"
         return 1.0
 
-    text = r"no model call was seen at all: give the agent's client base_url=llm\.endpoint"
+    text = r"no model call was recorded: pass base_url=llm\.endpoint"
     with pytest.raises(NoTrainableCallError, match=f"None of the 8 rollouts(.|\\n)*{text}"):
         fit(elsewhere, ["a", "b"], model=untrained_model, output_dir=tmp_path)
     [report] = listener.texts
@@ -106,7 +106,7 @@ def test_an_agent_whose_client_goes_to_the_model_server_itself_is_told_that_its_
         with pytest.raises(NoTrainableCallError, match="seen by the tracer only"):
             fit(direct, ["a"], model=untrained_model, output_dir=tmp_path)
     [report] = listener.texts
-    assert "its tracer saw 1, which went elsewhere" in report
+    assert "its tracer saw 1, sent elsewhere" in report
 
 
 # --- refused calls ---------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ async def test_a_rollout_that_took_a_refusal_in_is_not_trained_and_says_so_every
     assert figures.mean_reward >= 1.0
     output = capsys.readouterr().out
     assert "rollouts 8 done 0 failed (not trained: refused_call 4)" in output
-    assert output.count("4 of 8 rollouts had a model call that was refused for good") == 1
+    assert output.count("4 of 8 rollouts had a model call that finally failed") == 1
     assert "gpt-unknown" in output
     for rollout in await rollouts_of(store):
         [attempt] = await store.query_attempts(rollout.rollout_id)
@@ -166,7 +166,7 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 def test_a_run_whose_every_rollout_was_refused_ends_with_an_error(
     untrained_model: Path, tmp_path: Path, agent: Any
 ) -> None:
-    with pytest.raises(NoScoredRolloutError, match=r"of 2 rollouts 2 refused_call.*gpt-unknown"):
+    with pytest.raises(NoScoredRolloutError, match=r"2 rollouts could be trained: 2 refused_call.*gpt-unknown"):
         fit(agent, ["refused"], model=untrained_model, output_dir=tmp_path, **SMALL)
     assert (tmp_path / "model").is_dir()
 

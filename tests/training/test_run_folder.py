@@ -39,7 +39,7 @@ def test_a_folder_that_holds_figures_of_a_run_is_refused(tmp_path: Path) -> None
     folder = RunFolder(tmp_path)
     folder.check_unused()
     folder.append_metrics({"step": 1})
-    with pytest.raises(BadRequestError, match="holds a run already; choose another one"):
+    with pytest.raises(BadRequestError, match=r"already has a run\. Choose another folder"):
         RunFolder(tmp_path).check_unused()
 
 
@@ -87,7 +87,7 @@ def test_lines_for_which_the_disk_has_no_room_are_kept_and_said_once(
         assert list(read_lines(tmp_path / "metrics.jsonl")) == [1], "whole lines only"
         with pytest.raises(OSError, match=r"too large.*metrics\.jsonl"):
             folder.finish()
-    assert caplog.text.count("metrics.jsonl'. Figures of steps stay in memory") == 1
+    assert caplog.text.count("metrics.jsonl'. They stay in memory") == 1
     folder.append_metrics({"step": 5})
     folder.finish()
     assert list(read_lines(tmp_path / "metrics.jsonl")) == [1, 2, 3, 4, 5]

@@ -167,9 +167,9 @@ def test_ids_that_the_store_does_not_have_are_named(untrained_model: Path, folde
 
 
 def test_a_choice_that_finds_nothing_says_why(untrained_model: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequestError, match=r"No rollout is chosen out of the 32 .*32 below_min_reward; the best"):
+    with pytest.raises(BadRequestError, match=r"None of the 32 .*32 below_min_reward; the best"):
         run(untrained_model, folder, rollouts="stored", min_reward=2.0)
-    with pytest.raises(BadRequestError, match=r"out of the 0 ended training rollouts of run 'other' .*there are none"):
+    with pytest.raises(BadRequestError, match=r"the 0 ended training rollouts of run 'other' .*store has none"):
         run(untrained_model, folder, run_id="b", rollouts="stored", from_run="other", min_reward=2.0)
     with pytest.raises(NoScoredRolloutError, match=r"chose no rollout to learn from: the best reward was"):
         run(untrained_model, folder, run_id="c", tasks=["one"], min_reward=2.0, num_generations=2, max_steps=1)
@@ -210,7 +210,7 @@ def test_rollouts_of_another_tokenizer_are_refused(untrained_model: Path, folder
 
 
 def test_wrong_settings_are_refused_with_what_to_give(untrained_model: Path) -> None:
-    with pytest.raises(BadRequestError, match="told which rollouts to train: min_reward"):
+    with pytest.raises(BadRequestError, match="a setting that selects rollouts: min_reward"):
         agl.SFT(untrained_model)
     with pytest.raises(TypeError, match="rewards choose rollouts"):
         agl.SFT(untrained_model, min_reward=1, advantage="grpo")
@@ -218,14 +218,14 @@ def test_wrong_settings_are_refused_with_what_to_give(untrained_model: Path) -> 
         agl.SFT(untrained_model, best_of=2)
     with pytest.raises(BadRequestError, match="top_share must be a number above 0 and at most 1"):
         agl.SFT(untrained_model, top_share=2)
-    with pytest.raises(BadRequestError, match="names rollouts more than once: a"):
+    with pytest.raises(BadRequestError, match="lists ids more than once: a"):
         agl.SFT(untrained_model, rollouts=["a", "a"])
-    with pytest.raises(BadRequestError, match="it is the id of a run"):
+    with pytest.raises(BadRequestError, match="must be the id of a run"):
         agl.SFT(untrained_model, from_run="x", min_reward=1)
     with pytest.raises(TypeError, match="choose must be a function"):
         agl.SFT(untrained_model, choose="best")  # pyright: ignore[reportArgumentType]
 
 
 def test_tasks_beside_stored_rollouts_are_refused(untrained_model: Path, folder: Path) -> None:
-    with pytest.raises(BadRequestError, match="leave train_dataset out"):
+    with pytest.raises(BadRequestError, match="Remove train_dataset"):
         run(untrained_model, folder, rollouts="stored", min_reward=0, tasks=["one"])

@@ -1,8 +1,7 @@
 """The model calls that the spans of a rollout record, whether or not they are used for training.
 
-Adapters select among these calls and put them in order; the training ledger (`training/ledger.py`) accounts for all of
-them. A triplet is a view of one call. The gateway's attributes on the spans separate calls of the trained policy
-from those of others.
+Adapters select among these calls and order them; the training ledger (`training/ledger.py`) records all of them. A
+triplet is a view of one call. The gateway's attributes on the spans separate calls of the trained policy from others.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class CallRef(NamedTuple):
     attempt_id: str
     """The attempt that made it."""
     call_id: str
-    """Its own id; unique within its attempt only, unless the gateway assigned it."""
+    """Id of the call; unique only within its attempt, unless the gateway assigned it."""
 
 
 @explain_fields
@@ -53,13 +52,13 @@ class ModelCall:
     completion_token_ids: list[int]
     """Token ids of the completion."""
     logprobs: list[float] | None
-    """Natural logarithm, from the engine; usable only if there is one per completion token."""
+    """Natural log-probabilities, from the engine; usable only if there is one per completion token."""
     finish_reason: str | None
     """Reason why generation stopped, such as `stop` or `length`."""
     weight_version: int | None
     """Version of the weights that served it; None if it was not recorded."""
     state: CallState
-    """`ok` if the call can be trained on; else the missing part or the error."""
+    """`ok` if the call can be trained on; otherwise the missing part or the error."""
     stale: bool = False
     """True if the store marked it as late: its attempt had lapsed."""
     agent: str | None = None
@@ -67,10 +66,10 @@ class ModelCall:
     policy: str | None = None
     """Policy of the call, if the gateway has policies."""
     constrained_by: tuple[str, ...] = ()
-    """Settings of its request by which tokens were sampled from another distribution than that of `logprobs`, such as
+    """Settings of its request that changed the sampling distribution from that of `logprobs`, such as
     `response_format`, `tool_choice` and `top_p`."""
     spans: CallSpans | None = field(default=None, repr=False, compare=False)
-    """The spans that record it; None for a call that was made from a triplet."""
+    """The spans that record it; None for a call that was created from a triplet."""
 
     @property
     def call_id(self) -> str:
@@ -90,7 +89,7 @@ class CallSelection(NamedTuple):
     """The calls that an adapter selects."""
 
     calls: list[ModelCall]
-    """In the adapter's order, with the agents that it names."""
+    """Selected calls in the adapter's order, with the agents that it names."""
     problems: list[Problem]
     """Excluded parts of the trace, except unreadable parts of a call."""
 
@@ -146,31 +145,31 @@ def of_unknown_agents(calls: Iterable[ModelCall], problems: Iterable[Problem]) -
 
 
 def call_id_of(triplet: Triplet) -> str | None:
-    """Return the id of the call that a triplet was made from; None if its adapter did not store it."""
+    """Return the id of the call of a triplet; None if its adapter did not store it."""
     ids = (triplet.metadata.get(key) for key in ("call_id", "response_id"))
     return next((name for name in ids if isinstance(name, str) and name), None)
 
 
 def agent_of(triplet: Triplet) -> str | None:
-    """Return the name of the agent whose call a triplet was made from; None if no tracer recorded it."""
+    """Return the name of the agent that made the call of a triplet; None if no tracer recorded it."""
     name = triplet.metadata.get("agent_name")
     return name if isinstance(name, str) and name != ANY_AGENT else None
 
 
 def calls_by_name(calls: Sequence[ModelCall]) -> dict[str, ModelCall]:
-    """Return the calls of one attempt by their ids and by those of their replies; of equal ids the first one counts."""
+    """Return the calls of one attempt by their ids and their replies' ids; the first call with an id counts."""
     by_name = {call.response_id: call for call in reversed(calls) if call.response_id is not None}
     by_name.update({call.call_id: call for call in calls})
     return by_name
 
 
 def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter: object) -> ModelCall | None:
-    """Return the recorded call that a triplet was made from, with the agent that it names.
+    """Return the recorded call of a triplet, with the agent that the triplet names.
 
     None for a triplet without tokens whose call was not recorded.
 
     Raises:
-        LedgerError: the triplet has tokens and names no call, or its tokens are not those of the call.
+        LedgerError: the triplet has tokens but names no call, or its tokens differ from those of the call.
     """
     name = call_id_of(triplet)
     call = by_name.get(name or "")
@@ -180,21 +179,21 @@ def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter:
         if not completion:
             return None
         raise LedgerError(
-            f"{type(adapter).__name__} made a triplet that names no recorded model call (its call is {name!r}). "
-            "Put the id of the call into metadata['call_id'], or that of the reply into metadata['response_id']."
+            f"{type(adapter).__name__} returned a triplet that names no recorded model call (its call is {name!r}). "
+            "Store the id of the call in metadata['call_id'], or the id of the reply in metadata['response_id']."
         )
     if prompt != call.prompt_token_ids or completion != call.completion_token_ids:
         raise LedgerError(
-            f"{type(adapter).__name__} changed the tokens of call {call.call_id} of rollout {call.ref.rollout_id}: "
-            "an adapter selects calls, training uses the tokens that the engine recorded."
+            f"{type(adapter).__name__} changed the tokens of call {call.call_id} of rollout {call.ref.rollout_id}. "
+            "Adapters may only select calls; training uses the tokens that the engine recorded."
         )
     return call.of_agent(agent_of(triplet))
 
 
 def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> list[ModelCall]:
-    """Return the triplets of one attempt as calls in the same order; a triplet without an id is named by its position.
+    """Return the triplets of one attempt as calls in the same order; the id of a triplet without an id is its position.
 
-    Triplets whose prompt or response is no dict with `token_ids` become calls without tokens.
+    Triplets whose prompt or response is not a dict with `token_ids` become calls without tokens.
     """
     return [
         ModelCall(
@@ -218,7 +217,7 @@ def calls_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt
 
 
 def is_of_other_policy(record: Span | None, policy: str | None) -> bool:
-    """True if a call is not one of `policy`; if that is None, if it is of a policy that is not trained.
+    """True if a call does not belong to `policy` or, if `policy` is None, belongs to a policy that is not trained.
 
     `record` is the gateway's span of the call; a call that the gateway did not record has no policy.
     """
@@ -227,12 +226,12 @@ def is_of_other_policy(record: Span | None, policy: str | None) -> bool:
 
 
 def is_call_of_other_policy(call: ModelCall, policy: str | None) -> bool:
-    """True if a call that was already read is of another policy."""
+    """True if a call that was already read belongs to another policy."""
     return is_of_other_policy(None if call.spans is None else call.spans.record, policy)
 
 
 def without_other_policies(spans: Sequence[Span], policy: str | None) -> Sequence[Span]:
-    """Return the spans without those of calls of other policies, recorded by the gateway or by a tracer."""
+    """Return the spans, excluding those of calls of other policies, recorded by the gateway or by a tracer."""
     if policy is None and not any(span.attributes.get(_KIND) in _NOT_TRAINED for span in spans):
         return spans
     left_out = {

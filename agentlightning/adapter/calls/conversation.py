@@ -1,7 +1,7 @@
 """The messages of one model call, in a form in which two calls can be compared.
 
-Two messages are equal if they mean the same to a reader. White space at the ends, the formatting of JSON in the
-arguments of tools, ids of tool calls and reasoning beside the answer do not count. `rows/seams.py` compares tokens.
+Two messages are equal if their content is equal. White space at the ends, the formatting of JSON in the arguments of
+tools, ids of tool calls and reasoning in addition to the answer are ignored. `rows/seams.py` compares tokens.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Conversation:
     """All other messages of the prompt."""
     answer: Line | None
     verbatim: bool
-    """True if the answer is plain text: it has no part that a chat template renders in its own way."""
+    """True if the answer is plain text, without parts that a chat template renders in a special way."""
 
     @property
     def request(self) -> tuple[str, tuple[Line, ...]]:
-        """The messages of the prompt. Tools are excluded: the gateway and tracers write them too differently."""
+        """The messages of the prompt. Tools are excluded, because the gateway and tracers record them differently."""
         return self.system, self.lines
 
     @property
@@ -58,7 +58,7 @@ class Conversation:
 
 
 def conversation_of(*spans: Span | None) -> Conversation | None:
-    """Return the conversation of the first span that records one; None if none does.
+    """Return the conversation of the first span that records one, or None.
 
     A span whose texts were not kept has none.
     """

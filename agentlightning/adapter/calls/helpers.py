@@ -1,8 +1,8 @@
 """Helper calls: model calls of a program outside its task, such as for a title of the session or a summary of it.
 
-Such a call is no turn of the agent's work. It is excluded from training (`helper`), makes no row, and earns no reward.
-Programs known to make them are recognised by texts in their code, and nothing else is guessed; a rule of the
-user (`ignore=` of an adapter) names others.
+Such a call is not a turn of the agent's task. It is excluded from training (`helper`), has no row, and gets no reward.
+The helper calls of known programs are recognised by texts in their prompts. For other helper calls, users set a rule
+(`ignore=` of an adapter).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SYSTEM: Final = (
     "You are naming a coding session so the user can pick it out",  # Claude Code 2.1.300: the title of a session
     "Write a short summary label describing what these tool calls accomplished",  # Claude Code: a row of a list
 )
-"""Texts anywhere in a system message; plain texts, since a pattern of them takes a millisecond for 20 KB."""
+"""Texts anywhere in a system message. Plain texts, because a pattern takes a millisecond for 20 KB."""
 _SYSTEM_OPENINGS: Final = (
     "You are a title generator. You output ONLY a thread title",  # opencode
     "You are a context summarization agent. You are given a conversation",  # opencode: compaction
@@ -55,10 +55,10 @@ _OPENS_LAST: Final = re.compile(r'(?:\A|"text": ?")\s{0,64}(?:' + "|".join(map(r
 
 
 def helper_rule(ignore: Ignore | None) -> Callable[[ModelCall], bool]:
-    """Return the rule that selects helper calls: those of known programs, and those that `ignore` names.
+    """Return the rule that selects helper calls: those of known programs, and those that `ignore` selects.
 
     Raises:
-        ValueError: it is neither a valid regular expression nor a function.
+        ValueError: `ignore` is neither a valid regular expression nor a function.
     """
     if ignore is None:
         return is_known_helper
@@ -74,7 +74,7 @@ def helper_rule(ignore: Ignore | None) -> Callable[[ModelCall], bool]:
 
 
 def call_text(call: ModelCall) -> str:
-    """Return the prompt of a call as text, one message after the other as `role: content`; empty if none was kept."""
+    """Return the prompt of a call as text, with each message as `role: content`; empty if it was not recorded."""
     spans = () if call.spans is None else (call.spans.request, call.spans.record, call.spans.seen)
     conversation = conversation_of(*spans)
     if conversation is None:
@@ -91,7 +91,7 @@ def is_known_helper(call: ModelCall) -> bool:
 
 
 def without_helpers(spans: Sequence[Span], ignore: Ignore | None) -> Sequence[Span]:
-    """Return the spans without those of helper calls."""
+    """Return the spans, excluding those of helper calls."""
     if ignore is None and not any(_says_helper(span.attributes) for span in spans):
         return spans
     is_helper = helper_rule(ignore)
@@ -99,7 +99,7 @@ def without_helpers(spans: Sequence[Span], ignore: Ignore | None) -> Sequence[Sp
 
 
 def without_calls(spans: Sequence[Span], calls: Iterable[ModelCall]) -> Sequence[Span]:
-    """Return the spans without those that record the calls."""
+    """Return the spans, excluding those that record the calls."""
     owners = [call.spans for call in calls if call.spans is not None]
     left_out = {id(span) for own in owners for span in (own.record, own.request, *own.certain)}
     return [span for span in spans if id(span) not in left_out] if left_out else spans

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 SLACK_SECONDS: Final = 0.05
-"""Largest difference between the clocks of gateway and tracer."""
+"""Maximum difference between the clocks of gateway and tracer, in seconds."""
 
 
 class Interval(NamedTuple):
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 class Intervals:
-    """Finds in logarithmic time those of many intervals that lie around another one."""
+    """Finds the intervals that contain another one, in logarithmic time."""
 
     def __init__(self, intervals: Sequence[Interval]) -> None:
         self._intervals = intervals
@@ -39,7 +39,7 @@ class Intervals:
             self._latest[place] = max(self._latest[2 * place], self._latest[2 * place + 1])
 
     def around(self, inner: Interval, slack: float = SLACK_SECONDS) -> Iterator[int]:
-        """Yield the indices of the intervals that hold `inner` within the slack, by their starts."""
+        """Yield the indices of the intervals that contain `inner` within the slack, ordered by start."""
         count = bisect_right(self._starts, inner.start + slack)
         waiting = [(1, 0, self._size)]
         while waiting:
@@ -54,9 +54,9 @@ class Intervals:
 
 
 def narrowed(inner: Interval, around: list[int], intervals: Mapping[int, Interval] | Sequence[Interval]) -> list[int]:
-    """Return the only interval that holds `inner` without any slack, if all the others are apart from it in time.
+    """Return the only interval that contains `inner` without slack, if it overlaps with none of the others.
 
-    If intervals overlap, clocks that differ a little could select the wrong one.
+    If intervals overlap, a small clock difference could select the wrong one.
     """
     exactly = [at for at in around if intervals[at].holds(inner, 0.0)]
     if len(exactly) != 1:

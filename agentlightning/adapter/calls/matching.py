@@ -2,9 +2,9 @@
 
 They are matched by the id of the reply first, then by the span that the request itself named in its `traceparent`: the
 span of the call, or one below it such as that of the HTTP request. A span without a reply's id below another call is a
-part of it, and one above a call is a wrapper around it. The rest is matched one instrumentation after the other,
-since each records a call at most once: by the text, and only then by time (`pairing.py`). A record or a span without
-a partner is a call.
+part of it, and one above a call is a wrapper around it. The remaining spans are matched separately for each
+instrumentation, because each records a call at most once: first by text, then by time (`pairing.py`). A record or a
+span without a match is a separate call.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from agentlightning.types import Span
 
 SeenBy = Literal["both", "gateway", "tracer"]
 _MOST_BELOW_CALL: Final = 8
-"""Number of ancestors of the span named by a request that are searched for the span of its call."""
+"""Maximum number of ancestors, of the span named by a request, that are searched for the span of its call."""
 
 
 class Unsure(NamedTuple):
-    """Spans of one instrumentation, any of which may be of the call."""
+    """Candidate spans of one instrumentation for a call."""
 
     spans: tuple[Span, ...]
     may_be_none: bool
-    """True if possibly none of them is of the call."""
+    """True if possibly none of them belongs to the call."""
 
 
 @dataclass(slots=True)
 class CallSpans:
-    """The spans that record one model call; at least one of `record` and `seen` is there."""
+    """The spans that record one model call; at least one of `record` and `seen` is set."""
 
     record: Span | None = None
     """The gateway's span, with the tokens."""
@@ -56,20 +56,20 @@ class CallSpans:
     seen: Span | None = None
     """A tracer's span."""
     matched_by: MatchedBy | None = None
-    """Method that matched the first two; None if there is only one of them."""
+    """Method that matched `record` and `seen`; None if only one of them is set."""
     reading: CallReading | None = None
-    """The call as read from `record`, or from `seen` if there is none; None before it was read."""
+    """The call as read from `record` or, without it, from `seen`; None before it is read."""
     also: list[Span] = field(default_factory=list[Span])
-    """Further spans that are certainly of this call: those of other instrumentations."""
+    """Additional spans that certainly belong to this call: those of other instrumentations."""
     unsure: list[Unsure] = field(default_factory=list[Unsure])
-    """Candidate spans of each instrumentation for which it is uncertain which span is of this call."""
+    """Candidate spans of each instrumentation whose span of this call is uncertain."""
     client: Span | None = None
-    """The tracer's span in which the request was made, from its `traceparent`: that of the call if there is one.
-    Several tries of a client may name the same span."""
+    """The tracer's span in which the request was made, from its `traceparent`: the span of the call if there is one.
+    Several retries of a client may name the same span."""
     is_certain: bool = True
-    """True if `seen` is certainly of this call; else it is one of several candidates."""
+    """True if `seen` certainly belongs to this call; otherwise it is one of several candidates."""
     is_further_choice: bool = False
-    """True if `record` is of another choice than the first: tracers record the call as a whole, not its tokens."""
+    """True if `record` belongs to a choice other than the first; tracers record only the full call."""
 
     @property
     def seen_by(self) -> SeenBy:
@@ -79,7 +79,7 @@ class CallSpans:
 
     @property
     def certain(self) -> list[Span]:
-        """The tracers' spans that are certainly of this call."""
+        """The tracers' spans that certainly belong to this call."""
         return [self.seen, *self.also] if self.seen is not None and self.is_certain else self.also
 
 
@@ -88,8 +88,8 @@ def spans_by_call(
 ) -> list[CallSpans]:
     """Return the spans of every model call, once each; the calls of an attempt that the gateway recorded come first.
 
-    `is_call` selects the tracers' spans that record a call; without it their attributes decide. With `keep_nested` a
-    span without a reply's id that is part of another call, or a wrapper around one, counts as a call too.
+    `is_call` selects the tracers' spans that record a call; without it, their attributes decide. With `keep_nested`, a
+    span without a reply's id that is part of another call, or a wrapper around one, also counts as a call.
     """
     attempts: dict[tuple[str, str], list[Span]] = {}
     for span in spans:
@@ -149,7 +149,7 @@ def _of_attempt(spans: Sequence[Span], is_call: Callable[[Span], bool], keep_nes
 
 
 def tells_of_call(span: Span) -> bool:
-    """True if a span that is not the gateway's records one model call."""
+    """True if a span that was not recorded by the gateway records one model call."""
     return (
         "gen_ai.response.id" in span.attributes
         or has_client_tokens(span)
@@ -248,7 +248,7 @@ class _Joining:
     """Adds the spans of one instrumentation after the other to the existing calls, or creates new calls for them."""
 
     def __init__(self, calls: list[CallSpans], tellers: Mapping[int, str]) -> None:
-        """`tellers` maps a call to an instrumentation that has no further span of it."""
+        """`tellers` maps a call to the instrumentation that has no other span of it."""
         self.calls = calls
         self._told: dict[int, Told] = {}
         self._tellers: dict[int, set[str]] = {id(call): set(map(_teller, call.certain)) for call in calls}
@@ -256,7 +256,7 @@ class _Joining:
             self._tellers[call].add(teller)
 
     def join(self, named: Sequence[CallSpans], nameless: Sequence[CallSpans]) -> None:
-        """Join calls that only tracers recorded: `named` with the id of a reply, distinct, `nameless` without one."""
+        """Join calls that only tracers recorded: `named` have the distinct id of a reply, `nameless` have no id."""
         recorded = list(self.calls)
         for items, calls in ((named, recorded), (nameless, self.calls)):
             by_teller: dict[str, list[CallSpans]] = {}

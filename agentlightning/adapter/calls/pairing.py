@@ -1,9 +1,9 @@
-"""Pairs the accounts of two recorders of the same calls where no id does: by the text, and only then by the time.
+"""Pairs the records of two recorders of the same calls if they share no id: first by text, then by time.
 
-Text: equal messages. Among calls with equal messages the answers decide. Time: a call lies within
-the span of its client. A pair is certain where the text leaves one of each, or where exactly one span is a candidate:
-one that has the call within it, with no other call within it. Otherwise calls and spans are still paired, so that they
-are counted once, and each pair lists the candidate spans.
+Text: equal messages. Among calls with equal messages the answers decide. Time: a call lies within the span of its
+client. A pair is certain if only one call and one span have its text, or if exactly one span is a candidate: a span
+that contains the call and no other call. Otherwise calls and spans are still paired, so that they are counted once, and
+each pair lists the candidate spans.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MatchedBy = Literal["response_id", "traceparent", "request", "time"]
 _MOST_MEANT: Final = 32
 """With more candidate spans than this, none is named; the call is still paired with one of them."""
 _MOST_LOOKED_AT: Final = 256
-"""Number of spans examined around one call; more of them belong to very many concurrent calls, which stay uncertain."""
+"""Maximum number of spans examined around one call; with more concurrent calls, pairs remain uncertain."""
 
 
 class Told(NamedTuple):
-    """The account of a call by one recorder."""
+    """The record of a call by one recorder."""
 
     when: Interval | None = None
     """Time of the call; None if it was not recorded."""
@@ -52,7 +52,7 @@ class Pair:
     meant: tuple[int, ...] = ()
     """Indices of the candidate spans; empty if `span` is certain."""
     may_be_none: bool = False
-    """True if possibly none of them is of the call, because there are more calls than spans."""
+    """True if possibly none of them belongs to the call, because there are more calls than spans."""
 
 
 def pairs(calls: Sequence[Told], spans: Sequence[Told]) -> list[Pair]:
@@ -88,7 +88,7 @@ class _Pairing:
         self.pairs: list[Pair] = []
 
     def groups(self) -> list[_Group]:
-        """Return the free calls and spans with equal text, where there are both."""
+        """Return the unpaired calls and spans with equal text, if there are both."""
         groups: dict[object, _Group] = defaultdict(lambda: _Group([], []))
         for free, keys, side in ((self._free_calls, self._call_keys, 0), (self._free_spans, self._span_keys, 1)):
             for at in free:
@@ -114,7 +114,7 @@ class _Pairing:
     # --- text --------------------------------------------------------------------------------------------------------
 
     def pair_by_words(self, group: _Group) -> None:
-        """Add the certain pairs of a group of equal text. Where answers separate calls, other pairs are excluded."""
+        """Add the certain pairs of a group with equal text. If answers separate calls, other pairs are excluded."""
         if len(group.calls) > 1 or len(group.spans) > 1:
             alone = [each for each in self._by_answer(group) if len(each.calls) == len(each.spans) == 1]
             certain = [(call, span) for (call,), (span,) in alone if self._is_one_reply(call, span)]
@@ -147,7 +147,7 @@ class _Pairing:
         return answers.values()
 
     def pair_in_order(self, group: _Group) -> None:
-        """Pair calls and spans of equal text that do not match in time, in the order of time; none is certain."""
+        """Pair calls and spans with equal text that do not match in time, in the order of time; none is certain."""
         nameless = [at for at in group.spans if self._spans[at].reply is None]
         candidates, may_be_none = tuple(nameless[: _MOST_MEANT + 1]), len(group.calls) > len(nameless)
         for call, span in zip(group.calls, nameless, strict=False):
@@ -160,7 +160,7 @@ class _Pairing:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def pair_in_time(self, counts: Callable[[Told], bool]) -> None:
-        """Pair as many of the free calls selected by `counts` as possible, each with a span around it."""
+        """Pair as many of the unpaired calls selected by `counts` as possible, each with a span around it."""
         own = {at: when for at in self._free_calls if counts(account := self._calls[at]) and (when := account.when)}
         when = {at: outer for at in self._free_spans if counts(account := self._spans[at]) and (outer := account.when)}
         if not own or not when:

@@ -1,7 +1,7 @@
-"""Finds the calls of an attempt that never got an answer, so that its reward says nothing about the policy.
+"""Finds the calls of an attempt that never received a reply, so that its reward does not measure the policy.
 
-A framework may accept a refusal, return an empty text, and have the rollout scored 0 for it; a program may give up
-after its last retry. That is a fault of the environment, and a fault is not a low reward.
+A framework may accept a refusal and return an empty text, for which the rollout is scored 0; a program may give up
+after its last retry. That is an error of the environment, which is not a low reward.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from agentlightning.adapter.calls.conversation import Conversation, conversation
 from agentlightning.adapter.spans.tokens import body_digest, refused_for_budget
 
 REFUSED_CALL: Final = "refused_call"
-"""Reason of the exclusion of an attempt with such a call."""
+"""Reason for excluding an attempt with such a call."""
 _WITHOUT_ANSWER: Final = frozenset(("refused", "upstream_error"))
 
 
 def refused_for_good(calls: Sequence[ModelCall]) -> list[ModelCall]:
-    """Return the calls of one attempt that got an error from the gateway, and no answer to the same request later.
+    """Return the calls of one attempt that received an error from the gateway, and no later reply to the same request.
 
-    An error is a refusal of the gateway (4xx), an error passed on from the model server, or a failure on the way (429,
-    5xx, a timeout of the gateway, a stream that broke off): these differ in the effect of a retry, not for the
-    agent. So a 429 or 503 counts only if the program's retries, or the lack of them, left it without an answer. Not
-    counted: a call that was refused for its budget, which has a reason of its own, and one whose connection the program
-    closed itself (`client_left`).
+    An error is a refusal of the gateway (4xx), an error of the model server, or a transport failure (429, 5xx, a
+    timeout of the gateway, an interrupted stream): a retry may or may not help, but the agent sees an error in each
+    case. A 429 or 503 counts only if no retry of the program received a reply. Calls that were refused for their
+    budget, which have a separate reason, and calls whose connection the program closed (`client_left`) are not counted.
 
     *The same request* is one whose body had the same bytes, as the retries of clients have, or the same turn of the
-    same conversation. A call is one of these if its messages are those of the failed
-    one in order, in role, text and tool calls, where
+    same conversation. A call is the same turn if its messages equal those of the failed call in order, role, text and
+    tool calls, where
 
     - fields other than the messages do not count (`response_format`, `tools`, `temperature`, `stream`, the model, the
-      dialect), so the retry of a framework that takes out the field that was refused is one;
-    - system messages do not count, and the last message may continue after the text of the failed one, and further
-      messages may follow that are not the assistant's: the fallback may describe its format there.
+      dialect), so the retry of a framework that removes the refused field counts;
+    - system messages do not count; the last message may continue after the text of the failed one; and additional
+      messages may follow that are not the assistant's, because a fallback may describe its format there.
 
-    It must have been answered, and have ended after the failed call had begun. A failed call whose messages are not
-    known (there was no room for its bytes, its body was no JSON, or the gateway keeps no texts) is recognised by the
-    bytes of its body only.
+    It must have received a reply, and have ended after the failed call began. A failed call whose messages are unknown
+    (its bytes were not stored, its body was not JSON, or the gateway keeps no texts) is recognised only by the bytes of
+    its body.
     """
     failed = [call for call in calls if _got_an_error(call)]
     if not failed:

@@ -1,1 +1,1 @@
-"""Training rows made from model calls: turns merged where the next prompt begins with exactly the tokens so far."""
+"""Training rows from model calls. Turns are merged if the next prompt begins with exactly the tokens so far."""

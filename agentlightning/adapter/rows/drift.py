@@ -1,8 +1,8 @@
-"""Detects whether the chat template or the tokenizer turned the same messages into other tokens.
+"""Detects whether the chat template or the tokenizer rendered the same messages as other tokens.
 
-With the model's `decode` the answer is exact: other tokens for the same text come from the tokenizer, another text from
-the template. Without it a rule over the tokens and the messages decides, which is good if the reply is plain text.
-No token is ever created here.
+With the model's `decode`, the result is exact: other tokens for the same text come from the tokenizer, another text
+from the template. Without it, a rule over the tokens and the messages decides, which is reliable if the reply is plain
+text. No tokens are created here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Decode = Callable[[Sequence[int]], str]
 DriftCause = Literal["template", "tokenisation"]
 
 _BEFORE: Final = 8
-"""Number of tokens before the difference that are decoded too: a character may begin in them."""
+"""Number of tokens before the difference that are also decoded, because a character may begin in them."""
 
 
 def drift_cause(
@@ -35,8 +35,8 @@ def drift_cause(
         row: The expected first tokens of the prompt.
         at: The first position where they differ.
         answer_from: Position in the row where the policy's last answer begins.
-        verbatim: True if that answer is plain text, which templates show unchanged.
-        cut_short: True if it ended at a limit and not at an end token.
+        verbatim: True if that answer is plain text, which templates render unchanged.
+        cut_short: True if the answer ended at a limit and not at an end token.
     """
     if decode is not None:
         return "tokenisation" if _same_text(row, prompt, at, answer_from, decode) else "template"
@@ -79,7 +79,7 @@ def _comparable(text: str) -> str:
 
 
 def describe_tokens(tokens: Sequence[int], at: int, decode: Decode | None, around: int = 6) -> str:
-    """Return the tokens around a position as text, also decoded if there is a `decode`."""
+    """Return the tokens around a position as text, also decoded if `decode` is given."""
     start = max(0, at - around)
     window = tokens[start : at + around]
     ids = [*map(str, tokens[start:at]), "|", *map(str, tokens[at : at + around])]

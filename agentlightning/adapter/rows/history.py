@@ -1,4 +1,4 @@
-"""Finds the earlier call of an attempt whose conversation a prompt was made from, by comparing messages."""
+"""Finds the earlier call of an attempt whose conversation a prompt continues, by comparing messages."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from agentlightning.adapter.calls.calls import ModelCall
 from agentlightning.adapter.calls.conversation import Conversation, Line, conversation_of
 
 _LATEST = 64
-"""Number of latest calls that are examined; of those that gave the last answer in a prompt, eight."""
+"""Maximum number of latest calls that are examined; for calls with the last answer of a prompt, eight."""
 _OF_ONE_ANSWER = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Predecessor:
-    """An earlier call, and the number of lines of its conversation, answer included, that a prompt begins with."""
+    """An earlier call, and the number of lines of its conversation, including the answer, that a prompt begins with."""
 
     call: ModelCall
     conversation: Conversation
     common: int
     by_answer: bool = False
-    """True if the prompt holds its answer, or an earlier one of its conversation."""
+    """True if the prompt contains its answer, or an earlier answer of its conversation."""
 
     @property
     def is_continued(self) -> bool:
-        """True if the prompt begins with the whole conversation."""
+        """True if the prompt begins with the full conversation."""
         return self.common == len(self.conversation.whole)
 
 
 class History:
-    """The calls so far, without those whose messages were not kept."""
+    """The calls so far, excluding those whose messages were not recorded."""
 
     def __init__(self) -> None:
         self._calls: list[tuple[ModelCall, Conversation]] = []
@@ -53,9 +53,9 @@ class History:
             self._answers.setdefault(conversation.answer, []).append(number)
 
     def predecessor(self, conversation: Conversation) -> Predecessor | None:
-        """Return the call from whose conversation a prompt was made; None if it shares no line with any.
+        """Return the call whose conversation a prompt continues; None if it shares no line with any call.
 
-        That is one with the same prompt, else the call that gave the last answer in the prompt; without one the call
+        That is a call with the same prompt; otherwise the call with the last answer in the prompt; otherwise the call
         with the longest common beginning, or with any line in common.
         """
         if (number := self._prompts.get(_asked(conversation))) is not None:
@@ -102,6 +102,6 @@ def _asked(conversation: Conversation) -> object:
 
 
 def conversation_of_call(call: ModelCall) -> Conversation | None:
-    """Return the conversation of a call; None if its messages were not kept."""
+    """Return the conversation of a call; None if its messages were not recorded."""
     spans = call.spans
     return None if spans is None else conversation_of(spans.request, spans.seen, spans.record)

@@ -1,6 +1,6 @@
 """A tree of token sequences that share their beginnings. It finds the row that a prompt continues, or the difference.
 
-Every sequence is walked once, at the speed of list comparison, so the work is linear in the tokens of all calls.
+Every sequence is compared once with fast list comparison, so the cost is linear in the tokens of all calls.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Walk(Generic[Row]):
     in_completion: bool = False
     """True if it differs from the others within or before tokens that the policy generated there."""
     beside: int | None = None
-    """The call that shares the tokens before the difference; None if there is none."""
+    """The call that shares the tokens before the difference, or None."""
 
 
 class PrefixTree(Generic[Row]):
@@ -54,7 +54,7 @@ class PrefixTree(Generic[Row]):
         self._root: PrefixNode[Row] = PrefixNode([], 0, 0, generated=False, owner=0)
 
     def follow_prompt(self, prompt: list[int], owner: int) -> Walk[Row]:
-        """Follow a prompt from the root, adding its new tokens, and return the result. `owner` numbers its call."""
+        """Follow a prompt from the root, add its new tokens, and return the result. `owner`: number of its call."""
         walk: Walk[Row] = Walk(self._root)
         self._add(prompt, walk, generated=False, owner=owner)
         return walk

@@ -1,10 +1,10 @@
-"""Makes token rows, the input of training, from model calls. Needs no torch.
+"""Creates token rows, the input of training, from model calls. Does not require torch.
 
-A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; of several such
-rows the longest one. The tokens that the prompt has beyond them came from outside the policy (a tool, a user): mask 0,
-log-probability 0.0. Any other call begins its own row; the reason is recorded (`seams.py`). Every row of the attempt
-stays open, so that parallel conversations, and branches, find their rows again. Calls of different
-policies are never in one row. Nothing is ever tokenised, guessed or repaired here.
+A call joins an open row if and only if its prompt begins with exactly the tokens of that row so far; if there are
+several such rows, it joins the longest. The additional tokens of the prompt come from outside the policy (a tool, a
+user): mask 0, log-probability 0.0. Any other call begins a new row; the reason is recorded (`seams.py`). Every row of
+the attempt stays open, so that parallel conversations and branches continue their rows. Calls of different policies are
+never in one row. Nothing is tokenized, guessed or repaired here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from agentlightning.base.field_help import explain_fields
 from agentlightning.types import Triplet
 
 Unusable = Literal["no_generation", "no_tokens", "no_logprobs", "bad_logprobs", "image_input"]
-"""Reason why a call makes no row: no prompt or no completion ids; no log-probabilities; not one finite number a token;
-its prompt shows images, which are more than the tokens in their places."""
+"""Reason why a call has no row: no prompt or completion ids; no log-probabilities; not one finite number per token; or
+its prompt has images, which token ids do not represent."""
 
 UNKNOWN_WEIGHTS: Final = -1
 
@@ -44,7 +44,7 @@ class Sample:
     mask: list[int]
     """(T,) 1 exactly on the tokens that the policy produced."""
     logprobs: list[float]
-    """(T,) natural logarithm, from the engine; 0.0 where `mask` is 0."""
+    """(T,) natural log-probabilities, from the engine; 0.0 where `mask` is 0."""
     call_ids: list[str]
     """Ids of the model calls merged in this row, in order."""
     weight_versions: list[int]
@@ -52,7 +52,7 @@ class Sample:
     policy: str | None = None
     """The gateway's policy of its calls; None if the gateway has no policies."""
     turns: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]], compare=False, repr=False)
-    """For each call its number among the calls of the attempt, by arrival, and its number of completion tokens."""
+    """For each call, its number among the calls of the attempt, by arrival, and its number of completion tokens."""
 
     def call_refs(self) -> list[CallRef]:
         """Return the full ids of the calls in this row."""
@@ -87,7 +87,7 @@ class SampleReading:
         return sum(len(sample.call_ids) for sample in self.samples)
 
     def seam_counts(self) -> dict[RowCause, int]:
-        """Return the number of rows for each cause, with all causes."""
+        """Return the number of rows for each cause, including causes without rows."""
         counts = Counter(start.cause for start in self.starts)
         return {cause: counts[cause] for cause in ROW_CAUSES}
 
@@ -95,15 +95,15 @@ class SampleReading:
 def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = None) -> SampleReading:
     """Return the rows of the calls of one attempt, given in the order in which they arrived.
 
-    `decode` converts token ids to their text, special tokens included; with it, tokenisation and template are separated
-    with certainty. It is called at seams only.
+    `decode` converts token ids to their text, including special tokens; with it, tokenization and template are
+    distinguished with certainty. It is called only at seams.
 
     Raises:
-        ValueError: the calls are of several attempts, or one is named twice.
+        ValueError: the calls belong to several attempts, or a call is given twice.
     """
     attempts = sorted({f"{call.ref.rollout_id}/{call.ref.attempt_id}" for call in calls})
     if len(attempts) > 1:
-        raise ValueError(f"rows are made of the calls of one attempt; got calls of {', '.join(attempts)}")
+        raise ValueError(f"Rows require the calls of one attempt; got calls of {', '.join(attempts)}")
     duplicates = [ref.call_id for ref, count in Counter(call.ref for call in calls).items() if count > 1]
     if duplicates:
         raise ValueError(f"calls of {attempts[0]} were given more than once: {', '.join(duplicates)}")
@@ -145,7 +145,7 @@ def samples_from_calls(calls: Sequence[ModelCall], *, decode: Decode | None = No
 def samples_from_triplets(triplets: Iterable[Triplet], *, rollout_id: str, attempt_id: str) -> SampleReading:
     """Return the rows of the triplets of one attempt, given in the order of the calls.
 
-    A triplet needs `prompt["token_ids"]`, `response["token_ids"]` and `response["token_logprobs"]`.
+    A triplet must have `prompt["token_ids"]`, `response["token_ids"]` and `response["token_logprobs"]`.
     """
     return samples_from_calls(calls_from_triplets(triplets, rollout_id=rollout_id, attempt_id=attempt_id))
 

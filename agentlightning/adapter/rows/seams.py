@@ -1,9 +1,9 @@
-"""Finds the reason why a call begins a row instead of continuing one, from its tokens, and its messages if kept.
+"""Finds the reason why a call begins a row instead of continuing one, from its tokens and recorded messages.
 
-A seam lies between a call and its predecessor, the call from whose conversation its prompt was made (`history.py`).
-If the prompt holds all messages of that call, the tokens drifted (`drift.py`). If it holds others, the agent
-changed its context, and the first message that differs shows how. Without messages only the tokens are compared, which
-is less precise.
+A seam is between a call and its predecessor, the call whose conversation its prompt continues (`history.py`). If the
+prompt has all messages of that call, the tokens drifted (`drift.py`). If messages differ, the agent changed its
+context, and the first different message shows how. Without messages only the tokens are compared, which is less
+precise.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from agentlightning.adapter.rows.prefix_tree import Walk, shared_length
 from agentlightning.base.field_help import explain_fields
 
 Beginning = Literal["first_call", "repeated_prompt", "branch"]
-"""Rows that begin without a problem: the attempt's first call; a repeated prompt (parallel samples, a
-client's own retry); a continuation of an earlier turn, token for token, that another call had continued already."""
+"""Rows that begin without a problem: the attempt's first call; a repeated prompt (parallel samples, a retry of the
+client); a continuation of an earlier turn, token by token, that another call had already continued."""
 SeamCause = Literal["template", "tokenisation", "edit", "truncation", "tool_result_changed", "other_agent"]
 """Reason why a prompt does not begin with the tokens of the conversation that it continues.
 
 `template`: the chat template renders the same messages differently (thinking removed, tool calls rewritten).
-`tokenisation`: the same text in other tokens. `edit`: the agent changed, added or summarised earlier messages.
-`truncation`: it left some out or cut them short. `tool_result_changed`: the result of a tool is another one.
-`other_agent`: another agent, or another conversation of the same one.
+`tokenisation`: the same text has other tokens. `edit`: the agent changed, added or summarised earlier messages.
+`truncation`: the agent removed or shortened messages. `tool_result_changed`: the result of a tool differs.
+`other_agent`: another agent, or another conversation of the same agent.
 """
 RowCause = Literal[Beginning, SeamCause]
 """Reason why a row begins."""
@@ -38,11 +38,11 @@ DRIFTS: Final[frozenset[RowCause]] = frozenset(("template", "tokenisation"))
 """Causes in template and tokenizer, not in the agent's behaviour."""
 
 _OPENING: Final = 2
-"""Tokens at the end of a prompt that may already belong to the answer: an opened thought, a space before it."""
+"""Number of tokens at the end of a prompt that may already belong to the answer, such as a thinking tag."""
 _WINDOW: Final = 16
-"""Number of tokens after the first difference that are searched further on, if the messages were not kept."""
+"""Number of tokens after the first difference that are searched, if the messages were not recorded."""
 _LEAST_CUT: Final = 8
-"""Minimum number of characters of a shortened text; a shorter one is another text."""
+"""Minimum number of characters of a shortened text; a shorter text counts as a different text."""
 
 
 @explain_fields
@@ -55,7 +55,7 @@ class RowStart:
     cause: RowCause
     """Reason why it did not continue another row."""
     previous: str | None = None
-    """The call whose conversation it was made from, if one was found."""
+    """The call whose conversation it continues, if one was found."""
     at: int = 0
     """Length of the common beginning of its prompt and that call's tokens."""
 
@@ -71,7 +71,7 @@ class Seams:
         self._read: dict[int, Conversation | None] = {}
 
     def start(self, number: int, walk: Walk[Any]) -> RowStart:
-        """Return the reason why this call, whose prompt was followed before, begins a row. Call it in order."""
+        """Return the reason why this call begins a row. Follow its prompt first. Call this in order."""
         call = self._calls[number]
         while self._known < number:
             read = self._read.pop(self._known, None) or conversation_of_call(self._calls[self._known])
@@ -161,9 +161,9 @@ def tokens_of(call: ModelCall) -> list[int]:
 def describe(
     start: RowStart, calls: Sequence[ModelCall], decode: Decode | None = None, names: Mapping[str, str] | None = None
 ) -> str:
-    """Return a seam as text: the tokens around the first difference, and the messages of the two calls that differ.
+    """Return a seam as text: the tokens around the first difference, and the first messages that differ.
 
-    `names` are shown instead of the ids of calls.
+    `names` replaces the ids of calls.
     """
     names = names or {}
     by_id = {call.call_id: call for call in calls}
@@ -171,7 +171,7 @@ def describe(
     if before is None:
         return f"call {names.get(call.call_id, call.call_id)} begins a row: {start.cause}"
     first, second = (names.get(each.call_id, each.call_id) for each in (before, call))
-    why = " (it leaves out the thinking of that reply)" if _leaves_out_thinking(start, before, call, decode) else ""
+    why = " (the thinking of that reply is missing)" if _leaves_out_thinking(start, before, call, decode) else ""
     lines = [
         f"call {second} does not continue call {first}: {start.cause}{why}, after {start.at} equal tokens",
         f"  recorded: {describe_tokens(tokens_of(before), start.at, decode)}",
@@ -189,7 +189,7 @@ def describe(
             if at is None:  # all messages are there, in other tokens
                 at = max(0, min(len(old_lines), len(new_lines)) - 1)
             old, new = (each[at].describe() if at < len(each) else "nothing" for each in (old_lines, new_lines))
-        lines += [f"  was said: {_brief(old)}", f"  is sent:  {_brief(new)}"]
+        lines += [f"  earlier:  {_brief(old)}", f"  now:      {_brief(new)}"]
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """Typed values from the attributes of one span. A value of the wrong type is reported and skipped; nothing raises.
 
-Other programs write these attributes, as lists or as text. The readers of tokens, content and rewards use this module.
+Other programs write these attributes as lists or as text. The readers of tokens, content and rewards use this module.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class AttributeReader:
         return None
 
     def token_ids(self, *keys: str) -> list[int] | None:
-        """Return the first non-empty list of token ids among the keys; of a list of lists the first one counts."""
+        """Return the first non-empty list of token ids among the keys; in a list of lists, the first list counts."""
         get = self.attributes.get
         for key in keys:
             if (value := get(key)) is None or (isinstance(value, str) and (value := self.decoded(key)) is None):
@@ -88,7 +88,7 @@ class AttributeReader:
             if ids is None and is_list(value) and len(value) > 0:
                 ids = token_ids(value[0])
             if ids is None:
-                self.report(key, "a list of token ids, integers from 0 on")
+                self.report(key, "a list of token ids (integers of at least 0)")
             elif ids:
                 return ids
         return None
@@ -119,7 +119,7 @@ def is_list(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def as_dict(value: object) -> Fields:
-    """Return the value if it is a dict, else an empty one."""
+    """Return the value if it is a dict, otherwise an empty dict."""
     return cast(Fields, value) if isinstance(value, dict) else {}
 
 
@@ -129,7 +129,7 @@ def dicts_in(value: object) -> list[Fields]:
 
 
 def token_ids(value: object) -> list[int] | None:
-    """Return a copy of a list or tuple of integers from 0 on; None for anything else, including a list of booleans."""
+    """Return a copy of a list or tuple of integers of at least 0; None for anything else, including booleans."""
     if not is_list(value) or (value and type(value[0]) is not int):
         return None
     try:
@@ -156,7 +156,7 @@ def finite_floats(value: object) -> list[float] | None:
 
 
 def decode_text(text: str) -> Any:
-    """Return the value that a text spells in JSON or as a Python literal.
+    """Return the value that a text encodes in JSON or as a Python literal.
 
     Raises:
         ValueError: it is neither.

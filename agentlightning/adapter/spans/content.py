@@ -1,8 +1,8 @@
 """Finds the spans of model calls, and reads their text: messages, completions, request and response, images.
 
 Attributes are flat with dotted keys (`gen_ai.prompt.0.role`, OpenLLMetry, AgentOps and the operations of this package);
-they are nested again here. Where there are none, `conventions.py` reads those of other instrumentations. A part
-that cannot be nested is excluded; nothing raises. No token ids.
+they are nested here. Without such attributes, `conventions.py` reads those of other instrumentations. A part that
+cannot be nested is excluded; nothing raises. Token ids are not read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CallContent(NamedTuple):
     """Readable content of one model call; None where the span has none."""
 
     prompt: object
-    """Messages: a list, or a dict where the span has keys beside the numbered ones."""
+    """Messages: a list, or a dict if the span has keys in addition to the numbered ones."""
     completion: object
     request: object
     """Parameters of the request without the messages."""
@@ -60,7 +60,7 @@ def read_content(attributes: Mapping[str, object], events: Sequence[Event] = ())
 
 
 def in_order(messages: object) -> list[Fields]:
-    """Return the messages of a prompt, which is a list, or a dict with keys beside the numbered ones."""
+    """Return the messages of a prompt, which is a list, or a dict with keys in addition to the numbered ones."""
     if numbered := as_dict(messages):
         messages = [numbered[key] for key in sorted((key for key in numbered if key.isdecimal()), key=int)]
     return dicts_in(messages)
@@ -124,7 +124,7 @@ def _listed(node: Fields) -> Any:
 
 
 def messages_of(part: Any) -> object:
-    """Return messages; a single value under the bare prefix may be text that spells the list."""
+    """Return messages; a single value under the bare prefix may be text that encodes the list."""
     if not part or type(part) is not dict:
         return part or None
     if "" not in part:
@@ -156,7 +156,7 @@ def says_model_call(name: str, attributes: Mapping[str, object]) -> bool:
 
 
 def response_id_in_output(attributes: Mapping[str, object]) -> str | None:
-    """Return the reply's id where OpenInference keeps the whole reply as JSON text, the client's or LangChain's."""
+    """Return the reply's id if OpenInference keeps the full reply as JSON text, the client's or LangChain's."""
     if attributes.get(_INFERENCE_KIND) != "LLM":
         return None
     reply = as_dict(decoded(attributes.get("output.value")))

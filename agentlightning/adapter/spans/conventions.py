@@ -36,7 +36,7 @@ _EVENT_ROLES: Final = {
 
 
 def chat_messages(attributes: Mapping[str, object], events: Sequence[Event] = ()) -> Words:
-    """Return the messages of the prompt and those of the completion, in the form of the chat API; empty if unknown."""
+    """Return the messages of prompt and completion, in the format of the chat API; empty if unknown."""
     for reader in _READERS:
         prompt, completion = reader(attributes)
         if prompt or completion:

@@ -16,7 +16,7 @@ _PRIMARY: Final = LightningSpanAttributes.REWARD.value + ".0.value"
 
 
 def reward_value(span: Span) -> float | None:
-    """Return the primary reward of a span; None if it has no usable one."""
+    """Return the primary reward of a span; None if it has no usable reward."""
     attributes = span.attributes
     stated = _PRIMARY in attributes or "agentops.task.output" in attributes or "agentops.entity.output" in attributes
     if stated or span.name == AGL_ANNOTATION:
@@ -25,7 +25,7 @@ def reward_value(span: Span) -> float | None:
 
 
 def is_unusable_reward(span: Span) -> bool:
-    """True if the span states a reward that is no finite number, or too large."""
+    """True if the span has a reward that is not a finite number, or too large."""
     return _PRIMARY in span.attributes and reward_value(span) is None
 
 
@@ -35,12 +35,12 @@ def reward_dimensions(span: Span) -> dict[str, float]:
 
 
 def final_reward(spans: Sequence[Span]) -> float | None:
-    """Return the last reward in the order of the spans; None if there is none, or if the last one is not usable."""
+    """Return the last reward in the order of the spans; None if there is none, or it is not usable."""
     return as_reward(find_final_reward(spans))
 
 
 def final_dimensions(spans: Sequence[Span]) -> dict[str, float]:
-    """Return the dimensions of the last usable reward, by name; none if there is no reward."""
+    """Return the dimensions of the last usable reward, by name; empty if there is no reward."""
     last = next((span for span in reversed(spans) if get_reward_value(span) is not None), None)
     return {} if last is None else reward_dimensions(last)
 

@@ -1,13 +1,13 @@
 """Reads a model call from its span: token ids, log-probabilities, finish reason, ids, weight version and outcome.
 
-Three conventions are read; for each field the first that has a value wins:
+Three conventions are read; for each field, the first one with a value is used:
 
 1. the typed attributes of the gateway (`semconv.LightningCallAttributes`);
 2. the gateway's text form, `llm.hosted_vllm.*`, in JSON or as a Python literal;
 3. attributes of instrumented clients: `prompt_token_ids`, `agentlightning.operation.output.*`, `logprobs.content`, ...
 
-Only the first of several choices is read; further ones are reported as `extra_choices`. From a record that the gateway
-marked `no_tokens` no tokens are read: the gateway found those in its text form unusable.
+Only the first of several choices is read; the others are reported as `extra_choices`. From a record that the gateway
+marked `no_tokens`, no tokens are read, because the gateway found those in its text form unusable.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from agentlightning.semconv import (
 from agentlightning.types import Span
 
 FAILED_STATES: Final[frozenset[CallState]] = frozenset(("upstream_error", "refused", "client_left"))
-"""States in which the agent got no answer from the call."""
+"""States in which the agent received no reply from the call."""
 _STATES: Final = frozenset(get_args(CallState))
 
 _VLLM: Final = "llm.hosted_vllm."
@@ -97,9 +97,9 @@ class CallReading(NamedTuple):
     policy: str | None = None
     """Policy of the call, if the gateway has policies."""
     role: str | None = None
-    """Role of the agent, if its URL named one."""
+    """Role of the agent, if the URL of the call has one."""
     constrained_by: tuple[str, ...] = ()
-    """Settings under which the tokens were sampled from another distribution than that of `logprobs`."""
+    """Settings that changed the sampling distribution from that of `logprobs`."""
 
     @property
     def has_tokens(self) -> bool:
@@ -122,13 +122,13 @@ def is_stale(span: Span) -> bool:
 
 
 def client_span(record: Span) -> tuple[str, str] | None:
-    """Return the ids of trace and span of the client that the request of a recorded call named; None if it did not."""
+    """Return the ids of the client's trace and span that the request of a recorded call named, or None."""
     trace_id, _, span_id = (_text(record, _CLIENT_SPAN) or "").partition("-")
     return (trace_id, span_id) if trace_id and span_id else None
 
 
 def body_digest(record: Span) -> str | None:
-    """Return a digest that is equal for recorded calls with the same request bytes; None if it was not recorded."""
+    """Return a digest that is equal for recorded calls with the same request bytes, or None."""
     return _text(record, _BODY_DIGEST)
 
 
@@ -142,12 +142,12 @@ def response_id(span: Span) -> str | None:
 
 
 def has_client_tokens(span: Span) -> bool:
-    """True if an instrumented client wrote token ids of an answer on the span."""
+    """True if an instrumented client recorded token ids of a reply on the span."""
     return any(key in span.attributes for key in _CLIENT_COMPLETION_KEYS)
 
 
 def is_completion_output(attributes: Mapping[str, object]) -> bool:
-    """True if the output of an operation is the reply of a model server, not just anything that has an id."""
+    """True if the output of an operation is the reply of a model server, not another object with an id."""
     return _OUTPUT + ".id" in attributes and any(key.startswith(_OUTPUT + ".choices") for key in attributes)
 
 
@@ -157,18 +157,18 @@ def gateway_call_id(span: Span) -> str | None:
 
 
 def call_name(span: Span) -> str:
-    """Return the id of the call that a span records: the gateway's, else that of the reply, else the span's own."""
+    """Return the id of the call that a span records: that of the gateway, the reply or the span."""
     return gateway_call_id(span) or response_id(span) or span.span_id
 
 
 def first_choice(record: Span) -> str | None:
-    """Return the gateway's id of the call for the first choice, for the record of another choice; None for others."""
+    """Return the gateway's call id of the first choice, for the record of another choice; None for other records."""
     choice, name = record.attributes.get(_CHOICE), gateway_call_id(record)
     return name.removesuffix(f"-{choice}") if type(choice) is int and choice > 0 and name is not None else None
 
 
 def call_role(record: Span | None) -> str | None:
-    """Return the role that the URL of a call named; None if it named none."""
+    """Return the role in the URL of a call, or None."""
     return None if record is None else _text(record, _ROLE)
 
 
@@ -178,18 +178,18 @@ def refused_for_budget(span: Span | None) -> bool:
 
 
 def generated_nothing(span: Span) -> bool:
-    """True for a call that generates nothing by its kind (embeddings), so that no tokens of it are missing."""
+    """True for a call of a kind that generates no tokens (embeddings)."""
     return span.attributes.get(_STATE) == "no_generation"
 
 
 def call_state(span: Span) -> CallState | None:
-    """Return the outcome of this span's call as the gateway recorded it; None if it did not."""
+    """Return the outcome of this span's call as the gateway recorded it, or None."""
     state = span.attributes.get(_STATE)
     return cast(CallState, state) if isinstance(state, str) and state in _STATES else None
 
 
 def has_failed(span: Span) -> bool:
-    """True if the agent got no answer from the call of this span."""
+    """True if the agent received no reply from the call of this span."""
     if (state := call_state(span)) is not None:
         return state in FAILED_STATES
     failed = span.status.status_code == "ERROR" and response_id(span) is None

@@ -1,1 +1,1 @@
-"""The tree of spans of one attempt: repaired, searched for agents and calls, matched with rewards."""
+"""The tree of spans of one attempt: its repair, its agents and calls, and their rewards."""

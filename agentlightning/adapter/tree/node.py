@@ -51,7 +51,7 @@ class SpanNode:
         return list(self.walk())
 
     def find_id(self, id: str) -> Self | None:
-        """Return the node with this id at or below this one; None if there is none."""
+        """Return the node with this id at or below this one, or None."""
         return next((node for node in self.walk() if node.id == id), None)
 
     def agent_name(self) -> str | None:
@@ -84,12 +84,12 @@ class SpanNode:
         )
 
     def own_agent_name(self) -> str | None:
-        """Return the agent that made the call, where the span of the call itself names it."""
+        """Return the agent that made the call, if the span of the call names it."""
         name = self.span.attributes.get("gen_ai.agent.name")
         return name if _is_name(name) else self.name_of_langchain()
 
     def name_of_langchain(self) -> str | None:
-        """Return the agent in the span's metadata, as OpenInference keeps those of LangChain."""
+        """Return the agent in the span's metadata, as OpenInference records agents of LangChain."""
         metadata = self.span.attributes.get("metadata")
         if not isinstance(metadata, str) or "lc_agent_name" not in metadata:
             return None
@@ -102,7 +102,7 @@ class SpanNode:
         return self.span.name if agent is None else f"{self.span.name} [{agent}]"
 
     def maybe_reward_dict(self) -> dict[str, str | float]:
-        """Return `{"type": "reward", "value": v}`, or nothing for a span without a reward."""
+        """Return `{"type": "reward", "value": v}`, or an empty dict for a span without a reward."""
         value = reward_value(self.span)
         return {} if value is None else {"type": "reward", "value": value}
 

@@ -1,9 +1,9 @@
 """The owner of a model call: the names of the agents that it may belong to.
 
-The names that a span states count first: the agent that the span of a call names itself, or that of the nearest span
-above it, by the parents that spans state; then the same for the span that the call's request named. A span without an
-agent above it, and a call that only the gateway recorded, belong to the agents whose spans contain them in time.
-More than one name means that nothing proves which agent made the call.
+Recorded names count first: the agent that the span of a call names, or that of the nearest span above it, by the
+recorded parents; then the same for the span that the call's request named. A span without an agent above it, and a call
+that only the gateway recorded, belong to the agents whose spans contain them in time. More than one name means that the
+agent of the call is uncertain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agentlightning.semconv import RAW_SPAN, REQUEST_SPAN
 from agentlightning.types import Span
 
 NOBODY: Final = ""
-"""Stands for code outside of every agent, among names."""
+"""Placeholder among names for code outside of every agent."""
 _MOST_AROUND: Final = 256
 """Number of agents' spans examined around one call; with more of them the call has no name."""
 
@@ -29,9 +29,9 @@ class Owner(NamedTuple):
     """The agents that a call may belong to."""
 
     names: frozenset[str]
-    """One name if it is certain; several if not; none if there was no agent."""
+    """One name if it is certain; several if it is uncertain; empty if there was no agent."""
     branch: str
-    """Id of the agent's span, else of the root."""
+    """Id of the agent's span, otherwise of the root."""
 
     @property
     def name(self) -> str | None:
@@ -41,7 +41,7 @@ class Owner(NamedTuple):
 
 
 class Owners:
-    """The owners of the calls of a tree. With `by_time`, times count where spans state nothing."""
+    """The owners of the calls of a tree. With `by_time`, times are used if spans name no agent."""
 
     def __init__(self, root: SpanNode, by_time: bool) -> None:
         self._root = root

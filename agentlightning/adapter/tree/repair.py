@@ -18,7 +18,7 @@ _MOST_AROUND = 1024
 
 
 def repair(root: SpanNode) -> None:
-    """Move each child of the first fork below the tightest node that covers its whole time and is strictly longer.
+    """Move each child of the first fork below the shortest node that covers its full time and is strictly longer.
 
     The first fork is the first node, going down from `root`, with more than one child. Moved children are appended to
     their new parent; the fork keeps at least one child. No node is lost or added.

@@ -1,12 +1,12 @@
-"""Assigns rewards to model calls, for rewards that are separate spans.
+"""Assigns rewards that are separate spans to model calls.
 
 Each reward is assigned to one call that has none yet, in the order of the rewards' times:
 
 1. Links on the reward (`agentlightning.link.*`) name spans: the newest call at or below one of them. If no call matches
    a link, the reward is assigned to no call; nothing is guessed.
 2. Otherwise the newest call that had ended when the reward was emitted, first among the calls below the reward's own
-   parent, then below its grandparent, and so on. Parents are those that the spans state, not those made by repair.
-3. Where clocks find none, a call that the gateway recorded is older than a reward with a larger sequence id.
+   parent, then below its grandparent, and so on. Parents are the recorded ones, not those set by repair.
+3. If time finds no call, a call that the gateway recorded is older than a reward with a larger sequence id.
 
 A reward without a matching call is lost, and reported. Departures from the described system: it had neither links nor
 scopes nor step 3, and lost rewards silently.
@@ -29,7 +29,7 @@ from agentlightning.adapter.tree.selection import SelectedCall
 from agentlightning.types import Span
 
 _MOST_SCOPES = 256
-"""Number of examined ancestors of a span, so that a chain of thousands of nested spans stays cheap."""
+"""Maximum number of examined ancestors of a span, which limits the cost of thousands of nested spans."""
 Scope = str | None
 """The id of an ancestor; None is the whole trace."""
 

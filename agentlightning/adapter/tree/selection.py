@@ -1,8 +1,8 @@
 """Selects the calls of a tree for training, and names their agents.
 
 A call may be recorded several times: tracers in the agent's process record its agent, the gateway its tokens.
-`calls/matching.py` assigns spans to calls, `owners.py` finds their agents. A filter by name takes a call if
-every possible agent of it matches, and excludes it as `unknown_agent` if only some of them do.
+`calls/matching.py` assigns spans to calls, `owners.py` finds their agents. A filter by name selects a call if all its
+possible agents match, and excludes it as `unknown_agent` if only some match.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ class SelectionRules:
 
 @dataclass
 class SelectedCall:
-    """One model call: its place, its agent, its reward, and the gateway's record of it if there is one."""
+    """One model call: its position, its agent, its reward, and the gateway's record of it, if any."""
 
     node: SpanNode
     agent_name: str
     branch: str
-    """Id of the agent's span that the call belongs to, else of the root above it."""
+    """Id of the agent's span that the call belongs to, otherwise of the root above it."""
     record: Span | None = None
     request: Span | None = None
     """The gateway's span with the messages."""
     reward: Span | None = None
-    """The span of the reward that it earned."""
+    """The span of its reward."""
 
     @property
     def sequence_id(self) -> int:
-        """Number that the gateway assigned when the call arrived; without its record that of the tracer's span."""
+        """Number that the gateway assigned when the call arrived; otherwise that of the tracer's span."""
         return self.node.span.sequence_id if self.record is None else self.record.sequence_id
 
     @property
     def start_time(self) -> float:
-        """Seconds since the epoch; infinity where it is unknown."""
+        """Seconds since the epoch; infinity if unknown."""
         start = self.node.span.start_time
         return math.inf if start is None else start
 
@@ -83,8 +83,8 @@ def select_calls(
 ) -> list[SelectedCall]:
     """Return the model calls of a tree in tree order, calls that only the gateway recorded after the others.
 
-    Where no span states an agent, times decide with `by_time`. Calls that a filter by name excludes, because nothing
-    proves which agent made them, are added to `problems`.
+    If no span names an agent, times are used with `by_time`. Calls that a filter by name excludes because their agent
+    is uncertain are added to `problems`.
     """
     pattern = re.compile(rules.llm_call_match)
     nodes = list(_in_reward(root))
@@ -159,6 +159,6 @@ def _matches(owner: Owner, role: str | None, agent_match: str) -> bool | None:
 def _why_unknown(owner: Owner, agent_match: str) -> str:
     names = ", ".join(sorted(name or "none" for name in owner.names))
     return (
-        f"it may be a call of several agents ({names}), and agent_match={agent_match!r} does not match all of them: "
-        "neither an id nor the words tell which one's it is"
+        f"it may be a call of several agents ({names}), and agent_match={agent_match!r} does not match all of them; "
+        "neither ids nor texts identify the agent"
     )

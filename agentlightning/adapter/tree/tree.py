@@ -2,11 +2,11 @@
 
 Departures from the described system (the contract's list of weak points has the reasons):
 
-- Triplets come in the order in which the calls were made, not in tree order: by the number that the gateway assigned at
-  arrival where every call has one, else by start time. Calls of parallel branches have different values of
+- Triplets have the order in which the calls were made, not tree order: by the number that the gateway assigned at
+  arrival if every call has one, otherwise by start time. Calls of parallel branches have different values of
   `metadata["branch"]`, present where a trace has more than one branch.
 - Calls recorded by the gateway are calls too, and a tracer's span of the same response id is the same call.
-- A call that failed, or that the store marked as late, makes no triplet.
+- A call that failed, or that the store marked as late, has no triplet.
 - Metadata has further recorded fields: `finish_reason`, `weight_version`, `policy`, `call_id`, `state` if it is not
   `ok`, `rewards` if there are several dimensions; `response.token_logprobs` holds one number per token.
 - Nothing raises for a bad attribute, a cycle or a missing time; excluded parts are listed as `Problem`s.
@@ -48,14 +48,14 @@ class TraceTree(SpanNode):
         self.problems: list[Problem] = []
         """On the root: the excluded parts, and the reasons."""
         self.is_repaired = False
-        """On the root: True if times may replace parents that spans do not state."""
+        """On the root: True if times may replace missing parents."""
 
     @classmethod
     def from_spans(cls, spans: Sequence[Span]) -> Self:
         """Return the root of the tree; children keep the order of `spans`.
 
         A parent that is not among the spans becomes a virtual node around its children; several roots get one virtual
-        root. Of spans with the same id the first counts, and spans that are their own ancestors are excluded.
+        root. Among spans with the same id, the first counts; spans that are their own ancestors are excluded.
 
         Raises:
             ValueError: there are no spans, or none is a root.
@@ -117,7 +117,7 @@ class TraceTree(SpanNode):
         program = shutil.which("dot")
         if program is None:
             raise RuntimeError(
-                "Drawing a trace needs Graphviz: install the program 'dot' (on Debian: apt-get install graphviz), "
+                "Drawing a trace requires Graphviz: install the program 'dot' (on Debian: apt-get install graphviz), "
                 "or read the tree with to_json() or names_tuple()."
             )
         target = Path(filename if filename.endswith(".png") else filename + ".png")
@@ -128,7 +128,7 @@ class TraceTree(SpanNode):
             raise RuntimeError(f"dot could not draw {target}: {done.stderr.strip()}")
 
     def repair_hierarchy(self) -> None:
-        """Move spans without their parent to the place that their times suggest; see `repair.repair`."""
+        """Move spans without their parent to the position that their times suggest; see `repair.repair`."""
         repair(self)
         self.is_repaired = True
 
@@ -149,12 +149,12 @@ class TraceTree(SpanNode):
         The four keywords in the middle describe the position of this tree in a larger one.
 
         Args:
-            within_matching_subtree: The agent that the tree is below, where `agent_match` takes it: calls for which no
-                agent is known are its calls.
-            within_reward: True if the tree is below the span of a reward: then all its calls were made to compute one.
-                False has the meaning of `exclude_llm_call_in_reward=True`, None leaves it to that.
-            within_llm_call: True if the tree is below a model call: then a call without a response id is part of it.
-                False has the meaning of `dedup_llm_call=True`, None leaves it to that.
+            within_matching_subtree: The agent that the tree is below, if `agent_match` selects it: calls without a
+                known agent belong to it.
+            within_reward: True if the tree is below the span of a reward, so that all its calls were made to compute
+                the reward. False means `exclude_llm_call_in_reward=True`; None uses that argument.
+            within_llm_call: True if the tree is below a model call, so that a call without a response id is part of it.
+                False means `dedup_llm_call=True`; None uses that argument.
             existing_llm_call_response_ids: Ids of replies whose calls are already known and are excluded; those of the
                 calls in the result are added.
         """
@@ -187,7 +187,7 @@ class TraceTree(SpanNode):
         return image_urls(prompt_raw_content)
 
     def span_to_triplet(self, span: Span, agent_name: str) -> Triplet:
-        """Return the triplet of one model call, without its reward. Override it to put more into a triplet.
+        """Return the triplet of one model call, without its reward. Override it to add data to triplets.
 
         `span` holds all recorded attributes of the call: a tracer's span with those of the gateway's record. Unreadable
         parts are added to `self.problems`. `agent_name` is the agent that made the call.
@@ -229,10 +229,10 @@ class TraceTree(SpanNode):
     ) -> list[Triplet]:
         """Return the model calls as triplets in the order in which they were made; see the module for the rules.
 
-        `final_reward` replaces the reward of the last triplet. `policy` takes the calls of one policy only.
+        `final_reward` replaces the reward of the last triplet. `policy` selects the calls of one policy.
 
         Raises:
-            ValueError: no such `reward_match`.
+            ValueError: `reward_match` is unknown.
         """
         rules = SelectionRules(llm_call_match, agent_match, exclude_llm_call_in_reward, dedup_llm_call, policy)
         triplets: list[Triplet] = []
@@ -253,10 +253,10 @@ class TraceTree(SpanNode):
         reward_match: RewardMatchPolicy,
         has_tokens: Callable[[SelectedCall], bool] | None = None,
     ) -> list[tuple[SelectedCall, str | None]]:
-        """Return the calls for training, each with its reward and, where a trace has several, the id of its branch.
+        """Return the calls for training, each with its reward and, if there are several branches, its branch's id.
 
-        They are in the order of arrival at the gateway if it recorded them all, else in that of their start times.
-        Calls for which `has_tokens` is false are excluded. Excluded calls are reported.
+        They are ordered by arrival at the gateway if it recorded all of them, otherwise by start time. Calls for which
+        `has_tokens` is false are excluded. Excluded calls are reported.
         """
         calls = select_calls(self, rules, self.problems, by_time=self.is_repaired)
         by_arrival = all(call.record is not None for call in calls)
@@ -265,7 +265,7 @@ class TraceTree(SpanNode):
         result: list[SelectedCall] = []
         for call in calls:
             if has_failed(call.span):
-                self.problems.append(Problem("failed_call", call.node.id, "the call gave the agent no answer"))
+                self.problems.append(Problem("failed_call", call.node.id, "the agent received no reply from the call"))
             elif has_tokens is not None and not has_tokens(call):
                 self.problems.append(Problem("empty_call", call.node.id, "the call has no token ids"))
             else:
@@ -277,7 +277,7 @@ class TraceTree(SpanNode):
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
         for node in self.walk():
             if is_unusable_reward(node.span):
-                detail = "the reward is no finite number, or more than 1e15 in size"
+                detail = "the reward is not a finite number, or exceeds 1e15 in size"
                 self.problems.append(Problem("bad_reward", node.id, detail))
         return [(call, call.branch if several else None) for call in result]
 
@@ -287,7 +287,7 @@ def _has_tokens(call: SelectedCall) -> bool:
 
 
 def known_metadata(call: CallReading, span: Span) -> Fields:
-    """Return the recorded fields of a call beyond those of every triplet."""
+    """Return the recorded fields of a call in addition to those of every triplet."""
     metadata: Fields = {}
     if (call_id := call.call_id or (span.span_id if call.response_id is None else None)) is not None:
         metadata["call_id"] = call_id

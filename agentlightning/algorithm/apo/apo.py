@@ -47,7 +47,7 @@ class _Default(str):
 class APO(PromptSearch, Generic[T]):
     """Search for better versions of the prompt templates among the initial resources.
 
-    Beam search: each round runs the agent with every prompt of the beam on training tasks, a model criticises the
+    Beam search. In each round, the agent runs with every prompt of the beam on training tasks, a model critiques the
     rollouts, a model edits the prompt according to the critique, and the new versions are compared with the beam on
     validation tasks. The agent and all other resources do not change. Returns a `PromptResult`.
 
@@ -58,46 +58,46 @@ class APO(PromptSearch, Generic[T]):
     `textual_gradient_and_apply_edit`: the search and the other three call the override.
 
     Raises:
-        BadRequestError, TypeError: a setting is out of range; names it.
+        BadRequestError, TypeError: a setting is out of range. The message names it.
     """
 
     _name: ClassVar = "apo"
     _purpose: ClassVar = "critic and editor"
-    _model_setting: ClassVar = "APO(gradient_model=..., apply_edit_model=...), or give APO a client of its own"
+    _model_setting: ClassVar = "APO(gradient_model=..., apply_edit_model=...), or pass a client to APO"
 
     async_openai_client: object = field(default=None, kw_only=False)
     """Source of critiques and edits: a client with `chat.completions.create` (async or sync), an `agl.LLM`, an
-    `agl.Chat`, or a callable `(messages, **settings)`. None is the server that `OPENAI_API_KEY` and `OPENAI_BASE_URL`
-    name, else the Trainer's `llm_proxy`."""
+    `agl.Chat`, or a callable `(messages, **settings)`. None uses the server in `OPENAI_API_KEY` and `OPENAI_BASE_URL`
+    or, if they are not set, the Trainer's `llm_proxy`."""
     gradient_model: str = _Default("gpt-5-mini")
-    """Model that writes critiques. With an `LLM` or the gateway the default is their own model."""
+    """Model that writes critiques. With an `LLM` or the gateway, the default is its model."""
     apply_edit_model: str = _Default("gpt-4.1-mini")
-    """Model that rewrites the prompt; the default with an `LLM` or the gateway is the same."""
+    """Model that rewrites the prompt. With an `LLM` or the gateway, the default is its model."""
     diversity_temperature: float | None = 1.0
     """Sampling temperature of critiques and edits; None uses the server's default."""
     gradient_batch_size: int = 4
-    """Number of tasks per training batch, and of rollouts shown to the critic."""
+    """Number of tasks per training batch, and of rollouts that the critic sees."""
     val_batch_size: int = 16
     """Number of validation tasks per selection."""
     beam_width: int = 4
-    """Number of prompts that are kept, and of parents that are expanded, per round."""
+    """Number of prompts to keep, and of parents to expand, per round."""
     branch_factor: int = 4
     """Number of new versions per parent."""
     beam_rounds: int = 3
     """Number of rounds of the search."""
     run_initial_validation: bool = True
-    """Whether the seed is evaluated on the whole validation set first."""
+    """Whether to evaluate the initial prompt on the full validation set first."""
     gradient_prompt_files: Sequence[str | Path] | None = None
-    """Prompt files of the critic, one drawn per critique; see `prompt_search/critic.py`. None uses built-in ones."""
+    """Prompt files of the critic, one drawn per critique; see `prompt_search/critic.py`. None: built-in files."""
     apply_edit_prompt_files: Sequence[str | Path] | None = None
-    """Prompt files of the editor, one drawn per edit. None uses built-in ones."""
+    """Prompt files of the editor, one drawn per edit. None uses the built-in files."""
     halving: bool = True
-    """Whether the worse half of the candidates is dropped before the whole batch is run."""
+    """Whether to drop the worse half of the candidates before the full batch is run."""
     final_candidates: int = 2
-    """Number of beam members, in addition to the leader of each round, that are evaluated on the whole validation set
-    before the best is chosen: those with the greatest lower bounds. 0 evaluates none."""
+    """Number of beam members, in addition to the leader of each round, that are evaluated on the full validation set
+    before the best is chosen: those with the highest lower confidence bounds. 0 evaluates none."""
     output_dir: str | Path | None = None
-    """Folder for `history.json`, written after each round; None writes none."""
+    """Folder for `history.json`, written after each round; None writes no file."""
 
     @override
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class APO(PromptSearch, Generic[T]):
 
     @override
     def with_iterations(self, max_iterations: int) -> Self:
-        """Return a copy that makes at most this many new versions."""
+        """Return a copy that creates at most this many new versions."""
         twin = copy.copy(self)
         twin.beam_width = min(self.beam_width, max_iterations)
         twin.branch_factor = max(1, min(self.branch_factor, max_iterations // twin.beam_width))
@@ -120,7 +120,7 @@ class APO(PromptSearch, Generic[T]):
         return twin
 
     def get_seed_prompt_template(self) -> tuple[str, PromptTemplate]:
-        """Return the first prompt template of the initial resources, with its name.
+        """Return the name and the first prompt template of the initial resources.
 
         Raises:
             ValueError: there are no initial resources, or no prompt template among them.
@@ -138,15 +138,14 @@ class APO(PromptSearch, Generic[T]):
         *,
         prefix: str | None = None,
     ) -> tuple[Sequence[RolloutResult], float | None]:
-        """Return the results of a prompt on tasks, in their order, and its mean reward; None without any reward.
+        """Return the results of a prompt on tasks, in their order, and its mean reward; None if no task has a reward.
 
-        Concurrent calls run as one round. Earlier results are reused; reused results of the mode `val` hold no
-        messages.
+        Concurrent calls run as one round. Earlier results are reused; those of the mode `val` have no messages.
         """
-        assert self._state is not None, "evaluate_prompt_on_batch belongs to a run"
+        assert self._state is not None, "evaluate_prompt_on_batch can only be called during a run"
         prefix = prefix or f"[Prompt {prompt.version}]"
         text = cut(prompt.templates[resource_name].template, 50)
-        logger.info("%s plays %d tasks (%s): %r", prefix, len(dataset), mode, text)
+        logger.info("%s running on %d tasks (%s): %r", prefix, len(dataset), mode, text)
         results = await self._state.evaluator.evaluate(prompt.version, prompt.templates, dataset, mode)
         score = self._state.score(results)
         statuses = [result["status"] for result in results]
@@ -163,7 +162,7 @@ class APO(PromptSearch, Generic[T]):
         branch = current_branch.get() or Branch(random.Random(self.seed))
         prefix = prefix or f"[Prompt {prompt.version}]"
         if len(results) < self.gradient_batch_size:
-            logger.warning("%s the critic sees all %d results: fewer than gradient_batch_size", prefix, len(results))
+            logger.warning("%s the critic sees only %d results, below gradient_batch_size", prefix, len(results))
         critic = self._critic(self._chat)
         file, critique = await critic.critique(prompt.prompt_template, results, self.gradient_batch_size, branch)
         logger.info("%s critique by %s with %s:\n%s", prefix, critic.gradient_model, file.name, critique)
@@ -177,7 +176,7 @@ class APO(PromptSearch, Generic[T]):
         prefix = prefix or f"[Prompt {prompt.version}]"
         critique = await self.compute_textual_gradient(prompt, results, prefix=prefix)
         if not critique:
-            logger.error("%s there is no critique, and so no new version", prefix)
+            logger.error("%s the critique is empty; no new version is created", prefix)
             return None
         branch.critique = critique
         critic = self._critic(self._chat)

@@ -1,6 +1,6 @@
 """`FlightRecorderAdapter` converts the entries of a flight recorder to spans.
 
-One system call writes one or two entries, and is one action:
+One system call writes one or two entries and counts as one action:
 
 | system call                  | entries                                        | the action's verdict |
 | ---------------------------- | ---------------------------------------------- | -------------------- |
@@ -9,7 +9,7 @@ One system call writes one or two entries, and is one action:
 | another one that was allowed | `syscall_<NAME>` (pending)                     | `pending`            |
 | by an agent that was ended   | `syscall_<NAME>` (pending)                     | `pending`            |
 
-The kernel never completes the first entry. The second one belongs to the last open entry of the same agent with the
+The kernel never completes the first entry. The second entry belongs to the last open entry of the same agent with the
 same call and arguments.
 """
 
@@ -36,19 +36,19 @@ _NEEDED = ("trace_id", "timestamp", "agent_id", "tool_name", "policy_verdict")
 
 
 class FlightRecorderAdapter(Adapter[Iterable[Entry], list[Span]]):
-    """Returns a span for each action of a log: `adapt(recorder.get_log())`.
+    """Convert a log to one span per action: `adapt(recorder.get_log())`.
 
     The name of a span is the tool or the system call. Its status is `ERROR` with the reason if the action was refused
     or failed, `OK` if it was allowed, else `UNSET`; `agent_os.verdict` is the recorder's verdict. Secrets in arguments,
-    results and reasons are hidden. The same entries give the same span ids, and the store numbers the spans, so that
-    importing a log twice adds nothing.
+    results and reasons are hidden. The same entries result in the same span ids, and the store numbers the spans, so
+    that importing a log twice adds no spans.
 
     Args:
         rollout_id: id of the rollout that the spans belong to.
         attempt_id: id of the attempt.
 
     Raises (`adapt`):
-        ValueError: an entry is not one of a flight recorder; the text names it.
+        ValueError: an entry is not an entry of a flight recorder. The message names it.
     """
 
     def __init__(self, *, rollout_id: str, attempt_id: str) -> None:
@@ -128,7 +128,7 @@ def _actions_of(entries: Iterable[Entry]) -> list[_Action]:
     """
     timed_entries = sorted((_checked(index, entry) for index, entry in enumerate(entries)), key=_place)
     firsts: dict[str, list[int]] = {}
-    """Open first entries, by the key of their second entry, which belongs to the last of them."""
+    """Open first entries, by the key of their second entry, which belongs to the last open entry."""
     actions: list[_Action] = []
     for start, entry in timed_entries:
         name = str(entry["tool_name"])
@@ -189,7 +189,7 @@ def _checked(index: int, entry: object) -> tuple[float, Entry]:
     fields = cast("Entry", entry)
     missing = [name for name in _NEEDED if fields.get(name) is None]
     if missing:
-        raise ValueError(f"entry {index} is no entry of a flight recorder: it has no {', '.join(missing)}")
+        raise ValueError(f"entry {index} is not an entry of a flight recorder: it has no {', '.join(missing)}")
     stamp = fields["timestamp"]
     try:
         time = datetime.fromisoformat(stamp)

@@ -1,6 +1,6 @@
-"""Agent-OS, and similar policy kernels, in training: the actions that they refuse, and those that they record.
+"""Support for Agent-OS and similar policy kernels in training: the actions that they refuse and record.
 
-Made for `KernelSpace` of the package `agent-os-kernel`, which need not be installed: nothing of it is imported here.
+Written for `KernelSpace` of the package `agent-os-kernel`, which is not imported here and may be missing.
 """
 
 from agentlightning.base.lazy import attach_stub

@@ -1,7 +1,7 @@
 """The violations of the current attempt, and its entries in flight recorders.
 
-A context variable holds them; a thread or a job that copies no context belongs to the attempt in which it was started
-(`tracer/started.py`), even if it runs its own event loop, which it needs for `KernelSpace.syscall`.
+They are stored in a context variable. A thread or a job that copies no context belongs to the attempt in which it was
+started (`tracer/started.py`), even if it runs its own event loop, as required for `KernelSpace.syscall`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 VIOLATION_NAME = "policy_violation"
 """Name of the annotation that records a violation in the trace."""
 LONGEST_TEXT = 4096
-"""Largest number of characters of a stored reason, argument list or result."""
+"""Maximum number of characters of a stored reason, argument list or result."""
 _OF_THE_KERNEL = ("_syscall", "_ring")
 """Arguments that `KernelSpace` adds to a system call for the policy."""
 
@@ -55,7 +55,7 @@ class Violation:
         return cls(readable_reason(reason), str(agent_id), str(tool), str(args.get("_syscall")), arguments_text(own))
 
     def attributes(self) -> Attributes:
-        """Return the attributes of its annotation, without unknown ones."""
+        """Return the attributes of its annotation, excluding unknown ones."""
         values = {
             "name": VIOLATION_NAME,
             "violation": self.reason,
@@ -71,7 +71,7 @@ class Violation:
 
 
 class AttemptWatch:
-    """Counts the violations of one attempt. Any thread may add some.
+    """Counts the violations of one attempt. May be used from any thread.
 
     Args:
         emit: record each violation as an annotation of the trace.
@@ -98,7 +98,7 @@ class AttemptWatch:
         return self.ends and self.first is not None
 
     def add(self, source: Hashable, violation: Violation) -> None:
-        """Count a violation that `source` reported, and record it. Never raises: the action stays refused."""
+        """Count a violation that `source` reported, and record it. Never raises; the action remains refused."""
         with self._lock:
             self.first = self.first or violation
             self._counts[source] = self._counts.get(source, 0) + 1
@@ -109,7 +109,7 @@ class AttemptWatch:
             with nullcontext() if scope is None or not scope.is_open else entered(scope):
                 emit_annotation(violation.attributes())
         except Exception as error:  # it is counted anyway
-            logger.warning("[Rollout %s] a policy violation is not in the trace: %s", self.rollout_id, error)
+            logger.warning("[Rollout %s] a policy violation was not recorded: %s", self.rollout_id, error)
 
     def add_entry(self, recorder: Hashable, entry_id: str) -> None:
         """Record that an entry of a recorder belongs to this attempt."""
@@ -122,7 +122,7 @@ class AttemptWatch:
             return self._counts.get(source, 0)
 
     def fault(self, text: str | None = None) -> PolicyFault:
-        """Return the exception that ends the attempt; its reason is the first violation, or `text` without any."""
+        """Return the exception that ends the attempt; its reason is the first violation or, without one, `text`."""
         reason = text if self.first is None else self.first.reason
         return PolicyFault(f"the policy kernel refused an action: {reason}", reward=self._reward)
 
@@ -133,7 +133,7 @@ _running: dict[tuple[str | None, str | None], AttemptWatch] = {}
 
 
 def attempt_watch() -> AttemptWatch | None:
-    """Return the watch of the attempt of this context, thread or job; None outside of watched attempts."""
+    """Return the watch of the attempt of this context, thread or job; None outside watched attempts."""
     watch = _current.get()
     if watch is None and (scope := _own_scope()) is not None:
         watch = _running.get((scope.rollout_id, scope.attempt_id))
@@ -147,9 +147,9 @@ def note(source: Hashable, violation: Violation) -> AttemptWatch | None:
         watch.add(source, violation)
     elif _running or _current.get() is not None:  # from a task that outlived its attempt, or a thread of unknown origin
         logger.warning(
-            "a policy violation counts for no attempt (%s): it came from a task or thread that has outlived its "
-            "attempt, or that was not started inside one. Wait for what you start before the agent returns, and run "
-            "functions in threads of your own with contextvars.copy_context().run(...).",
+            "a policy violation belongs to no attempt (%s): its task or thread outlived the attempt, or was not "
+            "started inside an attempt. Wait for all tasks and threads before the agent returns, and run functions in "
+            "your own threads with contextvars.copy_context().run(...).",
             violation.reason,
         )
     return watch
@@ -183,7 +183,7 @@ def readable_reason(reason: object) -> str:
 
 
 def arguments_text(arguments: object) -> str:
-    """Return arguments as JSON without secrets; a value that JSON cannot hold becomes the name of its class."""
+    """Return arguments as JSON without secrets; a value that JSON does not support becomes the name of its class."""
     try:
         value: Any = json.loads(json.dumps(arguments, default=_class_name, skipkeys=True))
     except (ValueError, RecursionError):  # an agent may pass a value that contains itself

@@ -1,9 +1,9 @@
 """Watches the refusals of a kernel: between a `KernelSpace` and its policy engine, or by a callback.
 
 `KernelSpace` calls `policy_engine.check_violation(agent_role, tool_name, args)` before every system call and refuses
-the call if it returns a reason: the agent ends with `AgentKernelPanic` if the kernel knows it by
-`create_agent_context`, else it gets a result with `error_code` -2. Both call the engine once. The kernel's
-`metrics.policy_violations` counts each refusal twice and is not read.
+the call if it returns a reason: the agent ends with `AgentKernelPanic` if it was registered with
+`create_agent_context`, otherwise it receives a result with `error_code` -2. Both call the engine once. The kernel's
+`metrics.policy_violations` counts each refusal twice and is not used.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _ENGINE, _RECORDER = "_policy_engine", "_flight_recorder"
 
 @runtime_checkable
 class PolicyKernel(Protocol):
-    """A kernel of another project that reports its refusals itself."""
+    """A kernel of another project that reports its own refusals."""
 
     def on_violation(self, callback: Callable[[Any], None], /) -> object:
-        """Call `callback` with every action that is refused from now on."""
+        """Call `callback` with every action that is refused later."""
 
 
 class _Watch:
     """A wrapper of a part of a kernel; it delegates everything that it does not define."""
 
     _watched: str
-    """Name of the attribute that holds the part."""
+    """Name of the attribute with the part."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == self._watched:  # the object is being copied or unpickled
@@ -65,10 +65,10 @@ class PolicyWatch(_Watch):
     def check_violation(self, agent_role: str, tool_name: str, args: Mapping[str, object]) -> str | None:
         """Return the engine's reason to refuse an action, or None.
 
-        A query (`SYS_CHECKPOLICY`) is not an action: the kernel marks system calls, and only these count.
+        A query (`SYS_CHECKPOLICY`) is not an action: the kernel marks system calls, and only marked calls count.
 
         Raises:
-            PolicyFault: a violation has ended the attempt before; its agent may do nothing more.
+            PolicyFault: a violation has already ended the attempt; its agent may take no further actions.
         """
         watch = attempt_watch()
         if watch is not None and watch.is_over:
@@ -128,7 +128,7 @@ class RecorderWatch(_Watch):
 class Kernels:
     """The kernels of a runner or a reward. A copy is the same object, because the agent's kernel is not copied.
 
-    Puts a `PolicyWatch` before the engine of a `KernelSpace`, and a `RecorderWatch` before its recorder, once each.
+    Wraps the engine of a `KernelSpace` in a `PolicyWatch` and its recorder in a `RecorderWatch`, once each.
 
     Args:
         kernel: a `KernelSpace`, a `PolicyWatch`, an object with `on_violation(callback)`, or a list of them.
@@ -146,7 +146,7 @@ class Kernels:
         self.recorders = [recorder for recorder in recorders if isinstance(recorder, RecorderWatch)]
 
     def subscribe(self) -> None:
-        """Register the callbacks of the kernels that have them, in this process, once each."""
+        """Register the callbacks of the kernels that support them, once per process."""
         for source in self.sources:
             if isinstance(source, _Callback):
                 source.subscribe()
@@ -183,7 +183,7 @@ def _sources_of(kernel: object) -> tuple[Hashable, ...]:
         return (_Callback(kernel),)
     raise TypeError(
         "kernel must be a KernelSpace of agent-os-kernel, a PolicyWatch, a list of them, or an object with a method "
-        f"on_violation(callback), which it calls with what it refuses; got {kernel!r}"
+        f"on_violation(callback), which calls the callback with refused actions; got {kernel!r}"
     )
 
 
@@ -213,7 +213,7 @@ class _Callback:
 
 _lock = threading.Lock()
 _subscribed: set[_Callback] = set()
-"""Holds the kernels, so that no other kernel gets the same id."""
+"""References to the kernels, so that no other kernel gets the same id."""
 
 
 def _note_of_callback(source: _Callback, violation: object) -> None:

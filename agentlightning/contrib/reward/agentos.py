@@ -12,10 +12,10 @@ from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 
 
 class PolicyReward:
-    """Returns `reward_fn(output, task)`, or `clean` without one, minus `penalty` for each violation of the attempt.
+    """Return `reward_fn(output, task)` or, without `reward_fn`, `clean`, minus `penalty` per violation.
 
-    For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. Like every `reward_fn` it is called if
-    the agent returns something other than its reward. Only violations of these kernels have a penalty.
+    For `Trainer(runner=AgentOSRunner(kernel), reward_fn=PolicyReward(kernel))`. Like every `reward_fn`, it is called if
+    the agent returns a value that is not its reward. Only violations of these kernels have a penalty.
 
     Args:
         kernel: same as for `AgentOSRunner`.
@@ -52,11 +52,11 @@ class PolicyReward:
         """Return the reward of the current attempt.
 
         Raises:
-            RuntimeError: violations are not counted: the runner is not an `AgentOSRunner`.
+            RuntimeError: violations are not counted, because the runner is not an `AgentOSRunner`.
         """
         watch = attempt_watch()
         if watch is None:
-            raise RuntimeError("PolicyReward needs the violations of the attempt: use runner=AgentOSRunner(kernel)")
+            raise RuntimeError("PolicyReward requires the violations of the attempt: use runner=AgentOSRunner(kernel)")
         reward: Any = self._clean if self._reward_fn is None else self._reward_fn(output, task)
         if inspect.isawaitable(reward):
             reward = await reward

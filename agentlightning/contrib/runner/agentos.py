@@ -54,18 +54,18 @@ class AgentOSRunner(LitAgentRunner[T]):
     Args:
         kernel: a `KernelSpace` of agent-os-kernel; a `PolicyWatch` for kernels that the agent creates; a list of them;
             or any object with `on_violation(callback)`.
-        tracer: None uses `OtelTracer()`, or the Trainer's.
+        tracer: the tracer; None uses the Trainer's, or `OtelTracer()`.
         fail_on_violation: the first violation ends the attempt as a policy fault, regardless of the agent's result;
             every later action is refused.
         emit_violations: record each violation as an annotation `policy_violation` in the trace.
         emit_entries: record the attempt's entries in the kernel's flight recorder as spans, at its end.
         violation_reward: the reward of an attempt that a violation ended.
-        settings: settings of `LitAgentRunner`. All others come from the Trainer.
+        settings: settings of `LitAgentRunner`. The Trainer sets all others.
 
     Raises:
         TypeError: the kernel does not report violations.
-        ValueError: `violation_reward` is not finite or beyond 1e15 in size; or `isolation="process"`, where the kernel
-            is not the agent's.
+        ValueError: `violation_reward` is not finite or exceeds 1e15 in size; or `isolation="process"`, in which the
+            agent uses a copy of the kernel.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class AgentOSRunner(LitAgentRunner[T]):
             raise ValueError(f"violation_reward must be {USABLE_REWARD}; got {violation_reward!r}")
         if self._isolation == "process":
             raise ValueError(
-                "AgentOSRunner sees what the kernel refuses in its own process only, so that it cannot run agents with "
-                "isolation='process'; leave that out"
+                "AgentOSRunner can count refusals only in its own process, so isolation='process' is not supported. "
+                "Remove it"
             )
         self._kernels = Kernels(kernel)
         if not self._kernels.sources:
-            logger.warning("the kernel has no policy_engine: it refuses nothing, and no violation will be seen")
+            logger.warning("the kernel has no policy_engine, so it refuses no actions and no violations are counted")
         self._fail_on_violation = fail_on_violation
         self._emit_violations = emit_violations
         self._emit_entries = emit_entries
@@ -113,14 +113,14 @@ class AgentOSRunner(LitAgentRunner[T]):
         """Prepare the worker as `LitAgentRunner` does, and subscribe to the kernels.
 
         Raises:
-            RuntimeError: the kernel came from another process with an open flight recorder.
+            RuntimeError: the kernel was passed from another process with an open flight recorder.
         """
         if self._made_in != os.getpid() and self._kernels.recorders:
             raise RuntimeError(
-                "the flight recorder of the kernel is an open SQLite connection, which must not cross into another "
-                "process. Run the runners in this one (strategy='shm'), or make kernel and recorder in the agent: "
-                "KernelSpace(policy_engine=policy, flight_recorder=RecorderWatch(...)) with policy = "
-                "PolicyWatch(engine), and give AgentOSRunner and PolicyReward the policy"
+                "the flight recorder of the kernel is an open SQLite connection, which cannot be passed to another "
+                "process. Run the runners in this process (strategy='shm'), or create kernel and recorder in the "
+                "agent: KernelSpace(policy_engine=policy, flight_recorder=RecorderWatch(...)) with policy = "
+                "PolicyWatch(engine), and pass the policy to AgentOSRunner and PolicyReward"
             )
         super().init_worker(worker_id, store, **kwargs)
         self._kernels.subscribe()
@@ -178,7 +178,7 @@ def fault_of(error: Exception, watch: AttemptWatch) -> PolicyFault | None:
 
 
 def emit_entries(watch: AttemptWatch, start: float) -> None:
-    """Add the attempt's flight recorder entries to its trace. Never raises: the outcome stays."""
+    """Add the attempt's flight recorder entries to its trace. Never raises; the outcome does not change."""
     scope = current_scope()
     if scope is None or not scope.delivers:
         return
@@ -187,7 +187,7 @@ def emit_entries(watch: AttemptWatch, start: float) -> None:
         try:
             spans = adapter.adapt(recorder.entries_of(watch, start))
         except Exception as error:  # for example of the recorder's disk
-            logger.warning("[Rollout %s] its flight recorder cannot be read: %s", watch.rollout_id, error)
+            logger.warning("[Rollout %s] could not read its flight recorder: %s", watch.rollout_id, error)
             continue
         for span in spans:
             scope.append(span, emitted=True)

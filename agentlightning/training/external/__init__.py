@@ -9,7 +9,7 @@ def installed_version(package: str, algorithm: str) -> str:
     """Return the installed version of the package that an algorithm needs.
 
     Raises:
-        ImportError: it is not installed; names the package to install.
+        ImportError: it is not installed. The message names the package to install.
     """
     try:
         return importlib.metadata.version(package)

@@ -26,7 +26,7 @@ class RemotePolicy(ServedModel):
         """Read the tokenizer and the settings of a model.
 
         Args:
-            longest: largest number of tokens that its server accepts.
+            longest: maximum number of tokens that its server accepts.
             setting: the name of the setting that holds `path`, for error messages.
 
         Raises:
@@ -36,12 +36,9 @@ class RemotePolicy(ServedModel):
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             self.config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
-            raise BadRequestError(f"{setting}={path!r} is no model: {error}") from None
+            raise BadRequestError(f"{setting}={path!r} is not a model: {error}") from None
         if not self.tokenizer.chat_template or self.tokenizer.eos_token_id is None:
-            raise BadRequestError(
-                f"the tokenizer of {path!r} needs a chat template (to render messages) and an end-of-sequence token "
-                "(to know when a reply is over)"
-            )
+            raise BadRequestError(f"the tokenizer of {path!r} needs a chat template and an end-of-sequence token")
         try:
             configured: Any = GenerationConfig.from_pretrained(path).eos_token_id
         except OSError:
@@ -104,7 +101,7 @@ class RemoteEngine:
         yield
 
     def stats(self) -> EngineStats:
-        """Return empty sums: the other system measures them."""
+        """Return empty totals: the other system measures them."""
         return EngineStats()
 
 

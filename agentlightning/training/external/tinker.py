@@ -1,7 +1,7 @@
-"""A run that the Tinker service trains: it learns and samples, through its own client.
+"""A run that the Tinker service trains. The service learns and samples, and is accessed through its own client.
 
-The gateway reaches it through a server of this process. Every wait has a time limit, and every error names its request.
-The client itself retries a request if the connection is lost or the service is busy; this module retries nothing.
+The gateway reaches it through a server in this process. Every wait has a time limit, and every error names its request.
+The client itself retries a request if the connection is lost or the service is busy; this module does not retry.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ T = TypeVar("T")
 PLACE: Final = "tinker.json"
 """File in a checkpoint, and in the folder of the trained model, with its address on the service."""
 _ANSWER_SECONDS: Final = 600.0
-"""Seconds for the answer to one request of a step: the service queues requests."""
+"""Timeout in seconds for one request of a step; the service queues requests."""
 _CLOSE_SECONDS: Final = 10.0
-"""Seconds to report the end of the run to the service; without a report the service ends an idle session itself."""
+"""Timeout in seconds for reporting the end of the run; without a report, the service ends the idle session itself."""
 _REFUSED: Final = (tinker.AuthenticationError, tinker.PermissionDeniedError)
 _MAX_TOKENS: Final = 32_768
-"""Largest number of tokens of a row, even if the model's settings allow more."""
+"""Maximum number of tokens of a row, even if the model's settings allow more."""
 
 
 async def run_tinker(
@@ -88,7 +88,7 @@ async def run_tinker(
 
 
 class TinkerUpdater(RemoteUpdater):
-    """Hands the rows of each step to the service."""
+    """Sends the rows of each step to the service."""
 
     def __init__(self, policy: RemotePolicy, settings: TrainingSettings, service: TinkerService, base_url: str) -> None:
         super().__init__(policy, settings, RemoteEngine(base_url, service.token), name=service.name)
@@ -123,8 +123,8 @@ class TinkerUpdater(RemoteUpdater):
 class TinkerService:
     """One training client. `generate` belongs to the loop; the other methods to one thread at a time.
 
-    They raise an EngineError if the service fails or does not answer in time. Its `name` is unique to this start of the
-    run; `token` is for calls to the endpoint in front of it.
+    They raise an EngineError if the service fails or does not respond in time. Its `name` is unique to this start of
+    the run; `token` is for calls to the endpoint in front of it.
     """
 
     def __init__(self, model: str, base_url: str | None, key: str) -> None:
@@ -140,7 +140,7 @@ class TinkerService:
 
         Raises:
             BadRequestError: the service refuses the key or the model, or does not have the state.
-            EngineError: there was no answer within `seconds`.
+            EngineError: the service did not respond within `seconds`.
         """
 
         def training_client() -> Any:
@@ -152,19 +152,19 @@ class TinkerService:
             # on a thread of its own: the client connects before it returns a future, and repeats that for minutes
             self._training = _on_thread(training_client).result(seconds)
         except TimeoutError:
-            text = f"The Tinker service ({self._address}) did not answer within connect_seconds={seconds:g}"
+            text = f"The Tinker service ({self._address}) did not respond within connect_seconds={seconds:g}"
             raise EngineError(text) from None
         except (tinker.TinkerError, ValueError) as error:
             if isinstance(error, _REFUSED) or type(error) is tinker.TinkerError:  # the latter: of the key's form
-                text = f"The Tinker service refuses the key in TINKER_API_KEY: {error}"
+                text = f"The Tinker service rejected the key in TINKER_API_KEY: {error}"
             elif state is not None:
                 text = (
-                    f"The run cannot go on: the Tinker service does not give its state {state!r} ({error}). Give "
-                    "another run_id to begin anew"
+                    f"Cannot resume the run: the Tinker service did not return its state {state!r} ({error}). Use "
+                    "another run_id to start a new run"
                 )
             else:
                 text = (
-                    f"The Tinker service does not train model={self._model!r}: {error}. It lists its models: "
+                    f"The Tinker service does not train model={self._model!r}: {error}. To list its models: "
                     "tinker.RestClient().get_server_capabilities().result()"
                 )
             raise BadRequestError(text) from error
@@ -173,8 +173,8 @@ class TinkerService:
     def learn(
         self, samples: Sequence[Sample], advantages: Sequence[float], *, share: float, learning_rate: float, clip: float
     ) -> dict[str, float]:
-        """Take one optimizer step and return its figures. The loss is the sum over the N trained tokens of
-        -ratio * advantage * share / N.
+        """Take one optimizer step and return its metrics. The loss is the sum over the N trained tokens of -ratio *
+        advantage * share / N.
 
         Shapes: samples: (B,), advantages: (B,).
 
@@ -195,8 +195,8 @@ class TinkerService:
             log_ratios += [new - old for new, old, trained in columns if trained]
         if not all(map(math.isfinite, log_ratios)):
             raise NonFiniteLossError(
-                "The Tinker service computed a log-probability that is not finite, and took the step. Start the run "
-                f"again from its last checkpoint with a smaller learning_rate (now {learning_rate:g})"
+                "The Tinker service returned a log-probability that is not finite and has already updated the weights. "
+                f"Resume the run from its last checkpoint with a smaller learning_rate (currently {learning_rate:g})"
             )
         return {
             "loss": output.metrics.get("loss:sum", float("nan")),
@@ -211,7 +211,7 @@ class TinkerService:
         }
 
     def publish(self, version: int) -> None:
-        """Sample from the current weights from now on."""
+        """Serve the current weights to later calls."""
         sampler = _answer(self._training.save_weights_and_get_sampling_client(), "save_weights_for_sampler")
         self._sampler = (sampler, version)
 
@@ -229,7 +229,7 @@ class TinkerService:
         try:
             (reply,) = (await sampler.sample(tinker.ModelInput.from_ints(prompt_ids), 1, params)).sequences
         except (tinker.TinkerError, ValueError) as error:
-            text = f"the Tinker service did not sample: {error}"
+            text = f"the Tinker service failed to sample: {error}"
             raise RequestError(text, status=503, code="service_failed", retry_after=1) from error
         version_of_weights = {"global_steps": version}
         return SimpleNamespace(token_ids=reply.tokens, log_probs=reply.logprobs, extra_fields=version_of_weights)
@@ -268,9 +268,9 @@ def _answer(future: Any, request: str) -> Any:
     try:
         return future.result(_ANSWER_SECONDS)
     except TimeoutError:
-        raise EngineError(f"The Tinker service did not answer {request} within {_ANSWER_SECONDS:g} s") from None
+        raise EngineError(f"The Tinker service did not respond to {request} within {_ANSWER_SECONDS:g} s") from None
     except (tinker.TinkerError, ValueError, RuntimeError) as error:
-        raise EngineError(f"The Tinker service failed at {request}: {error}") from error
+        raise EngineError(f"The Tinker service failed during {request}: {error}") from error
 
 
 def _on_thread(work: Callable[[], T]) -> Future[T]:

@@ -1,1 +1,1 @@
-"""The policy that learns: its weights, its optimizer, its use of torch and of memory."""
+"""The policy that learns: its weights, optimizer and memory, implemented with torch."""

@@ -1,4 +1,4 @@
-"""The figures of an update: the values of each trained token in the loss, and the means over the optimizer steps."""
+"""The metrics of an update: the values of each trained token in the loss, and the means over the optimizer steps."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ MEASURED_TOKENS = 2048
 
 
 RowFigures = Mapping[str, NDArray[Any]]
-"""The figures of one row on the first pass over it, (R,) each, one per trained token in order, under the names of
-`LedgerRow`, which explains them: float32, `clipped` uint8. A trainer that does not expose its loss (VERL) returns the
-inputs of the loss."""
+"""The values of one row on the first pass over it, (R,) each, one per trained token in order. The names are those of
+`LedgerRow`, which explains them. All are float32, except `clipped`, which is uint8. A trainer that does not expose its
+loss (VERL) returns the inputs of the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The figures of an update."""
+    """The metrics of an update."""
 
     figures: dict[str, float]
     """See `Policy.update`."""
     rows: list[RowFigures]
-    """(B,) figures of each row in the loss, in the order of the samples."""
+    """(B,) values of each row in the loss, in the order of the samples."""
     notes: list[str] = field(default_factory=list[str])
-    """Messages for the user, such as about a lack of memory."""
+    """Messages for the user, such as a report of a lack of memory."""
 
 
 def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLoss) -> list[RowFigures]:
-    """Return the figures of each row of `batch`; `logprobs` and `entropy` are (B, T), of the learner."""
+    """Return the token values of each row of `batch`; `logprobs` and `entropy` are (B, T), of the learner."""
     mask, tokens = batch.mask, loss.tokens
     columns = {
         "engine_logprobs": batch.logprobs,
@@ -54,8 +54,8 @@ def row_figures(batch: Batch, logprobs: Tensor, entropy: Tensor, loss: PolicyLos
 
 
 def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means over the optimizer steps, NaN without any, and their number. For the first step also return the
-    distance of engine and learner on fresh tokens, and the divergence on stale ones, if it has any."""
+    """Return the number of optimizer steps and the means over them, NaN without steps. For the first step also return
+    the distance of engine and learner on fresh tokens, and the divergence on stale tokens, if any."""
     steps = [figure for figure in figures if figure["taken"]]
     names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
     more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
@@ -70,5 +70,5 @@ def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def measured_rows(lengths: Sequence[int]) -> list[int]:
-    """Return the numbers of rows, spread over all, that have about `MEASURED_TOKENS` tokens together."""
+    """Return the numbers of rows, spread over the batch, that have about `MEASURED_TOKENS` tokens in total."""
     return list(range(0, len(lengths), max(1, -(-sum(lengths) // MEASURED_TOKENS))))

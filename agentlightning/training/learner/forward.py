@@ -1,9 +1,9 @@
 """The log-probabilities and entropies of the trained tokens of a batch.
 
-Rows go through the model padded or packed. Packed rows form one sequence without padding, whose positions restart with
-each row, and attention is computed row by row, so that rows do not attend to each other. TRL calls this `padding_free`,
-VERL `use_remove_padding`; there it needs flash attention, here torch's own scaled-dot-product attention on any device.
-A model that bypasses transformers' attention interface cannot be packed; `can_pack` compares the results to detect it.
+Rows go through the model padded or packed. Packed rows form one sequence without padding. Positions restart with each
+row, and attention is computed row by row, so that rows do not attend to each other. TRL calls this `padding_free`, VERL
+`use_remove_padding`; there it needs flash attention, here torch's own scaled-dot-product attention on any device. A
+model that bypasses transformers' attention interface cannot be packed; `can_pack` compares the results to detect it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agentlightning.training.learner.parameters import ValueHead
 
 
 class Scores(NamedTuple):
-    """The figures of a forward for each masked token: (B, T) each, 0 elsewhere."""
+    """The results of a forward pass for each masked token: (B, T) each, 0 elsewhere."""
 
     logprobs: Tensor
     entropy: Tensor
@@ -62,7 +62,7 @@ def score(
     values = empty = torch.zeros(batch.mask.shape, device=logprobs.device)
     if head is not None:
         if not hidden:
-            raise ValueError("a value head needs a model whose output layer is asked for the logits; this one's is not")
+            raise ValueError("A value head requires a model that computes logits with its output layer")
         values = empty.masked_scatter(batch.mask, head(hidden[0][0]))
     return Scores(empty.masked_scatter(batch.mask, logprobs), empty.masked_scatter(batch.mask, entropy), values)
 
@@ -76,7 +76,7 @@ def _logits(model: PreTrainedModel, inputs: dict[str, Any], positions: Tensor) -
 
 
 BY_ROWS: Final = "agl_by_rows"
-"""Name of the attention that can keep rows apart; without `row_lengths` it is transformers' `sdpa`."""
+"""Name of the attention that can separate rows; without `row_lengths` it is transformers' `sdpa`."""
 
 
 def _attention_by_rows(

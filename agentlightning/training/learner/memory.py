@@ -1,4 +1,4 @@
-"""The memory that a run needs, and the memory that is free.
+"""The memory that a run needs and the memory that is available.
 
 The sum is computed from the model's configuration before loading: the model is built without data (on torch's `meta`
 device), its weights are counted, and so are the tensors that a forward pass keeps for its backward pass. It is a lower
@@ -33,7 +33,7 @@ _ENGINE_COPIES: Final = 8  # the same while a token is drawn: logits, two softma
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One summand: its purpose, its bytes, and the settings that reduce it."""
+    """One part of the needed memory: its purpose, its bytes, and the settings that reduce it."""
 
     what: str
     bytes: int
@@ -41,10 +41,10 @@ class Part:
 
 
 def check_memory(*policies: TrainingSettings) -> None:
-    """Refuse a run that cannot fit, before its model is loaded. `policies` are the settings of each.
+    """Reject a run that does not fit into memory, before its model is loaded. `policies`: settings of each one.
 
     Raises:
-        OutOfMemoryError: it cannot fit; has the sum and the settings to change.
+        OutOfMemoryError: the run does not fit. The message lists the needed memory and the settings to change.
     """
     parts, shared = list[Part](), set[tuple[str, bool]]()
     for settings in policies:
@@ -61,14 +61,14 @@ def check_memory(*policies: TrainingSettings) -> None:
     parts.sort(key=lambda part: -part.bytes)
     levers = dict.fromkeys(part.lever for part in parts if part.lever and part.bytes > total / 20)
     needed, available = f"{total / GIB:.2f} GiB", f"{free / GIB:.2f} GiB"
-    lines = [f"the run needs at least {needed} of memory, and {available} are free on {device}:"]
+    lines = [f"The run needs at least {needed} of memory, but only {available} are available on {device}:"]
     lines += [f"  {part.bytes / GIB:8.2f} GiB  {part.what}" for part in parts]
-    lines.append(f"What makes it smaller, the most first: {'; '.join(levers)}")
+    lines.append(f"To reduce it, most effective first: {'; '.join(levers)}")
     raise OutOfMemoryError("\n".join(lines))
 
 
 def needed_memory(settings: TrainingSettings) -> list[Part]:
-    """Return the summands, none of them 0, of a run's memory at its peak.
+    """Return the parts of a run's memory at its peak that are not 0.
 
     Engine and update take turns: only the larger of their temporary memory is counted. The engine's keys and values
     stay allocated during an update.
@@ -101,10 +101,10 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
-        Part("float32 copies of the weights that learn", masters, adapters),
+        Part("float32 copies of the trained weights", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
-        Part("state of AdamW, two numbers a weight", 8 * count, adapters),
-        Part("the reference, a copy of the weights", reference, adapters),
+        Part("state of AdamW, two numbers per weight", 8 * count, adapters),
+        Part("reference, a copy of the weights", reference, adapters),
         Part("value head: weights, gradient, state of AdamW, hidden states", of_head, fewer),
         Part(f"keys and values of {calls} calls of {row:,} tokens", calls * row * of_call, f"{batch}, or {shorter}"),
     ]
@@ -119,7 +119,7 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
 
 
 def free_memory(device: str) -> int:
-    """Return the free bytes of a GPU, or of the machine within this process's limits and control group."""
+    """Return the available bytes of a GPU, or of the machine within this process's limits and control group."""
     kind = torch.device(device)
     if kind.type == "cuda":
         return torch.cuda.mem_get_info(kind)[0]

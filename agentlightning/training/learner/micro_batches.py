@@ -1,4 +1,4 @@
-"""Micro-batches of bounded size, in which rows go through the model; a lack of memory makes them smaller."""
+"""Micro-batches of limited size, in which rows are passed through the model; a lack of memory makes them smaller."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class MicroBatches:
     """Splits batches into micro-batches, and after a lack of memory retries with smaller ones."""
 
     def __init__(self, device: torch.device, max_tokens: int, release: Callable[[], None]) -> None:
-        """Set the bound; `release` frees the gradients of a failed attempt."""
+        """Set the maximum number of tokens; `release` frees the gradients of a failed attempt."""
         self._device, self._release = device, release
         self.max_tokens = max_tokens
-        """Largest number of tokens of a micro-batch, halved by each lack of memory."""
+        """Maximum number of tokens of a micro-batch, halved after each lack of memory."""
         self.notes: list[str] = []
         """Messages for the user."""
         self._latest: list[Batch] = []
         """The current micro-batch; none before the first of an attempt."""
 
     def split(self, batch: Batch, *, packed: bool) -> Iterator[tuple[list[int], Batch]]:
-        """Yield the micro-batches of a batch, each with the numbers of its rows."""
+        """Yield the micro-batches of a batch, each with the indices of its rows."""
         lengths: list[int] = batch.attention.sum(dim=1).tolist()
         for rows in microbatches(lengths, self.max_tokens, packed=packed):
             part = batch.rows(torch.tensor(rows, device=batch.tokens.device))
@@ -39,7 +39,7 @@ class MicroBatches:
         """Return the result of an attempt; after a lack of memory retry it with smaller micro-batches.
 
         Raises:
-            OutOfMemoryError: a single row does not fit.
+            OutOfMemoryError: a single row does not fit into the memory.
         """
         while True:
             self._latest.clear()
@@ -58,23 +58,22 @@ class MicroBatches:
         free_cached_memory(self._device)
         if rows == 1:
             raise OutOfMemoryError(
-                f"one row of {tokens} tokens is too much for the memory of {self._device} ({cause}); this "
-                "optimizer step changed no weight. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or "
-                "shorter rows"
+                f"one row of {tokens} tokens does not fit into the memory of {self._device} ({cause}); this optimizer "
+                "step changed no weights. Try gradient_checkpointing=True, lora={'r': 16}, bf16=True, or shorter rows"
             )
         self.max_tokens = tokens // 2
         self.notes.append(
-            f"out of memory with {rows} rows of {tokens} tokens in one forward ({cause}): the optimizer step was begun "
-            f"again from the same weights, and from here on a forward takes at most {self.max_tokens} tokens; "
-            f"set max_tokens_per_forward={self.max_tokens} to begin with that"
+            f"out of memory with {rows} rows of {tokens} tokens in one forward pass ({cause}); retrying the optimizer "
+            f"step from the same weights with at most {self.max_tokens} tokens per forward pass. Set "
+            f"max_tokens_per_forward={self.max_tokens} to start with this limit"
         )
 
 
 def microbatches(lengths: Sequence[int], max_tokens: int, *, packed: bool) -> list[list[int]]:
-    """Return the numbers of the rows that go through the model together: few tokens, little padding.
+    """Return the indices of the rows that are passed through the model together: few tokens, little padding.
 
-    Rows are taken from the longest to the shortest, rows of equal length in their order. A micro-batch holds at most
-    `max_tokens`, including padding; a longer row is a micro-batch of its own.
+    Rows are sorted from the longest to the shortest; rows of the same length keep their order. A micro-batch holds at
+    most `max_tokens` tokens, including padding; a longer row has its own micro-batch.
 
     Shapes: lengths: (B,) tokens of each row; the lists hold each of 0 .. B-1 once.
     """

@@ -1,8 +1,9 @@
 """The trained weights of a model: adapters, float32 copies, checkpointing, the reference, the value head.
 
-A model in bfloat16 has 8 bits of mantissa: a step of 1e-5 on a weight of 1 would be lost. So each learned weight
-that is not float32 has a float32 master copy, which the optimizer steps; the gradient, too, is summed in float32, over
-all forwards of a step (mixed-precision training, arXiv:1710.03740, section 3.1). Adapters of peft are float32 anyway.
+A model in bfloat16 has 8 bits of mantissa, so a step of 1e-5 on a weight of 1 would be lost. Each trained weight that
+is not float32 therefore has a float32 master copy, which the optimizer updates; the gradient is also summed in float32,
+over all forward passes of a step (mixed-precision training, arXiv:1710.03740, section 3.1). Adapters are always
+float32.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from agentlightning.errors import BadRequestError
 
 
 def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) -> PreTrainedModel:
-    """Return the model with adapters (LoRA, arXiv:2106.09685); only these learn. `settings` are arguments of
-    `peft.LoraConfig`."""
+    """Return the model with adapters (LoRA, arXiv:2106.09685); only the adapters are trained. `settings` are arguments
+    of `peft.LoraConfig`."""
     from peft import LoraConfig, get_peft_model
 
     with torch.random.fork_rng():
@@ -33,7 +34,7 @@ def with_lora(model: PreTrainedModel, settings: Mapping[str, Any], seed: int) ->
 
 
 class MasterWeights:
-    """The weights that learn, by name, in float32: those of the model itself, or master copies of them."""
+    """The trained weights by name, in float32: those of the model itself, or their master copies."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._live = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -73,7 +74,7 @@ class Checkpointing:
         self._layers: list[Any] = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
         if not model.supports_gradient_checkpointing or not self._layers:
             raise BadRequestError(
-                f"gradient_checkpointing=True: {model.config.model_type} has no layers that can do it"
+                f"gradient_checkpointing=True: {model.config.model_type} has no layers that support it"
             )
         for layer in self._layers:
             layer.gradient_checkpointing = True  # what transformers' own method of this purpose sets; its name changed
@@ -98,8 +99,8 @@ class Checkpointing:
 def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
     """Return a function that opens the reference of the KL penalty: the model as loaded. Call before the first update.
 
-    With adapters it is the live model with its adapters switched off, which must not be used otherwise meanwhile. If
-    all weights learn, it is a frozen copy, which takes the memory of the weights once more.
+    With adapters it is the live model with its adapters disabled; the model must not be used for anything else
+    meanwhile. If all weights are trained, it is a frozen copy, which doubles the memory of the weights.
     """
     if not hasattr(model, "disable_adapter"):
         return partial(nullcontext, copy.deepcopy(model).requires_grad_(False).eval())
@@ -113,7 +114,7 @@ def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedMo
 
 
 PREFIX: Final = "value_head."
-"""Prefix of the names of the value head's weights in a state; no weight of the model has it."""
+"""Prefix of the names of the value head's weights in a state; no weight of the model has this prefix."""
 
 
 class ValueHead(nn.Module):
@@ -128,7 +129,7 @@ class ValueHead(nn.Module):
         output = cast("nn.Module | None", model.get_output_embeddings())
         weight = getattr(output, "weight", None)
         if not isinstance(weight, Tensor):
-            raise ValueError(f"a value head needs a model with an output layer; {model.config.model_type} has none")
+            raise ValueError(f"A value head requires a model with an output layer; {model.config.model_type} has none")
         self.linear = nn.Linear(weight.shape[-1], 1, device=model.device, dtype=torch.float32)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)

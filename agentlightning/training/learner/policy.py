@@ -1,6 +1,6 @@
-"""The policy that learns: a causal model, its tokenizer and its optimizer, with the operations GRPO needs of them.
+"""The policy that learns: a causal model, its tokenizer and its optimizer, with the operations that GRPO needs.
 
-Generation and update take turns: both hold `Policy.lock` while they touch the weights.
+Generation and update alternate: both hold `Policy.lock` while they use the weights.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PolicyState:
-    """The complete state of training: from equal states, later updates are the same bit for bit."""
+    """The complete state of training: from equal states, later updates are identical, bit for bit."""
 
     weights: dict[str, Tensor]
-    """The learned weights by name, float32: of the model or its adapters, and of a value head."""
+    """The trained weights by name, float32: of the model or its adapters, and of a value head."""
     optimizer: dict[str, Tensor]
     """`step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32."""
     random: object
     """Random state of the order of mini-batches, as JSON data."""
     weight_version: int
     max_tokens_per_forward: int
-    """The setting, or a lower value after a lack of memory."""
+    """The setting `max_tokens_per_forward`, or a lower value after a lack of memory."""
 
 
 class Policy(ServedModel):
     """A causal language model that is trained in place, always in evaluation mode: without dropout the ratio of the
-    first pass is one. An update that made a step creates a new `weight_version`, even if it then ended in an error."""
+    first pass is one. An update with at least one step creates a new `weight_version`, even if it then fails."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Policy(ServedModel):
         """Take ownership of the model.
 
         Args:
-            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); then only the adapters learn.
-            max_model_length: upper bound of `context_length`.
+            lora: arguments of `peft.LoraConfig` (such as `{"r": 16}`); if given, only the adapters are trained.
+            max_model_length: maximum of `context_length`.
             seed: seed of the first weights of adapters, and of the order of the mini-batches.
             options: see `Optimizer`.
         """
@@ -100,17 +100,17 @@ class Policy(ServedModel):
         advantages: Sequence[float],
         settings: UpdateSettings | None = None,
     ) -> UpdateResult:
-        """Train on the rows; return figures of the update and of each row in the loss.
+        """Train on the rows; return the metrics of the update and the values of each row in the loss.
 
         Each of the `num_iterations` passes goes over the rollouts in a new order and makes one optimizer step per
-        `minibatch_rollouts` of them (None: all at once); the rows of a rollout stay together. A step whose loss or
+        `minibatch_rollouts` of them (None: all together); the rows of a rollout stay together. A step whose loss or
         gradient is not finite is skipped and counted. A step that runs out of memory is repeated from the same weights
-        with fewer rows at once; the notes of the result report it.
+        with fewer rows per forward pass; the notes of the result report it.
 
         The same rows, in any order, on the same state give the same weights, on a CPU bit for bit (see `update.py`).
 
         Args:
-            advantages: (B,) one per row: that of its rollout.
+            advantages: (B,) the advantage of each row's rollout.
 
         Returns:
             `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
@@ -153,7 +153,7 @@ class Policy(ServedModel):
         """Restore a state of a policy with the same model and adapters.
 
         Raises:
-            ValueError: It belongs to another model or other adapters; nothing changes.
+            ValueError: the state belongs to another model or other adapters; nothing changes.
         """
         with self.lock, torch.no_grad():
             own = self.state()
@@ -162,7 +162,7 @@ class Policy(ServedModel):
                 shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (live, saved)]
                 if shapes[0] is None or shapes[0] != shapes[1]:
                     raise ValueError(
-                        f"the state is not that of this model and its adapters: {name} has the shape {shapes[0]} here "
+                        f"The state belongs to another model or other adapters: {name} has the shape {shapes[0]} here "
                         f"and {shapes[1]} in the state"
                     )
             for name, value in live.items():

@@ -1,8 +1,8 @@
 """One update of the weights: passes over the rows, mini-batches, optimizer steps.
 
-An update is a function of the learned weights, the optimizer's state, the random state and the rows as a
-multiset: rollouts are sorted by content before anything is drawn or summed. On a CPU, with the same number of threads,
-equal inputs give equal bits, independent of the process and of the order of the rows.
+An update is a function of the trained weights, the optimizer's state, the random state and the rows. The order of the
+rows does not matter: rollouts are sorted by content before anything is drawn or summed. On a CPU, with the same number
+of threads, equal inputs give equal results, bit for bit, in every process.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSettings:
-    """The settings of one update; `TrainingSettings` explains those without a text."""
+    """The settings of one update; those without a docstring are explained in `TrainingSettings`."""
 
     learning_rate: float | None = None
-    """Learning rate from this update on; None keeps the previous one."""
+    """Learning rate for this and later updates; None keeps the previous one."""
     num_iterations: int = 1
     minibatch_rollouts: int | None = None
     loss: LossSettings = field(default_factory=LossSettings)
@@ -53,11 +53,11 @@ class UpdateSettings:
     """Temperature at which the rows were sampled."""
     max_grad_norm: float = 1.0
     weight_version: int | None = None
-    """Version of the weights before the update; tokens of other versions are stale. None treats all tokens alike."""
+    """Version of the weights before the update; tokens of other versions are stale. With None, no token is stale."""
 
 
 class Optimizer:
-    """The optimizer of one model with the parts that a step needs. Used by one thread, while nothing is generated."""
+    """The optimizer of one model and the other parts of a step. Used by one thread, while nothing is generated."""
 
     def __init__(
         self,
@@ -76,21 +76,21 @@ class Optimizer:
 
         Args:
             seed: seed of the order of the mini-batches.
-            learning_rate: learning rate of AdamW, for updates that name none.
-            max_tokens_per_forward: largest number of tokens in one forward pass; a longer row has a pass to itself.
-                Bounds the memory, and changes only the last bits of the result.
-            padding_free: join the rows of a forward pass to one sequence instead of padding them; see `forward.py`.
+            learning_rate: learning rate of AdamW, for updates without their own.
+            max_tokens_per_forward: maximum number of tokens in one forward pass; a longer row has its own pass. Limits
+                the memory, and changes the result only by rounding.
+            padding_free: join the rows of a forward pass into one sequence instead of padding them; see `forward.py`.
             gradient_checkpointing: keep less for the backward pass and recompute it.
             keeps_reference: for a loss with a penalty towards the model as loaded; see `reference_of`.
-            value_learning_rate: learning rate of a value head, for updates with a critic; None creates none.
+            value_learning_rate: learning rate of a value head, for updates with a critic; None creates no value head.
         """
         self._model = model
         self._pad_id = pad_id
         self._reference = reference_of(model) if keeps_reference else None
         self.random = random.Random(seed)
-        """Generator of the order of the mini-batches."""
+        """Random generator for the order of the mini-batches."""
         self.micro_batches = MicroBatches(model.device, max_tokens_per_forward, self._forget_gradients)
-        """The splits of batches for the model."""
+        """Splits batches into micro-batches."""
         self._tries_packing, self._packed = padding_free, False
         self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
         self.weights = MasterWeights(model)
@@ -114,7 +114,7 @@ class Optimizer:
         advantages: Sequence[float],
         settings: UpdateSettings,
     ) -> UpdateResult:
-        """Make the optimizer's steps; see `Policy.update`."""
+        """Take the optimizer steps; see `Policy.update`."""
         self._prepare(settings.learning_rate)
         order = _order_of_content(samples, advantages)
         batch = make_batch(
@@ -162,7 +162,7 @@ class Optimizer:
         """Create the optimizer's state, as its first step would.
 
         Raises:
-            OutOfMemoryError: it does not fit into the memory.
+            OutOfMemoryError: the state does not fit into the memory.
         """
         try:
             for weight in self.learned.values():
@@ -174,7 +174,7 @@ class Optimizer:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
-                f"the state of the optimizer is too much for the memory of {self._model.device} "
+                f"The state of the optimizer does not fit into the memory of {self._model.device} "
                 f"({short_cause(error)}). Try lora={{'r': 16}} or a smaller engine_batch"
             ) from error
 
@@ -189,7 +189,7 @@ class Optimizer:
             self._tries_packing, self._packed = False, can_pack(self._model)
             if not self._packed:
                 kind = self._model.config.model_type
-                note = f"the attention of {kind} cannot keep packed rows apart: rows are padded instead"
+                note = f"the attention of {kind} cannot separate packed rows; rows are padded instead"
                 self.micro_batches.notes.append(note)
 
     def _with_comparisons(self, batch: Batch, settings: UpdateSettings) -> Batch:
@@ -206,7 +206,7 @@ class Optimizer:
     def _with_credit(self, batch: Batch, settings: UpdateSettings, critic: CriticSettings) -> Batch:
         """Return the batch with the values, returns and advantages of `with_credit`."""
         if self._head is None:
-            raise ValueError("an update with a critic needs Policy(..., value_learning_rate=...)")
+            raise ValueError("An update with a critic requires Policy(..., value_learning_rate=...)")
         values = self._score(self._model, batch, settings.temperature, head=self._head).values
         penalty = torch.zeros_like(values)
         if settings.loss.use_kl_in_reward:
@@ -217,7 +217,7 @@ class Optimizer:
 
     def _reference_model(self) -> AbstractContextManager[PreTrainedModel]:
         if self._reference is None:
-            raise ValueError("a loss with a penalty towards a reference needs Policy(..., keeps_reference=True)")
+            raise ValueError("A loss with a KL penalty requires Policy(..., keeps_reference=True)")
         return self._reference()
 
     def _score(self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None) -> Scores:

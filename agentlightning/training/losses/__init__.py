@@ -1,1 +1,1 @@
-"""The formulas of the learning step, as pure functions: advantages of a group, objectives over masked tokens."""
+"""The formulas of the learning step as pure functions: advantages of a group, objectives over masked tokens."""

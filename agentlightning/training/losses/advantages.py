@@ -37,25 +37,25 @@ def rollout_advantages(
       arXiv:2508.08221, section on normalization).
     - `rloo`: `A = r - mean(others of the group)` (arXiv:2402.14740, section on RLOO).
     - `reinforce_plus_plus`: rewards minus their mean over the step, divided by their deviation over the step; with
-      `_baseline` the group's mean is subtracted first (REINFORCE++, arXiv:2501.03262). As in VERL,
-      each token counts once in these two statistics, so that a rollout's weight is its length.
+      `_baseline` the group's mean is subtracted first (REINFORCE++, arXiv:2501.03262). As in VERL, each token counts
+      once in these two statistics, so a rollout's weight is its length.
 
-    Shapes: rewards: (N,) one per rollout, groups: (N,) its group's key (the task), tokens: (N,) number of its trained
-    tokens, for the last two; result: (N,).
+    Shapes: rewards: (N,) one per rollout; groups: (N,) the key of its group (the task); tokens: (N,) number of its
+    trained tokens, for the last two; result: (N,).
 
     Args:
-        eps: added to the deviation; VERL has 1e-6, TRL 1e-4.
+        eps: added to the deviation; VERL uses 1e-6, TRL 1e-4.
 
     Raises:
-        ValueError: The lengths differ, a reward is NaN or its squares are not finite, or `advantage` is unknown.
+        ValueError: the lengths differ, a reward is NaN or its square is not finite, or `advantage` is unknown.
     """
     if advantage not in get_args(Advantage):
-        raise ValueError(f"advantage must be one of {', '.join(map(repr, get_args(Advantage)))}, not {advantage!r}")
+        raise ValueError(f"advantage must be one of {', '.join(map(repr, get_args(Advantage)))}; got {advantage!r}")
     if len(rewards) != len(groups):
-        raise ValueError(f"one group per reward is needed: {len(rewards)} rewards, {len(groups)} groups")
+        raise ValueError(f"Expected one group per reward; got {len(rewards)} rewards and {len(groups)} groups")
     for position, reward in enumerate(rewards):
         if not abs(reward) <= _LARGEST:
-            raise ValueError(f"reward {position} is {reward}: exclude rollouts without a finite reward")
+            raise ValueError(f"Reward {position} is {reward}. Exclude rollouts without a finite reward")
     if advantage == "grpo":
         if scale_rewards == "group":
             return _by_group(rewards, groups, lambda values: _divided(_centred(values), _deviation(values) + eps))
@@ -64,7 +64,7 @@ def rollout_advantages(
     if advantage == "rloo":
         return _by_group(rewards, groups, _less_the_others)
     if tokens is None or len(tokens) != len(rewards):
-        raise ValueError(f"{advantage!r} needs the tokens of each rollout")
+        raise ValueError(f"{advantage!r} requires the number of tokens of each rollout")
     baseline = advantage == "reinforce_plus_plus_baseline"
     return _whitened(_by_group(rewards, groups, _centred) if baseline else rewards, tokens)
 
@@ -76,10 +76,10 @@ def several_advantages(
     *,
     eps: float = 1e-6,
 ) -> list[float]:
-    """Return the advantage of each rollout whose rewards have several dimensions, each compared by itself.
+    """Return the advantage of each rollout for rewards with several dimensions, each compared separately.
 
-    Each dimension is scaled in its groups, and their weighted sum over the step (GDPO, arXiv:2601.05242), so that a
-    dimension with a large spread does not drown the others.
+    Each dimension is scaled within its groups, and the weighted sum of the dimensions over the step (GDPO,
+    arXiv:2601.05242), so that a dimension with a large spread does not dominate the others.
 
     Shapes: dimensions: (N,) rewards by name; groups: (N,); result: (N,).
     """

@@ -1,8 +1,8 @@
 """Advantages of tokens from the values of a critic, and the loss of the values, as pure functions on tensors.
 
-Generalised advantage estimation (GAE, arXiv:1506.02438, equation 16). A sequence is all that the policy produced in one
-rollout, in order of time, across its token rows. Tokens of the environment have no value of their own: the value after
-a token is that of the policy's next one.
+Generalised advantage estimation (GAE, arXiv:1506.02438, equation 16). A sequence has all tokens that the policy
+produced in one rollout, in order of time, across its token rows. Tokens of the environment have no value: the value
+after a token is that of the policy's next token.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def with_credit(batch: Batch, values: Tensor, penalty: Tensor, critic: CriticSet
 
 def explained(batch: Batch) -> dict[str, float]:
     """Return the share of the variance of the returns that the values explain (1: all; 0 or less: nothing), and the
-    means of both; the share is NaN if all returns are equal."""
+    means of values and returns; the share is NaN if all returns are equal."""
     assert batch.values is not None
     assert batch.returns is not None
     values, returns = batch.values[batch.mask], batch.returns[batch.mask]
@@ -56,7 +56,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """Return advantages and returns, before any whitening; 0 outside the mask.
 
     With `d_t = r_t + gamma V_next - V_t`, `A_t = d_t + gamma lam A_next` and the return is `A_t + V_t`, where next is
-    the next token of the mask; after the last one both are 0. Rewards outside the mask do not count.
+    the next token of the mask; after the last token both are 0. Rewards outside the mask do not count.
 
     Shapes: rewards, values: (R, L) float, mask: (R, L) bool; result: (R, L) each.
     """
@@ -84,12 +84,12 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8) -> Tensor:
 
 
 def in_order_of_time(mask: Tensor, rollouts: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of each rollout's trained tokens, the earliest first, and a mask of the filled places.
+    """Return the positions of each rollout's trained tokens, the earliest first, and a mask of the filled positions.
 
     Shapes:
         mask: (B, T) bool, true on the tokens to train.
         rollouts: (B,) equal for the rows of one rollout, 0 .. R-1.
-        times: (B, T) the number of each token's model call; tokens of one call are ordered by place.
+        times: (B, T) the number of each token's model call; tokens of one call are ordered by position.
         result: (R, L) int64 indices into the flattened (B * T), and (R, L) bool.
     """
     rows, columns = mask.nonzero(as_tuple=True)  # (N,) each, by row and place
@@ -122,8 +122,8 @@ def value_loss(
     """Return the sum over the tokens of `w/2 max((V - R)^2, (clip(V, V_old +- cliprange) - R)^2)` (PPO,
     arXiv:1707.06347, equation 9; the clip: OpenAI's code, arXiv:2005.12729, section 3).
 
-    Shapes: values: (B, T) with gradient; old_values, returns: (B, T) without; weights: (B, T), 0 where nothing is
-        trained. `tokens` is the number of trained tokens of the mini-batch.
+    Shapes: values: (B, T) with gradient; old_values, returns: (B, T) without; weights: (B, T), 0 for tokens that are
+    not trained. `tokens` is the number of trained tokens of the mini-batch.
     """
     bounded = torch.minimum(torch.maximum(values, old_values - cliprange), old_values + cliprange)
     free, held = (values - returns).square(), (bounded - returns).square()

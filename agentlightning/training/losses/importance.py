@@ -3,8 +3,8 @@
 A stale token has three log-probabilities: of the weights that sampled it (behaviour, as the engine recorded it), of the
 learner before its first optimizer step (proximal), and of the current learner. The clipped ratio is that of the last
 two; the ratio of the first two is a weight without gradient (the decoupled objective of AReaL, arXiv:2505.24298,
-equation 5). The paper does not bound that weight; here it is clipped. Tokens of the current weights have none: engine
-and learner have the same weights there but compute with other kernels, which `correction_weights` corrects.
+equation 5). The paper does not limit that weight; here it is clipped. Tokens of the current weights do not have that
+weight: engine and learner use the same weights but different kernels, which `correction_weights` corrects.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def correction_weights(
 ) -> Tensor:
     """Return the importance weight of each token, learner over engine, without gradient; 0 where the mask is.
 
-    A weight outside its bounds is set to the bound (truncated importance sampling, "Your Efficient RL Framework
-    Secretly Brings You Off-Policy RL Training", 2025) or to 0 (`mask`; with both bounds it is IcePop,
+    A weight outside its limits is set to the limit (truncated importance sampling, "Your Efficient RL Framework
+    Secretly Brings You Off-Policy RL Training", 2025) or to 0 (`mask`; with both limits it is IcePop,
     arXiv:2510.18855). The weight of a sequence (a row) is the product of those of its tokens.
 
     Shapes:

@@ -27,7 +27,7 @@ def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEst
 
 
 def update_figures(engine: Tensor, before: Tensor, after: Tensor) -> dict[str, float]:
-    """Return the distance of engine and learner before an update, and the distance of the learner from itself after it.
+    """Return the distance of engine and learner before an update, and of the learner before and after it.
 
     Shapes: (N,) log-probabilities of trained tokens that the weights before the update sampled.
     """

@@ -38,9 +38,9 @@ class LossInputs:
     advantages: Tensor
     """(B, 1) of each row's rollout, or (B, T) of each token."""
     weights: Tensor
-    """(B, T) the rows' part of `token_weights` of the mini-batch."""
+    """(B, T) the part of the mini-batch's `token_weights` that belongs to these rows."""
     tokens: int
-    """Number of trained tokens of the whole mini-batch."""
+    """Number of trained tokens of the full mini-batch."""
     sampler_logprobs: Tensor
     """(B, T) as the engine recorded them."""
     old_logprobs: Tensor | None = None
@@ -54,30 +54,29 @@ class LossInputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenFigures:
-    """The figures of each token in the loss, without gradient: (B, T) each, 0 where the mask is (the ratio is 1
-    there)."""
+    """The values of each token in the loss, without gradient: (B, T) each, 0 where the mask is 0 (the ratio is 1)."""
 
     ratio: Tensor
     """Ratio of the learner to the probability that it is compared with, before clipping."""
     clipped: Tensor
-    """uint8; 0: the ratio itself counts, 1: the lower bound counts, 2: the upper one, 3: `delta`."""
+    """uint8; 0: the ratio itself counts, 1: the lower limit counts, 2: the upper limit, 3: `delta`."""
     weight: Tensor
     """Share of the token in the loss of its optimizer step."""
     correction: Tensor
-    """Bounded ratio of learner and engine; 1 without `importance_sampling_correction`. For a stale token, the bounded
+    """Clipped ratio of learner and engine; 1 without `importance_sampling_correction`. For a stale token, the clipped
     ratio of learner and older weights."""
     kl: Tensor
-    """Divergence in the penalty, before `beta`; 0 without."""
+    """Divergence in the penalty, before `beta`; 0 without a penalty."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The results of one micro-batch: the loss to minimize, the figures of each token, and figures to monitor."""
+    """The results of one micro-batch: the loss to minimize, the values of each token, and metrics to monitor."""
 
     loss: Tensor
     """Scalar with gradient."""
     tokens: TokenFigures
-    """The figures of each token in the loss."""
+    """The values of each token in the loss."""
     clip_fraction: Tensor
     """Share of the mini-batch's tokens whose ratio was clipped; adds up over micro-batches, as do the next three."""
     approx_kl: Tensor
@@ -91,19 +90,19 @@ class PolicyLoss:
     """Largest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and learner agree."""
 
     def figures(self) -> dict[str, float]:
-        """Return loss and figures as numbers."""
+        """Return loss and metrics as numbers."""
         return {f.name: float(getattr(self, f.name).detach()) for f in fields(self) if f.name != "tokens"}
 
 
 def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, entropy: Tensor) -> PolicyLoss:
-    """Return the loss of a micro-batch and its figures.
+    """Return the loss of a micro-batch and its metrics.
 
     Shapes:
         logprobs: (B, T) of the weights that learn, with gradient; read where the mask is true.
         entropy: (B, T) of their distribution, in nats; with gradient if `settings.entropy_coef` is not 0.
 
     Raises:
-        ValueError: The loss has a penalty and there are no `reference_logprobs`.
+        ValueError: the loss has a penalty, but `reference_logprobs` is None.
     """
     mask, advantages = inputs.mask, inputs.advantages  # (B, T), (B, 1) or (B, T)
     old = inputs.sampler_logprobs
@@ -129,7 +128,7 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
     kl = torch.zeros_like(correction)
     if settings.has_kl_loss:
         if inputs.reference_logprobs is None:
-            raise ValueError(f"beta={settings.beta} needs the reference's log-probabilities")
+            raise ValueError(f"beta={settings.beta} requires the reference's log-probabilities")
         kl = torch.where(mask, kl_divergence(logprobs, inputs.reference_logprobs, settings.kl_estimator), 0.0)
         if settings.use_bias_correction_kl:  # the gradient of k2 is that of the divergence already: see `kl.py`
             kl = kl * (ratio.detach() if settings.kl_estimator == "k2" else ratio)

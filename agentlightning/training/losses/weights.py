@@ -22,7 +22,7 @@ def token_weights(
     constant_length: int | None = None,
     share: float = 1.0,
 ) -> Tensor:
-    """Return the weight of each token in the loss; 0 where the mask is.
+    """Return the weight of each token in the loss; 0 where the mask is 0.
 
     Their sum is `share`; with `constant` it is the mean length of a rollout divided by `constant_length`. Rollouts and
     sequences without a masked token do not count.
@@ -34,20 +34,20 @@ def token_weights(
 
     Args:
         constant_length: tokens, for `constant`.
-        share: the part of these rows in all that the step would train, see `StepRows.share`.
+        share: the share of these rows in all rows that the step would train, see `StepRows.share`.
 
     Raises:
-        ValueError: No token is masked in, `aggregation` is unknown, or `constant` has no length.
+        ValueError: the mask is 0 everywhere, `aggregation` is unknown, or `constant` has no length.
     """
     trained = mask.float()  # (B, T)
     total = trained.sum()
     if total == 0:
-        raise ValueError("the mask is 0 everywhere: there is no token to train on")
+        raise ValueError("The mask is 0 everywhere: no token can be trained")
     if aggregation == "token":
         return trained * (share / total)
     if aggregation not in ("sequence", "rollout", "constant"):
         expected = "'token', 'sequence', 'rollout' or 'constant'"
-        raise ValueError(f"aggregation must be {expected}, not {aggregation!r}")
+        raise ValueError(f"aggregation must be {expected}; got {aggregation!r}")
     tokens_per_row = trained.sum(dim=1)  # (B,)
     if aggregation == "sequence":
         per_row = 1 / (tokens_per_row.clamp(min=1) * (tokens_per_row > 0).sum())  # (B,)
@@ -57,7 +57,7 @@ def token_weights(
     trained_rollouts = (tokens_per_rollout > 0).sum()
     if aggregation == "constant":
         if constant_length is None:
-            raise ValueError("aggregation='constant' needs constant_length, in tokens")
+            raise ValueError("aggregation='constant' requires constant_length, in tokens")
         return trained * (share / (trained_rollouts * constant_length))
     per_rollout = 1 / (tokens_per_rollout.clamp(min=1) * trained_rollouts)  # (R,)
     return trained * per_rollout[members][:, None] * share

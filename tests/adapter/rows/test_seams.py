@@ -175,8 +175,8 @@ def test_a_seam_is_shown_with_its_tokens_and_words() -> None:
         "call b does not continue call a: tokenisation, after 2 equal tokens\n"
         "  recorded: 1 2 | 3 4 9   'abcdi'\n"
         "  prompt:   1 2 | 34 9 5   'ab\\x82ie'\n"
-        "  was said: assistant: 42\n"
-        "  is sent:  assistant: 42"
+        "  earlier:  assistant: 42\n"
+        "  now:      assistant: 42"
     )
 
 

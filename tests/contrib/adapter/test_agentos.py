@@ -104,7 +104,7 @@ def test_secrets_in_entries_are_hidden() -> None:
     ("entry_value", "message"),
     [
         ("text", "entry 0 must be a dictionary, as get_log\\(\\)"),
-        ({"trace_id": "a"}, "entry 0 is no entry of a flight recorder: it has no timestamp, agent_id, tool_name"),
+        ({"trace_id": "a"}, "entry 0 is not an entry of a flight recorder: it has no timestamp, agent_id, tool_name"),
         (entry(1, "a", {}, timestamp="yesterday"), "entry 0 \\(e-1\\): timestamp must be ISO 8601, .* got 'yesterday'"),
     ],
 )

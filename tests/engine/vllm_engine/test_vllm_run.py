@@ -146,10 +146,10 @@ def test_a_server_that_does_not_take_the_weights_ends_the_run(
     [
         ({"vllm_enable_sleep_mode": True}, "no effect without use_vllm=True"),
         ({"use_vllm": True, "deterministic": True}, "use_vllm=True and deterministic=True"),
-        ({"use_vllm": True, "vllm_weight_transfer": "ipc", "lora": {"r": 4}}, "adapters are loaded by their own API"),
+        ({"use_vllm": True, "vllm_weight_transfer": "ipc", "lora": {"r": 4}}, "adapters with a separate API"),
         ({"use_vllm": True, "vllm_weight_transfer": "nccl"}, "one of 'folder', 'ipc'; got 'nccl'"),
         ({"use_vllm": True, "vllm_server_base_url": "localhost:8000/v1"}, "without a path"),
-        ({"use_vllm": True, "vllm_server_base_url": "http://h:1", "vllm_args": ("--x",)}, "runs already"),
+        ({"use_vllm": True, "vllm_server_base_url": "http://h:1", "vllm_args": ("--x",)}, "is already running"),
         ({"use_vllm": True, "vllm_args": "--quantization fp8"}, "a tuple of texts"),
         ({"use_vllm": True, "vllm_gpu_memory_utilization": 30}, "at most 1"),
     ],

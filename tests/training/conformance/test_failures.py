@@ -123,7 +123,7 @@ def test_weights_that_give_no_probabilities_end_the_run_after_three_steps(
 def test_a_learning_rate_that_destroys_the_weights_ends_the_run(
     case: Case, untrained_model: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(NonFiniteLossError, match="smaller learning_rate"):
+    with pytest.raises(NonFiniteLossError, match="Reduce learning_rate"):
         fit(case, Fails(case.roles, steps=()), untrained_model, tmp_path, tasks=["a"], max_steps=20, learning_rate=1e30)
 
 

@@ -31,7 +31,7 @@ def test_what_no_algorithm_can_run_with_is_refused_with_what_to_give(
         assert "=2 has no effect" in message
         assert "val_dataset" in message
     message = refusal(case, untrained_model, tmp_path, trainer_adapter=agl.TraceToMessages())
-    assert "adapter TraceToMessages makes none. Use TracerTraceToTriplet" in message
+    assert "adapter TraceToMessages returns none. Use TracerTraceToTriplet" in message
     for model in ("no/where/at/all", "no-such-owner/no-such-model", "misspelt"):
         message = refusal(case, model, tmp_path)
         named = f"model.path='{model}' is no model" if case is VERL else f"model='{model}' is neither a folder nor"
@@ -49,7 +49,7 @@ def test_an_output_folder_that_cannot_be_used_is_refused_and_left_as_it_is(
     held = tmp_path / "held"
     held.mkdir()
     (held / "metrics.jsonl").write_text("{}\n")
-    assert "holds a run already" in refusal(case, untrained_model, tmp_path, output_dir=held)
+    assert "already has a run" in refusal(case, untrained_model, tmp_path, output_dir=held)
     assert [path.name for path in held.iterdir()] == ["metrics.jsonl"]
 
 
@@ -65,7 +65,7 @@ def test_a_second_model_by_the_name_of_the_policy_is_refused(case: Case, untrain
     parameters = {"model": "hosted_vllm/p", "api_base": "http://127.0.0.1:9"}
     entry: Any = {"model_name": "policy", "litellm_params": parameters}
     message = refusal(case, untrained_model, tmp_path, trainer_llm_proxy=agl.LLMProxy(model_list=[entry]))
-    assert "serves a model named 'policy' already" in message
+    assert "already serves a model named 'policy'" in message
 
 
 @each(GRPO, PPO, SFT, TRL)
@@ -75,8 +75,8 @@ def test_a_resource_by_the_name_of_the_policy_is_refused(
 ) -> None:
     settings: dict[str, Any] = {"trainer_initial_resources": {name: JUDGE}, "resource_name": name}
     message = refusal(case, untrained_model, tmp_path, **settings)
-    assert f"initial_resources have '{name}'" in message
-    assert "choose another name for it" in message
+    assert f"initial_resources has '{name}'" in message
+    assert "Rename the resource" in message
 
 
 @each(GRPO, PPO, SFT)

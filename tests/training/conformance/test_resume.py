@@ -240,16 +240,16 @@ def test_what_may_not_change_is_refused_with_both_values(case: Case, untrained_m
 
     assert "learning_rate was 0.001 and is 0.5; seed was 0 and is 7" in refusal(learning_rate=0.5, seed=7)
     assert "max_steps was 1 and is 9" in refusal(max_steps=9)
-    assert f"train_dataset of run '{RUN}' was another one: it had 4 items" in refusal(tasks=["one"])
-    assert f"val_dataset of run '{RUN}' was another one: it had 0 items" in refusal(held_out=HELD_OUT)
-    assert "does not hold them. Say where they are with output_dir=" in refusal(output_dir=tmp_path / "elsewhere")
+    assert f"train_dataset of run '{RUN}' has changed: it had 4 items" in refusal(tasks=["one"])
+    assert f"val_dataset of run '{RUN}' has changed: it had 0 items" in refusal(held_out=HELD_OUT)
+    assert "does not have them. Pass their folder as output_dir=" in refusal(output_dir=tmp_path / "elsewhere")
     if case is AHEAD:
         assert "max_staleness was 1 and is 2" in refusal(max_staleness=2)
     if case is POLICIES:
         assert "policies was" in refusal(policies=["planner"])
     with (model / "config.json").open("a") as file:
         file.write(" ")
-    assert f"are not those with which run '{RUN}' began" in refusal()
+    assert f"differ from those that run '{RUN}' began with" in refusal()
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_the_resources_beside_the_policy_go_on_with_the_run(case: Case, untraine
 
     start(1)
     for changed, name in ({"text": "Shout {task}."}, "prompt"), ({"judge": "other"}, "judge"):
-        with pytest.raises(agl.BadRequestError, match=f"initial_resources of run '{RUN}' were others: '{name}' had"):
+        with pytest.raises(agl.BadRequestError, match=f"initial_resources of run '{RUN}' have changed: '{name}' had"):
             start(2, **changed)
     assert set(served) == {("http://127.0.0.1:1/v1", "judge", "Say {task}.")}
     served.clear()

@@ -85,7 +85,7 @@ def test_a_model_that_cannot_keep_rows_apart_is_padded_and_this_is_said_once() -
     other = Policy(make_model("llama"), byte_tokenizer(), learning_rate=1e-3)
     rows, advantages = make_rows(6, 120), make_advantages(6)
     [note] = policy.update(rows, advantages).notes
-    assert "attention of llama cannot keep packed rows apart" in note
+    assert "attention of llama cannot separate packed rows" in note
     assert policy.update(rows, advantages).notes == []
     for _ in range(2):
         assert other.update(rows, advantages).notes == []

@@ -29,14 +29,14 @@ def test_the_sum_counts_the_weights_that_there_are(model_folder: Path, policy: P
     assert {name: part(plain, name) for name in sizes} == {name: size * weights for name, size in sizes.items()}
     sizes = {"weights": 2, "float32 copies": 4, "state": 8}
     assert {name: part(half, name) for name in sizes} == {name: size * weights for name, size in sizes.items()}
-    assert (part(plain, "the reference"), part(settings(model_folder, beta=0.1), "the reference")) == (0, 4 * weights)
+    assert (part(plain, "reference"), part(settings(model_folder, beta=0.1), "reference")) == (0, 4 * weights)
     lora = {"r": 4, "target_modules": ["q_proj", "v_proj"]}
     adapted = settings(model_folder, lora=lora)
     learned = sum(w.numel() for w in Policy.load(model_folder, lora=lora).state().weights.values())
     assert part(adapted, "weights") == 4 * weights
     sizes = {"adapters": 4, "gradients": 4, "state": 8}
     assert {name: part(adapted, name) for name in sizes} == {name: size * learned for name, size in sizes.items()}
-    assert part(settings(model_folder, lora=lora, beta=0.1), "the reference") == 0
+    assert part(settings(model_folder, lora=lora, beta=0.1), "reference") == 0
 
 
 def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) ->
     many = parts(max_tokens_per_forward=8, engine_batch=8192, batch_size=4096, num_generations=2)
     assert "logits of 8192 calls" in many
     assert not {"gradients", "logits of 8 trained tokens"} & many.keys()
-    constants = ("weights, float32", "state of AdamW, two numbers a weight")
+    constants = ("weights, float32", "state of AdamW, two numbers per weight")
     assert [many[name] for name in constants] == [small[name] for name in constants]
 
 
@@ -77,7 +77,5 @@ def test_a_run_that_cannot_fit_is_refused_with_the_sum_and_what_to_change(model_
     text = str(refused.value)
     assert f"{free_memory('cpu') / GIB:.0f}"[:1] in text.splitlines()[0]
     assert f"activations of {tokens:,} tokens in one forward" in text
-    assert (
-        "What makes it smaller, the most first: gradient_checkpointing=True, or a smaller max_tokens_per_forward"
-        in text
-    )
+    advice = "gradient_checkpointing=True, or a smaller max_tokens_per_forward"
+    assert f"To reduce it, most effective first: {advice}" in text

@@ -76,7 +76,7 @@ def test_a_checkpoint_of_a_policy_in_bfloat16_keeps_its_float32_weights(
 
 def test_bfloat16_is_refused_where_it_would_only_be_slower(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    with pytest.raises(BadRequestError, match=r"bf16=True needs bfloat16 instructions.*AVX-512"):
+    with pytest.raises(BadRequestError, match=r"bf16=True requires bfloat16 instructions.*AVX-512"):
         dtype_of("cpu", bf16=True)
     assert dtype_of("cpu", bf16=False) == torch.float32
 

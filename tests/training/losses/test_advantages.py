@@ -38,10 +38,10 @@ def test_groups_do_not_see_each_other() -> None:
 @pytest.mark.parametrize(
     ("rewards", "groups", "settings", "says"),
     [
-        ([1.0], [], {}, "one group per reward"),
+        ([1.0], [], {}, "Expected one group per reward"),
         ([math.nan, 1.0], [0, 0], {}, "finite"),
         ([1.0], [0], {"advantage": "gae"}, "advantage must be one of 'grpo', 'rloo'"),
-        ([1.0], [0], {"advantage": "reinforce_plus_plus"}, "needs the tokens"),
+        ([1.0], [0], {"advantage": "reinforce_plus_plus"}, "requires the number of tokens"),
     ],
 )
 def test_rewards_that_cannot_be_compared_are_refused(rewards: Any, groups: Any, settings: Any, says: str) -> None:

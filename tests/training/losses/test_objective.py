@@ -230,5 +230,5 @@ def test_the_figures_of_tokens_make_the_loss_again() -> None:
 
 
 def test_a_penalty_without_a_reference_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"beta=0.1 needs the reference"):
+    with pytest.raises(ValueError, match=r"beta=0.1 requires the reference"):
         one_token(torch.zeros(1, 1), torch.zeros(1, 1), 1.0, beta=0.1)

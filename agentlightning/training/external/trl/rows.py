@@ -30,21 +30,21 @@ class TRLRow:
     """1 on the tokens of the policy."""
     agl_reward: float | None
     is_trained: bool
-    """False if the row must not change the weights, independent of its reward."""
+    """False if the row must not change the weights, regardless of its reward."""
 
 
 def trl_rows(rows: StepRows, count: int, *, filler: int, masks_equal: bool) -> list[TRLRow]:
     """Return the rows of a step for TRL: (B,), B = `count`.
 
     Args:
-        count: tasks times generations; rollouts beyond them replaced late ones.
+        count: tasks times generations; additional rollouts replaced late ones.
         filler: token id of masked rows.
-        masks_equal: whether rows of groups of equal rewards are also masked. Their advantage is zero, so they change
+        masks_equal: whether rows of groups with equal rewards are also masked. Their advantage is zero, so they change
             the weights only if the loss has a penalty or a bonus in addition to the reward; otherwise TRL counts them
             in its means.
 
     Raises:
-        BadRequestError: a rollout has more than one row; gives the cause and the algorithm that trains such agents.
+        BadRequestError: a rollout has more than one row. The message names the cause and a suitable algorithm.
     """
     trained = {sample.rollout_id for sample in rows.samples}
     shown = trained if masks_equal else trained | {sample.rollout_id for sample in rows.without_signal}
@@ -65,13 +65,14 @@ def _only_row(record: RolloutRecord) -> Sample:
         return record.samples[0]
     causes = ", ".join(f"{cause} ({count})" for cause, count in record.seams.items() if count)
     raise BadRequestError(
-        f"Rollout {record.rollout_id} has {len(record.samples)} token rows ({causes}), and TRL takes one for each "
-        "prompt and generation. agl.GRPO trains agents with several rows in a rollout (parallel calls, several "
-        "conversations, turns that do not go on with what was said); agl rollouts explain <rollout id> shows the rows"
+        f"Rollout {record.rollout_id} has {len(record.samples)} token rows ({causes}), but TRL requires one for each "
+        "prompt and generation. Use agl.GRPO for agents with several rows per rollout (parallel calls, several "
+        "conversations, turns that do not continue the previous one). To see the rows, run agl rollouts explain "
+        "<rollout id>"
     )
 
 
 def as_output(rows: Sequence[TRLRow]) -> dict[str, Any]:
-    """Return rows in the form of the output of TRL's `rollout_func`."""
+    """Return rows in the output format of TRL's `rollout_func`."""
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "agl_reward")
     return {name: [getattr(row, name) for row in rows] for name in names}

@@ -1,7 +1,7 @@
 """TRL's trainer on its own thread, which waits for rows, learns from them, and waits for the next ones.
 
 `GRPOTrainer.train` is one long call that requests the rows of each step from `rollout_func`. Here that function waits
-until the loop of the run has collected rows, so the loop decides the time of each step: between two calls of `learn`
+until the loop of the run has collected rows, so the loop controls when each step begins. Between two calls of `learn`
 the thread waits in `rollout_func`, and every other thread may read the weights.
 """
 
@@ -34,7 +34,7 @@ _FIGURES: Final = {
     "kl": "kl",
     "clip_ratio/region_mean": "clip_fraction",
 }
-"""TRL's names of figures in its log, and our names."""
+"""Names of the metrics in TRL's log, and our names."""
 
 
 class _Stopped(BaseException):
@@ -77,7 +77,7 @@ class _Watch(TrainerCallback):
         self.logs.append(dict(logs or {}))
 
     def take_figures(self) -> dict[str, float]:
-        """Return the figures of the optimizer steps since the last call: counts, and means of TRL's logged figures."""
+        """Return the metrics of the optimizer steps since the last call: counts, and means of TRL's logged metrics."""
         figures: dict[str, float] = {"steps": self.taken, "skipped_steps": self.skipped}
         for of_trl, name in _FIGURES.items():
             values = [float(log[of_trl]) for log in self.logs if of_trl in log]
@@ -91,10 +91,10 @@ class TRLSession:
     """One `GRPOTrainer` on its thread. `start`, `learn`, `save` and `stop` belong to one caller at a time."""
 
     def __init__(self, settings: TRLSettings, folder: Path, *, steps: int, resume: Path | None) -> None:
-        """Create the trainer for a number of steps, from a checkpoint of TRL on; `stop` removes `folder`.
+        """Create the trainer for a number of steps, optionally from TRL's checkpoint; `stop` removes `folder`.
 
         Raises:
-            ValueError, ImportError: TRL refuses a setting.
+            ValueError, ImportError: TRL rejects a setting.
         """
         config = settings.config
         config.output_dir = str(folder)
@@ -124,7 +124,7 @@ class TRLSession:
         self._rows: Queue[Sequence[TRLRow] | None] = Queue()
         """The rows of the next step; None ends the thread."""
         self._waiting: Queue[BaseException | None] = Queue()
-        """Gets None whenever TRL waits for rows, and the error that ended it."""
+        """Receives None whenever TRL waits for rows, or the error that ended the thread."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -139,7 +139,7 @@ class TRLSession:
         self._wait()
 
     def learn(self, rows: Sequence[TRLRow]) -> tuple[dict[str, float], list[float]]:
-        """Train on the rows of a step, (B,); return TRL's figures and the advantage of each row, (B,)."""
+        """Train on the rows of a step, (B,); return TRL's metrics and the advantage of each row, (B,)."""
         self._rows.put(rows)
         self._wait()
         return self._watch.take_figures(), self._trainer.advantages

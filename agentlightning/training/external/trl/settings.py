@@ -1,4 +1,4 @@
-"""The settings of a TRL run: ours, those of TRL's `GRPOConfig`, and the refused fields of the latter.
+"""The settings of a TRL run: our own, those of TRL's `GRPOConfig`, and the unsupported fields of `GRPOConfig`.
 
 Nothing here loads torch or trl before a `GRPOConfig` is created.
 """
@@ -18,7 +18,7 @@ from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSIONS: Final = "trl>=1.16,<1.17"
-"""Supported versions: `rollout_func` is experimental, and a later minor version may call it in another way."""
+"""Supported versions. `rollout_func` is experimental, and a later minor version may call it differently."""
 
 OWN: Final = (
     *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
@@ -27,11 +27,11 @@ OWN: Final = (
 )
 """Settings shared with `agl.GRPO`, with the same meaning; the others are fields of `GRPOConfig`."""
 
-_SAMPLING = "the engine samples by temperature alone, so that what is learned from is what was sampled"
-_OUR_ENGINE = "calls are answered by the engine over the trainer's own model; agl.GRPO(use_vllm=True) serves by vLLM"
-_OUR_EVALUATION = "held-out tasks are evaluated by us: pass val_dataset to fit, and eval_steps= of agl.TRL"
-_ONE_REWARD = "a rollout gives TRL one reward; agl.GRPO(reward_weights=...) weighs several dimensions"
-_OUR_CHECKPOINTS = "checkpoints are written by the run, every save_steps= steps, and it goes on from the newest one"
+_SAMPLING = "the engine samples by temperature only, so that the learner's probabilities match those of sampling"
+_OUR_ENGINE = "our engine serves the trainer's own model; use agl.GRPO(use_vllm=True) to serve with vLLM"
+_OUR_EVALUATION = "the run evaluates held-out tasks: pass val_dataset to fit, and set eval_steps= of agl.TRL"
+_ONE_REWARD = "TRL receives one reward per rollout; use agl.GRPO(reward_weights=...) for several dimensions"
+_OUR_CHECKPOINTS = "the run writes its own checkpoints, every save_steps= steps, and resumes from the newest one"
 _REFUSED: Final[dict[str, tuple[object, str]]] = {
     "use_vllm": (False, _OUR_ENGINE),
     "use_transformers_continuous_batching": (False, _OUR_ENGINE),
@@ -41,8 +41,8 @@ _REFUSED: Final[dict[str, tuple[object, str]]] = {
     "min_p": (None, _SAMPLING),
     "repetition_penalty": (1.0, _SAMPLING),
     "generation_kwargs": (None, _SAMPLING),
-    "chat_template_kwargs": (None, "agents' calls are rendered by the engine: agents pass them with their calls"),
-    "max_tool_calling_iterations": (None, "the agent calls its own tools as often as it likes"),
+    "chat_template_kwargs": (None, "the engine renders the agents' calls; agents pass these arguments with each call"),
+    "max_tool_calling_iterations": (None, "the agent calls its own tools, without a limit"),
     "reward_weights": (None, _ONE_REWARD),
     "multi_objective_aggregation": ("sum_then_normalize", _ONE_REWARD),
     "eval_strategy": ("no", _OUR_EVALUATION),
@@ -50,10 +50,10 @@ _REFUSED: Final[dict[str, tuple[object, str]]] = {
     "num_generations_eval": (None, _OUR_EVALUATION),
     "load_best_model_at_end": (False, _OUR_CHECKPOINTS),
     "save_only_model": (False, _OUR_CHECKPOINTS),
-    "resume_from_checkpoint": (None, "start the run again with its run_id; it goes on from its newest checkpoint"),
-    "push_to_hub": (False, "the run writes into its folder alone; push the folder model/ when it has ended"),
-    "auto_find_batch_size": (False, "the number of rollouts of a step must be known before they are made"),
-    "fsdp": (None, "its sharded weights cannot be read by the engine that answers the agent"),
+    "resume_from_checkpoint": (None, "start the run again with its run_id; it resumes from its newest checkpoint"),
+    "push_to_hub": (False, "the run writes only into its folder; push the folder model/ after the run"),
+    "auto_find_batch_size": (False, "the number of rollouts of a step must be known before they start"),
+    "fsdp": (None, "the engine that serves the agent cannot read its sharded weights"),
 }
 """Fields of `GRPOConfig` that must keep their default value, and the reason."""
 _OTHER_NAMES: Final = {
@@ -78,12 +78,12 @@ class TRLSettings:
 
     @property
     def rollouts(self) -> int:
-        """Number of rollouts of one step."""
+        """Number of rollouts per step."""
         return int(self.config.generation_batch_size or 0)
 
     @property
     def updates(self) -> int:
-        """Number of optimizer steps of one step."""
+        """Number of optimizer steps per step."""
         passes = int(self.config.steps_per_generation or 1) * self.config.num_iterations
         return passes // self.config.gradient_accumulation_steps
 
@@ -93,7 +93,7 @@ class TRLSettings:
         return bool(self.config.beta or self.config.entropy_coef or self.config.use_adaptive_entropy)
 
     def max_steps(self, tasks: int) -> int:
-        """Return the number of steps for this number of tasks; each step makes rollouts once."""
+        """Return the number of steps for this number of tasks; each step collects rollouts once."""
         if self.config.max_steps > 0:
             return math.ceil(self.config.max_steps / self.updates)
         per_step = self.rollouts // int(self.config.num_generations or 1)
@@ -120,7 +120,7 @@ class TRLSettings:
         )
 
     def facts(self) -> dict[str, Any]:
-        """Return the settings that decide the result of a step, as JSON data; without duration and place."""
+        """Return the settings that affect the result of a step, as JSON data."""
         excluded = ("output_dir", "logging_", "report_to", "save_", "run_name", "hub_", "disable_tqdm", "max_steps")
         config = {name: value for name, value in self.config.to_dict().items() if not name.startswith(excluded)}
         adapter = None if self.peft_config is None else self.peft_config.to_dict()
@@ -135,16 +135,14 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
 
     Raises:
         ImportError: `trl` is not installed, or in an unsupported version.
-        TypeError: a setting is unknown, `config` is no `GRPOConfig`, or both a `config` and its fields are passed.
-        BadRequestError: a setting is not supported here; names it and the fix.
+        TypeError: a setting is unknown, `config` is not a `GRPOConfig`, or both a `config` and its fields are passed.
+        BadRequestError: a setting is not supported here. The message names it and the fix.
     """
     if not isinstance(model, (str, Path)) or not str(model):
         raise BadRequestError(f"model must be the folder of a transformers model; got {model!r}")
     version = installed_version("trl", "TRL")
     if version.split(".")[:2] != ["1", "16"]:
-        raise ImportError(
-            f"agl.TRL was made for {VERSIONS}; trl {version} is installed: pip install 'agl-framework[trl]'"
-        )
+        raise ImportError(f"agl.TRL requires {VERSIONS}; trl {version} is installed: pip install 'agl-framework[trl]'")
     import torch
     from trl import GRPOConfig  # pyright: ignore[reportAttributeAccessIssue] -- it takes the module beside this one
 
@@ -159,7 +157,7 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     elif not isinstance(config, GRPOConfig):
         raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
     elif of_trl:
-        raise TypeError(f"{', '.join(of_trl)}: say it in config=GRPOConfig(...), or leave config out")
+        raise TypeError(f"{', '.join(of_trl)}: set it in config=GRPOConfig(...), or omit config")
     else:
         own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
     _check_values(config)
@@ -171,10 +169,10 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
 def _check_names(of_trl: Mapping[str, Any], names: list[str]) -> None:
     for name in of_trl:
         if name in _OTHER_NAMES:
-            raise TypeError(f"TRL has no setting {name!r}. Its name is {_OTHER_NAMES[name]}")
+            raise TypeError(f"TRL has no setting {name!r}. Use {_OTHER_NAMES[name]}")
         if name not in names:
             near = closest_name(name, [*names, *OWN])
-            every = f"Its settings are those of trl.GRPOConfig, and: {', '.join(OWN)}"
+            every = f"Valid settings are those of trl.GRPOConfig, and: {', '.join(OWN)}"
             raise TypeError(f"TRL has no setting {name!r}. {f'Did you mean {near!r}?' if near else every}")
 
 
@@ -184,22 +182,22 @@ def _check_values(config: Any) -> None:
         value = getattr(config, name, default)
         value = getattr(value, "value", value)
         if value != default and (value or default):
-            raise BadRequestError(f"{name}={value!r} does not go with agl.TRL: {why}")
+            raise BadRequestError(f"{name}={value!r} is not supported by agl.TRL: {why}")
     if config.world_size > 1:
         raise BadRequestError(
-            f"agl.TRL collects in one process, and this one is one of {config.world_size} (accelerate launch or "
-            "torchrun): start it plainly with python"
+            f"agl.TRL requires a single process, but this is one of {config.world_size} (accelerate launch or "
+            "torchrun). Start the program with python"
         )
     if isinstance(config.deepspeed, Mapping) and config.deepspeed.get("zero_optimization", {}).get("stage", 0) == 3:
         raise BadRequestError(
-            "deepspeed with zero_optimization stage 3 shards the weights, which the engine that answers the agent "
-            "reads: use stage 1 or 2"
+            "deepspeed with zero_optimization stage 3 is not supported: the engine that serves the agent cannot read "
+            "sharded weights. Use stage 1 or 2"
         )
     passes, window = config.steps_per_generation * config.num_iterations, config.gradient_accumulation_steps
     if passes % window:
         raise BadRequestError(
             f"gradient_accumulation_steps={window} must divide steps_per_generation={config.steps_per_generation} "
-            f"times num_iterations={config.num_iterations}: an optimizer step would learn from rollouts of two steps"
+            f"times num_iterations={config.num_iterations}; otherwise an optimizer step would use rollouts of two steps"
         )
 
 
@@ -213,7 +211,7 @@ def _adapter(peft_config: object) -> Any:
         return LoraConfig(**arguments)
     if isinstance(peft_config, PeftConfig):
         return peft_config
-    raise TypeError(f"peft_config must be a peft.PeftConfig, or arguments of peft.LoraConfig; got {peft_config!r}")
+    raise TypeError(f"peft_config must be a peft.PeftConfig or a dict for peft.LoraConfig; got {peft_config!r}")
 
 
 def _as_json(values: Mapping[str, object]) -> dict[str, Any]:

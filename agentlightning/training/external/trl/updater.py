@@ -1,4 +1,4 @@
-"""A run that TRL trains: its `GRPOTrainer` learns, and our engine serves the model."""
+"""A run that TRL trains. Its `GRPOTrainer` learns, and our engine serves the model."""
 
 from __future__ import annotations
 

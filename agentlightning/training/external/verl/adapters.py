@@ -1,4 +1,4 @@
-"""The trained model of a VERL run: VERL saves adapters under names that only PEFT reads; here they are merged."""
+"""The trained model of a VERL run. VERL saves adapters under names that only PEFT reads; this module merges them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def merge_adapters(folder: Path, *, rank: int, alpha: float) -> None:
     Shapes: W (o, i), A (r, i), B (o, r). The sum is taken in float32 and has the type of W.
 
     Raises:
-        RuntimeError: it has adapters of other layers than linear ones.
+        RuntimeError: the folder has adapters of layers that are not linear.
     """
     paths = sorted(folder.glob("*.safetensors"))
     weight_map: dict[str, str] = {}
@@ -48,7 +48,7 @@ def merge_adapters(folder: Path, *, rank: int, alpha: float) -> None:
         linear = {module for module in bases if module + _DOWN in file_of}
         merged = {module + end for module in linear for end in (_DOWN, _UP)}
         if others := sorted(name for name in file_of if ".lora_" in name and name not in merged):
-            text = f"{len(others)} adapters in {folder} are of no linear layer and cannot be merged: {others[0]}"
+            text = f"{len(others)} adapters in {folder} are not of linear layers and cannot be merged: {others[0]}"
             raise RuntimeError(text)
         for path, file in files.items():
             weights: dict[str, torch.Tensor] = {}

@@ -21,7 +21,7 @@ class RowsOfRollouts(AgentLoopBase):
 
     @override
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the rows of a session, once its step is collected; none if its rollout is excluded."""
+        """Return the rows of a session after its step is collected; an empty list if its rollout is excluded."""
         global _started
         link = self.config.agentlightning_link
         bridge = ray.get_actor(link.bridge, namespace=link.namespace)

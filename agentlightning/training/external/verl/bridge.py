@@ -1,7 +1,7 @@
 """The Ray actor between the loop of the run and VERL's processes.
 
-VERL requests the rows of each session of a step and waits; the loop passes all of them when the step is collected. VERL
-reports that a step is taken; the loop waits for that. Either side may be first.
+VERL requests the rows of each session of a step and waits; the loop passes all rows when the step is collected. The
+loop waits until VERL reports that the step is done. Either side may be first.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ Part = Literal["train", "val"]
 Row = dict[str, Any]
 """Fields of a token row: `prompt_ids`, `response_ids`, `response_mask`, `logprobs`, `reward`, `versions`, `calls`."""
 Rows = Sequence[Sequence[Sequence[Row]]]
-"""rows[place][session]: the rows of each task and session, none if the rollout is excluded."""
+"""rows[place][session]: the rows of each task and session; empty if the rollout is excluded."""
 
 
 class Bridge:
-    """The actor; its methods run on one event loop. Those that wait raise a RuntimeError once VERL has ended."""
+    """The actor; its methods run on one event loop. Methods that wait raise a RuntimeError when VERL has ended."""
 
     def __init__(self, token: str) -> None:
-        """Store the token that calls to the chat services must carry."""
+        """Store the token that calls to the chat services must include."""
         self._token = token
         self._rows: dict[tuple[Part, int], Rows] = {}
         self._steps: dict[int, dict[str, Any]] = {}
@@ -40,7 +40,7 @@ class Bridge:
         await self._notify()
 
     async def addresses(self) -> list[str]:
-        """Wait for the first chat service and return the addresses of all."""
+        """Wait for the first chat service and return all addresses."""
         await self._wait_for(lambda: bool(self._addresses) and self._error is None)
         return list(self._addresses)
 
@@ -58,8 +58,8 @@ class Bridge:
         return step in self._skipped
 
     async def rows(self, part: Part, step: int, place: int, session: int, uid: str) -> Sequence[Row]:
-        """Wait until the step is collected and return the rows of a session, none if its rollout is excluded. `uid` is
-        VERL's name of the task."""
+        """Wait until the step is collected and return the rows of a session; empty if its rollout is excluded. `uid`:
+        task name."""
         if part == "train":
             self._places[uid] = place
         await self._wait_for(lambda: (part, step) in self._rows)
@@ -67,7 +67,7 @@ class Bridge:
         return rows[place][session] if place < len(rows) and session < len(rows[place]) else ()
 
     async def stepped(self, step: int, report: Mapping[str, Any]) -> None:
-        """Report that the update of a step is taken and its weights are served."""
+        """Report that the update of a step is done and its weights are served."""
         for old_key in [key for key in self._rows if key[0] == "train" and key[1] <= step]:
             del self._rows[old_key]
         self._steps[step] = {**report, "places": self._places}
@@ -75,12 +75,12 @@ class Bridge:
         await self._notify()
 
     async def step(self, step: int) -> dict[str, Any]:
-        """Wait for the report of a step and return it; its `places` has the place of each task by its name in VERL."""
+        """Wait for the report of a step and return it; its `places` maps VERL's name of each task to its position."""
         await self._wait_for(lambda: step in self._steps)
         return self._steps.pop(step)
 
     async def end(self, error: str) -> None:
-        """Report that VERL has ended: all waiting calls, now or later, raise a RuntimeError with this text."""
+        """Report that VERL has ended: all current and later waiting calls raise a RuntimeError with this text."""
         self._error = error
         await self._notify()
 

@@ -1,4 +1,4 @@
-"""VERL's run on its own thread, and the calls of the bridge by which the loop of the run controls it."""
+"""VERL's run on its own thread, and the calls to the bridge with which the loop of the run controls it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from agentlightning.training.external.verl.trainer import NAME, TaskRunner
 logger = logging.getLogger(__name__)
 
 _MAX_WAITING: Final = 1_000_000
-"""Largest number of sessions that wait for their rows at the same time."""
+"""Maximum number of sessions that wait for their rows concurrently."""
 _END_SECONDS: Final = 60.0
 _NAMESPACE: Final = "agentlightning"
 
@@ -49,7 +49,7 @@ class _Runner:
             return self._handle
 
     def end(self) -> None:
-        """End the runner with all processes that it started; if it has not begun, prevent its start."""
+        """Stop the runner and all processes that it started; if it has not started, prevent its start."""
         with self._lock:
             self._is_over = True
             if self._handle is not None:
@@ -62,7 +62,7 @@ class VERLSession:
     def __init__(self, config: Any, link: dict[str, Any], folder: Path, *, steps: int, held_out: int) -> None:
         """Complete the configuration for a number of steps and of held-out tasks (0 for none).
 
-        `link` is for VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens` requests token figures.
+        `link` is passed to VERL's processes: `served` has the fields of `ServedAs`, `tells_tokens`: send token values.
         """
         self.name = f"agl-verl-{uuid4().hex}"
         """Unique to this start of the run."""
@@ -99,7 +99,7 @@ class VERLSession:
         """Connect to Ray, or start it here, and start VERL.
 
         Raises:
-            ValueError: VERL refuses a setting.
+            ValueError: VERL rejects a setting.
         """
         config = self._config
         validate_config(
@@ -110,7 +110,7 @@ class VERLSession:
         self._up.result()
 
     def call(self, method: str, *arguments: object) -> Any:
-        """Call a method of the bridge and wait for its answer.
+        """Call a method of the bridge and wait for its result.
 
         Raises:
             RuntimeError: VERL has ended, or Ray failed.
@@ -128,9 +128,9 @@ class VERLSession:
         return place if place.is_dir() else None
 
     def wait_for_end(self) -> None:
-        """Wait until VERL has ended by itself, as it does after its last step."""
+        """Wait until VERL exits by itself, as it does after its last step."""
         if not self._ended.wait(_END_SECONDS):
-            logger.warning("VERL does not end %d s after its last step; it is stopped", _END_SECONDS)
+            logger.warning("VERL did not exit within %d s after its last step; stopping it", _END_SECONDS)
 
     def stop(self) -> None:
         """End VERL, and Ray if it was started here. May be called twice."""
@@ -177,7 +177,7 @@ class VERLSession:
             try:
                 ray.get(self._bridge.end.remote(error))
             except ray.exceptions.RayError:
-                logger.debug("the bridge is gone", exc_info=True)
+                logger.debug("the bridge actor has ended", exc_info=True)
 
 
 def _start_ray(config: Any) -> None:

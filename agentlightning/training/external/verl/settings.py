@@ -16,19 +16,19 @@ from agentlightning.training.external import installed_version
 from agentlightning.training.settings import GRPOSettings
 
 VERSION: Final = "0.9.1"
-"""Supported version of verl: its V1 trainer is young, and a later version may call us in another way."""
+"""Supported version of verl. Its V1 trainer is new, and a later version may call our code differently."""
 
 OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
     *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens", "solved_above"),
 )
 """Settings under `agentlightning` in the configuration, with the same meaning as in `agl.GRPO`. The default of
-`max_completion_length` is `data.max_response_length`. `record_tokens`, by default `sample`, keeps the figures of each
+`max_completion_length` is `data.max_response_length`. `record_tokens`, by default `sample`, stores the values of each
 token before VERL's loss."""
 
-_NO_LEGACY = "there is one mode, in which the Trainer's store and gateway are used"
-_MERGED = "turns are merged where one goes on with another token by token, and stay apart elsewhere; leave it out"
-_LENGTHS = "rows are bounded by data.max_prompt_length and data.max_response_length"
+_NO_LEGACY = "the Trainer's store and gateway are always used"
+_MERGED = "turns are merged if the tokens of one continue the other, and are separate rows otherwise; remove it"
+_LENGTHS = "rows are limited by data.max_prompt_length and data.max_response_length"
 GONE: Final = {
     "port": _NO_LEGACY,
     "trace_aggregator": _MERGED,
@@ -36,10 +36,10 @@ GONE: Final = {
     "trajectory_max_response_length": _LENGTHS,
     "debug": "seams between turns are counted with their causes in every step; see agl runs ledger",
     "mismatch_log_dir": "seams between turns are counted with their causes in every step; see agl runs ledger",
-    "reward_fillna_value": "a rollout without a reward is left out and never counted as a low one",
+    "reward_fillna_value": "a rollout without a reward is excluded and never counts as a low reward",
     "agl_base_url": _NO_LEGACY,
     "agl_key": "the Trainer's store has its own token",
-    "hooks": "give them to the Trainer: Trainer(hooks=[...])",
+    "hooks": "pass them to the Trainer: Trainer(hooks=[...])",
     "async_rollout": "rollouts of a step are collected before its update",
     "max_ppo_update_times": "set actor_rollout_ref.actor.ppo_mini_batch_size and ppo_epochs",
 }
@@ -47,37 +47,37 @@ GONE: Final = {
 
 _OF_OTHERS: Final = ("ray_kwargs", "transfer_queue")
 """Parts of VERL's configuration that it passes to other packages."""
-_SAMPLING = "calls are sampled by temperature alone, so that what is learned from is what was sampled"
+_SAMPLING = "calls are sampled by temperature only, so that the learner's probabilities match those of sampling"
 _REWARDS = "rewards come from the agent's rollouts"
 _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "algorithm.adv_estimator": (
         ("grpo",),
-        "the others take each token row for a rollout, and a rollout may have several",
+        "other estimators treat each token row as a rollout, but a rollout may have several rows",
     ),
-    "algorithm.use_kl_in_reward": ((False,), "VERL counts the last row of a rollout only; use actor.use_kl_loss"),
-    "algorithm.rollout_correction.rollout_rs": ((None,), "VERL would leave out tokens that the ledger calls trained"),
-    "algorithm.filter_groups.enable": ((False, None), "VERL would ask for more rollouts than a step has"),
-    "trainer.use_v1": ((True,), "the older trainer knows no agent loops with several rows"),
+    "algorithm.use_kl_in_reward": ((False,), "VERL counts only the last row of a rollout; use actor.use_kl_loss"),
+    "algorithm.rollout_correction.rollout_rs": ((None,), "VERL would exclude tokens recorded as trained"),
+    "algorithm.filter_groups.enable": ((False, None), "VERL would request more rollouts than a step has"),
+    "trainer.use_v1": ((True,), "the older trainer does not support agent loops with several rows"),
     "trainer.v1.trainer_mode": (("sync",), "rollouts of a step are collected before its update"),
-    "trainer.critic_warmup": ((0,), "there is no critic"),
+    "trainer.critic_warmup": ((0,), "agl.VERL has no critic"),
     "trainer.val_only": ((False,), "Trainer.evaluate measures an agent without training"),
     "actor_rollout_ref.rollout.mode": (("async",), "agents call the model as a server"),
     "actor_rollout_ref.rollout.top_p": ((1, 1.0), _SAMPLING),
     "actor_rollout_ref.rollout.top_k": ((-1,), _SAMPLING),
-    "actor_rollout_ref.rollout.val_kwargs.n": ((1,), "a held-out task has one rollout"),
-    "actor_rollout_ref.actor.use_dynamic_bsz": ((True,), "rollouts give varying numbers of rows"),
+    "actor_rollout_ref.rollout.val_kwargs.n": ((1,), "a held-out task has exactly one rollout"),
+    "actor_rollout_ref.actor.use_dynamic_bsz": ((True,), "the number of rows per rollout varies"),
     "reward.reward_model.enable": ((False,), _REWARDS),
     "reward.custom_reward_function.path": ((None,), _REWARDS),
-    "actor_rollout_ref.rollout.calculate_log_probs": ((True,), "sampler and learner are compared in each step"),
-    "actor_rollout_ref.rollout.agent.default_agent_loop": (("agentlightning",), "the agent is what fit is given"),
+    "actor_rollout_ref.rollout.calculate_log_probs": ((True,), "each step compares sampler and learner"),
+    "actor_rollout_ref.rollout.agent.default_agent_loop": (("agentlightning",), "the agent is passed to fit"),
     "trainer.v1.sampler.custom_sampler.path": ((None,), "rollouts of a step are collected before its update"),
-    "data.gen_batch_size": ((None,), "a step has data.train_batch_size tasks"),
-    "data.train_files": (("train",), "tasks are what fit is given"),
-    "data.val_files": (("val",), "held-out tasks are what fit is given"),
+    "data.gen_batch_size": ((None,), "a step always has data.train_batch_size tasks"),
+    "data.train_files": (("train",), "tasks are passed to fit as train_dataset"),
+    "data.val_files": (("val",), "held-out tasks are passed to fit as val_dataset"),
     "data.shuffle": ((False,), "the run shuffles the tasks itself"),
     "data.custom_cls.path": (
         ("pkg://agentlightning.training.external.verl.trainer",),
-        "tasks are what the Trainer is given",
+        "tasks are passed to the Trainer",
     ),
 }
 """Required values of VERL's settings, the default first, and the reason."""
@@ -97,7 +97,7 @@ _DEFAULTS: Final[dict[str, object]] = {
     "actor_rollout_ref.rollout.n": 8,
     "actor_rollout_ref.rollout.agent.agent_loop_config_path": str(Path(__file__).with_name("agents.yaml")),
 }
-"""Our further defaults."""
+"""Additional defaults that we set."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class VERLSettings:
     """The settings of `agl.VERL`, checked as far as they can be without the tasks."""
 
     config: Any
-    """VERL's whole configuration, an `omegaconf.DictConfig`, with `agentlightning` in it."""
+    """VERL's full configuration, an `omegaconf.DictConfig`, including `agentlightning`."""
     user_settings: Mapping[str, Any]
     """The settings of the user, without the defaults."""
 
@@ -152,12 +152,12 @@ def make_settings(settings: object) -> VERLSettings:
     """Return checked settings.
 
     Raises:
-        ImportError: verl is not installed, or in an unsupported version.
-        TypeError: the configuration is no mapping with strings as keys.
-        BadRequestError: a setting under `agentlightning` is unknown, or a setting is not supported here; names it.
+        ImportError: verl is not installed, or its version is unsupported.
+        TypeError: the configuration is not a mapping with strings as keys.
+        BadRequestError: a setting under `agentlightning` is unknown, or a setting is not supported here.
     """
     if not isinstance(settings, Mapping):
-        raise TypeError(f"VERL takes a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {settings!r}")
+        raise TypeError(f"VERL requires a dict of VERL's settings, such as {{'trainer': {{...}}}}; got {settings!r}")
     _check_own(settings.get("agentlightning") or {})
     check_version()
     from omegaconf import OmegaConf
@@ -167,23 +167,23 @@ def make_settings(settings: object) -> VERLSettings:
     try:
         _merge(user, settings)
     except OmegaConfBaseException as error:
-        raise BadRequestError(f"the configuration of VERL cannot be read: {error}") from None
+        raise BadRequestError(f"Cannot read the configuration of VERL: {error}") from None
     if not OmegaConf.select(user, "actor_rollout_ref.model.path"):
         raise BadRequestError(
-            "VERL needs the model: {'actor_rollout_ref': {'model': {'path': 'folder of a transformers model'}}}"
+            "VERL requires a model: {'actor_rollout_ref': {'model': {'path': 'folder of a transformers model'}}}"
         )
     defaults = _defaults()
     _check_names(defaults, user, "")
     config: Any = OmegaConf.merge(defaults, user)
     if config.actor_rollout_ref.rollout.n < 2:
         raise BadRequestError(
-            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: advantages are taken among the "
-            "rollouts of a task; it must be at least 2"
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: it must be at least 2, because "
+            "advantages compare the rollouts of a task"
         )
     for name, (allowed, why) in _FIXED.items():
         value = OmegaConf.select(config, name)
         if value not in allowed:
-            raise BadRequestError(f"{name}={value!r} does not go with agl.VERL: {why}; it must be {allowed[0]!r}")
+            raise BadRequestError(f"{name}={value!r} is not supported by agl.VERL: {why}. It must be {allowed[0]!r}")
     checked = VERLSettings(config=config, user_settings=dict(settings))
     checked.as_grpo(1)  # checks ours
     return checked
@@ -204,7 +204,7 @@ def check_version() -> None:
     """Raise ImportError unless the supported version of verl is installed."""
     version = installed_version("verl", "VERL")
     if version != VERSION:
-        raise ImportError(f"agl.VERL was made for verl {VERSION}; {version} is installed: pip install verl=={VERSION}")
+        raise ImportError(f"agl.VERL requires verl {VERSION}; {version} is installed: pip install verl=={VERSION}")
 
 
 def _defaults() -> Any:
@@ -225,7 +225,7 @@ def _check_own(own: object) -> None:
             raise BadRequestError(f"agentlightning.{name} has no effect: {GONE[name]}")
         if name not in OWN:
             near = closest_name(str(name), list(OWN))
-            hint = f"Did you mean {near!r}?" if near else f"There are: {', '.join(OWN)}"
+            hint = f"Did you mean {near!r}?" if near else f"Valid settings: {', '.join(OWN)}"
             raise BadRequestError(f"agentlightning has no setting {name!r} in VERL's configuration. {hint}")
 
 

@@ -1,4 +1,4 @@
-"""The synchronous trainer in VERL's trainer process, which reports each step, and its data set."""
+"""The synchronous trainer in VERL's trainer process, which reports each step, and its dataset."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from agentlightning.training.losses.kl import update_figures
 
 NAME = "agentlightning"
 OURS = "agentlightning/"
-"""Prefix of the figures that this module adds to VERL's."""
+"""Prefix of the metrics that this module adds to VERL's."""
 
 
 class PlacesOfSteps(Dataset[dict[str, Any]]):
-    """The places of the tasks in each step, instead of prompts: the run has the tasks.
+    """A dataset with the positions of the tasks in each step instead of prompts, because the run holds the tasks.
 
     One row for each task of each step, in order. `data.train_files` and `data.val_files` are `train:COUNT` and
     `val:COUNT`.
@@ -56,7 +56,7 @@ class PlacesOfSteps(Dataset[dict[str, Any]]):
 
 @register_trainer(NAME)
 class StepTrainer(PPOTrainerSync):
-    """VERL's trainer, which reports each step to the loop of the run once its weights are served."""
+    """VERL's trainer, which reports each step to the loop of the run when its weights are served."""
 
     def __init__(self, config: Any) -> None:
         with open_dict(config):
@@ -169,4 +169,4 @@ _Runner: Any = TaskRunnerV1.__ray_actor_class__  # pyright: ignore[reportAttribu
 
 
 class TaskRunner(_Runner):
-    """VERL's task runner, in whose process the trainer above is registered by its name."""
+    """VERL's task runner. It registers the trainer above by name in its process."""

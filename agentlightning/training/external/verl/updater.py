@@ -1,4 +1,4 @@
-"""A run that VERL trains and serves: the loop of the run collects the rollouts, VERL's processes learn from them."""
+"""A run that VERL trains and serves. The loop of the run collects the rollouts; VERL's processes learn from them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _FIGURES: Final = {
     f"{OURS}first_ratio_error": "first_ratio_error",
     "training/rollout_probs_diff_max": "sampler_difference",
 }
-"""VERL's names of the figures of an update, and our names."""
+"""VERL's names of the metrics of an update, and our names."""
 
 
 async def run_verl(
@@ -77,7 +77,7 @@ async def run_verl(
             if resume.steps >= grpo.max_steps:  # VERL would end before it serves
                 copy_newest_model(folder, opened.folder.model)
                 if not resume.state["evaluated"]:
-                    text = "The run ended before its last evaluation, and VERL serves nothing after its last step"
+                    text = "The last evaluation is missing: the run ended before it, and VERL has stopped serving"
                     logger.warning(text)
                 return None
         resumed = _resumed(config, resume.checkpoint)
@@ -87,7 +87,7 @@ async def run_verl(
         stack.push_async_callback(asyncio.to_thread, session.stop)
         await asyncio.to_thread(session.start)
         if grpo.progress != "none":
-            make_progress("plain").note("VERL starts its processes and loads the model")
+            make_progress("plain").note("VERL is starting its processes and loading the model")
         updater = VERLUpdater(policy, grpo, session, (await asyncio.to_thread(session.call, "addresses"))[0])
         updater.evaluates_first = bool(config.trainer.val_before_train)
         return updater
@@ -105,8 +105,8 @@ def _scheduled(settings: VERLSettings, tasks: int, held_out: int) -> Any:
     if not held_out:
         if config.trainer.test_freq > 0:
             raise BadRequestError(
-                f"trainer.test_freq={config.trainer.test_freq} has no effect without tasks to validate on: pass "
-                "val_dataset to fit, or leave it out"
+                f"trainer.test_freq={config.trainer.test_freq} has no effect without validation tasks: pass "
+                "val_dataset to fit, or omit it"
             )
         return OmegaConf.merge(config, {"trainer": {"val_before_train": False, "test_freq": -1}})
     every = config.trainer.test_freq if config.trainer.test_freq > 0 else settings.steps(tasks)
@@ -135,7 +135,7 @@ class VERLUpdater(RemoteUpdater):
 
     @override
     async def before_step(self, proxy: LLMProxy) -> None:
-        """Distribute calls of the gateway over the agent loop workers that are serving."""
+        """Distribute the gateway's calls over the agent loop workers that serve the model."""
         addresses = await asyncio.to_thread(self._session.call, "addresses")
         if len(addresses) != len(self.engines):
             self.engines = tuple(RemoteEngine(address, self._session.token) for address in addresses)
@@ -157,7 +157,7 @@ class VERLUpdater(RemoteUpdater):
         update = StepUpdate(figures)
         lost = {sample.rollout_id for sample, row in zip(rows.samples, reported, strict=True) if row is None}
         if lost:
-            text = f"VERL left out {len(lost)} rollouts, {min(lost)} among them; its own log says why"
+            text = f"VERL excluded {len(lost)} rollouts, such as {min(lost)}. See VERL's log for the reason"
             update.untrained, update.alarms = frozenset(lost), [("left_out_by_verl", text)]
         if report["optimizer_steps"]:
             self.advance(self.weight_version + 1)
@@ -168,7 +168,7 @@ class VERLUpdater(RemoteUpdater):
 
     @override
     async def after_evaluation(self, step: int, evaluation: Evaluation, store: LightningStore) -> None:
-        """Pass the same rollouts to the validation of VERL."""
+        """Pass the rollouts of the evaluation to VERL's validation."""
         rollouts = await store.query_rollouts(rollout_id_in=evaluation.rollout_ids)
         by_id = {rollout.rollout_id: rollout for rollout in rollouts}
         ended = [await evidence(store, by_id[rollout_id]) for rollout_id in evaluation.rollout_ids]
@@ -199,10 +199,10 @@ def rows_of_step(rows: StepRows, tasks: int, sessions: int, *, filler: int) -> l
     """Return the rows of a training step that have an advantage.
 
     VERL uses the reward of a single rollout of a task as its advantage, and rounding errors for equal rewards. The
-    ledger excludes both from training, so neither is passed on.
+    ledger excludes both from training, so such rows are not passed to VERL.
 
     Args:
-        filler: a token id. A step in which nothing is trained needs one row; its update is skipped.
+        filler: a token id. A step without trained rows needs one row; its update is skipped.
     """
     trained = {sample.rollout_id for sample in rows.samples}
     by_place: list[list[list[Row]]] = [[[] for _ in range(sessions)] for _ in range(tasks)]
@@ -229,7 +229,7 @@ def rows_of_evaluation(
 
 
 def reported_rows(report: Mapping[str, Any], rows: StepRows, sessions: int) -> list[Mapping[str, Any] | None]:
-    """Return VERL's figures of each row: (B,), None if it excluded the row."""
+    """Return VERL's values of each row: (B,), None if it excluded the row."""
     by_place: dict[tuple[int, int, int], Mapping[str, Any]] = {}
     for key, columns in report["rows"].items():
         uid, session, index = key.rsplit("_", 2)

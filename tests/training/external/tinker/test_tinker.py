@@ -111,7 +111,7 @@ def test_a_run_goes_on_from_the_state_that_the_service_keeps(service: StubServic
     assert (service.asked.count("load_weights"), service.ended) == (1, ["success", "success"])
     assert result.steps == 2
     service.states.clear()
-    with pytest.raises(BadRequestError, match=r"cannot go on: the Tinker service does not give its state 'tinker://"):
+    with pytest.raises(BadRequestError, match=r"the Tinker service did not return its state 'tinker://"):
         train(service, model, tmp_path / "run", store=store, num_generations=16, max_steps=3)
 
 
@@ -132,7 +132,7 @@ def test_the_key_leaves_the_environment_that_agents_inherit(service: StubService
             KEY,
             {"base_url": "http://127.0.0.1:9", "connect_seconds": 1},  # nobody listens there
             EngineError,
-            r"\(http://127\.0\.0\.1:9\) did not answer within connect_seconds=1",
+            r"\(http://127\.0\.0\.1:9\) did not respond within connect_seconds=1",
         ),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_step_that_the_service_fails_ends_the_run_and_its_session_and_says_at_
     service: StubService, model: Path, tmp_path: Path
 ) -> None:
     service.fails = lambda kind: "out of memory" if kind == "forward_backward" else None
-    with pytest.raises(EngineError, match=r"failed at forward_backward: .*out of memory"):
+    with pytest.raises(EngineError, match=r"failed during forward_backward: .*out of memory"):
         train(service, model, tmp_path / "run", num_generations=16)
     assert service.ended == ["errored"]
 

@@ -53,5 +53,5 @@ def test_a_row_of_a_group_that_teaches_nothing_counts_only_where_nothing_but_its
 
 def test_several_rows_of_one_rollout_are_refused_with_the_rollout_and_the_way_out() -> None:
     both = [_sample("r"), _sample("r", first=4)]
-    with pytest.raises(BadRequestError, match=r"Rollout r has 2 token rows.*agl\.GRPO trains"):
+    with pytest.raises(BadRequestError, match=r"Rollout r has 2 token rows.*Use agl\.GRPO"):
         trl_rows(StepRows(samples=both, records=[_record("r", *both)]), 1, filler=2, masks_equal=False)

@@ -68,7 +68,7 @@ def test_a_whole_config_is_taken_as_it_is(untrained_model: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"use_vllm": True}, r"use_vllm=True does not go with agl\.TRL"),
+        ({"use_vllm": True}, r"use_vllm=True is not supported by agl\.TRL"),
         ({"top_p": 0.9}, "top_p=0.9"),
         ({"reward_weights": [1.0]}, "reward_weights"),
         ({"eval_strategy": "steps"}, "pass val_dataset to fit"),
@@ -97,7 +97,7 @@ def test_iterations_are_steps_with_rollouts_of_their_own() -> None:
 
 def test_another_setting_than_the_run_began_with_is_refused(untrained_model: Path, tmp_path: Path) -> None:
     fit(TRL, wants_digits, untrained_model, tmp_path, max_steps=1)
-    with pytest.raises(agl.BadRequestError, match="begun with other settings"):
+    with pytest.raises(agl.BadRequestError, match="its settings have changed"):
         fit(TRL, wants_digits, untrained_model, tmp_path, max_steps=1, epsilon=0.1)
 
 

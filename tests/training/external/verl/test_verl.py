@@ -19,9 +19,9 @@ pytestmark = pytest.mark.timeout(900)  # each test starts a process that loads V
 @pytest.mark.parametrize(
     ("own", "says"),
     [
-        ({"reward_fillna_value": 0.0}, r"reward_fillna_value has no effect: a rollout without a reward is left out"),
+        ({"reward_fillna_value": 0.0}, r"reward_fillna_value has no effect: a rollout without a reward is excluded"),
         ({"trace_aggregator": {"level": "transition"}}, r"trace_aggregator has no effect: turns are merged"),
-        ({"port": 9999}, r"port has no effect: there is one mode"),
+        ({"port": 9999}, r"port has no effect: the Trainer's store"),
         ({"step_timeout": 5}, r"no setting 'step_timeout'.*Did you mean 'step_timeout_seconds'"),
     ],
 )
@@ -32,7 +32,7 @@ def test_a_setting_that_has_no_effect_is_refused_by_name(own: dict[str, Any], sa
 
 @pytest.mark.parametrize("config", ["ppo", ["trainer.nnodes=2"], None])
 def test_what_is_no_dict_is_refused(config: Any) -> None:
-    with pytest.raises(TypeError, match=r"VERL takes a dict of VERL's settings"):
+    with pytest.raises(TypeError, match=r"VERL requires a dict of VERL's settings"):
         agl.VERL(config)
 
 

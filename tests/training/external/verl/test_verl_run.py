@@ -250,9 +250,9 @@ def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({}, r"'actor_rollout_ref': \{'model': \{'path'"),
-        ({"algorithm.adv_estimator": "gae"}, r"adv_estimator='gae' does not go with agl.VERL: .*must be 'grpo'"),
-        ({"actor_rollout_ref.rollout.top_p": 0.9}, r"top_p=0.9 does not go with agl.VERL"),
-        ({"trainer": {"use_v1": False}}, r"use_v1=False does not go with agl.VERL"),
+        ({"algorithm.adv_estimator": "gae"}, r"adv_estimator='gae' is not supported by agl.VERL: .*must be 'grpo'"),
+        ({"actor_rollout_ref.rollout.top_p": 0.9}, r"top_p=0.9 is not supported by agl.VERL"),
+        ({"trainer": {"use_v1": False}}, r"use_v1=False is not supported by agl.VERL"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
