@@ -42,7 +42,7 @@ __all__ = ["GRPO", "GRPOResult", "GRPOSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOArguments(GRPOSettings):
-    """Train the weights of a transformers model on rewards. `GRPOSettings` describes each setting, with its unit."""
+    """Train the weights of a transformers model on rewards. `GRPOSettings` describes each setting."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     group_reward: GroupReward | None = None

@@ -16,7 +16,7 @@ __all__ = ["PPO"]
 
 @dataclass(frozen=True, kw_only=True)
 class PPOArguments(PPOSettings):
-    """Train the weights of a transformers model and a value head on rewards. `PPOSettings` describes each setting, with its unit."""
+    """Train a transformers model and a value head on rewards. `PPOSettings` describes each setting."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     group_reward: GroupReward | None = None

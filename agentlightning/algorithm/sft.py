@@ -27,7 +27,7 @@ _CHOSEN_BY: Final = ("rollouts", "from_run", "min_reward", "best_per_task", "top
 
 @dataclass(frozen=True, kw_only=True)
 class SFTArguments(SFTSettings):
-    """Train the weights of a transformers model on the replies of chosen rollouts. `SFTSettings` describes each setting, with its unit."""
+    """Train a transformers model on chosen rollouts. `SFTSettings` describes each setting."""
 
     model: str | Path | None = field(default=None, kw_only=False)  # pyright: ignore[reportIncompatibleVariableOverride] -- a path becomes a text
     choose: Pick | None = None

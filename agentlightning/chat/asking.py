@@ -45,7 +45,7 @@ def marked(name: str, value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(to_json(value), ensure_ascii=False)
     if len(text) > MOST_CHARACTERS:
         half = MOST_CHARACTERS // 2
-        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters omitted ...]\n{text[-half:]}"
     mark = f"{name}-{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:12]}"
     return f"<{mark}>\n{text}\n</{mark}>"
 

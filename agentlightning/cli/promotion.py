@@ -19,7 +19,7 @@ from agentlightning.cli.run_texts import (
     figure_text,
     name_of,
     say_rest,
-    standing,
+    state_of,
 )
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ def _show_comparison(
     names = name_of(one), name_of(other)
     for run in (one, other):
         figures = f"step {number(run.last_step)}, best {best_of(run)}"
-        say(f"run {name_of(run)}: {run.algorithm or '-'}, {standing(run)}, {figures}")
+        say(f"run {name_of(run)}: {run.algorithm or '-'}, {state_of(run)}, {figures}")
     if comparison.settings:
         show_table(
             ("setting", *names), [(n, figure_text(a), figure_text(b)) for n, (a, b) in comparison.settings.items()]

@@ -51,7 +51,7 @@ def name_of(run: Run) -> str:
     return run.run_id or "-"
 
 
-def standing(run: Run) -> str:
+def state_of(run: Run) -> str:
     """Return the state of a run as text, with the time since its last heartbeat if that is too long."""
     import time
 

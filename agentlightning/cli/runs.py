@@ -21,7 +21,7 @@ from agentlightning.cli.run_texts import (
     name_of,
     say_rest,
     span,
-    standing,
+    state_of,
 )
 from agentlightning.errors import NotFoundError
 from agentlightning.store.cursors import pages_of
@@ -69,7 +69,7 @@ def list_runs(
         show_json(shown)
         return
     table = [
-        (name_of(run), run.algorithm or "-", standing(run), number(run.last_step), best_of(run), moment(run.start_time))
+        (name_of(run), run.algorithm or "-", state_of(run), number(run.last_step), best_of(run), moment(run.start_time))
         for run in shown
     ]
     show_table(("run", "algorithm", "state", "step", "best", "started"), table)
@@ -184,7 +184,7 @@ def export(
 
 
 def _story(run: Run) -> list[str]:
-    lines = [f"run {name_of(run)}: {run.algorithm or '-'}, {standing(run)}, started {run.starts} times"]
+    lines = [f"run {name_of(run)}: {run.algorithm or '-'}, {state_of(run)}, started {run.starts} times"]
     end_text = (
         "" if run.end_time is None else f", ended {moment(run.end_time)} after {span(run.end_time - run.start_time)}"
     )

@@ -91,7 +91,7 @@ def _whole(ours: dict[str, Any], name: str, default: int) -> int:
 
 
 def _nobody(task: object) -> float:
-    """Stand in for the agent if no runner is started."""
+    """Replace the agent if no runner is started."""
     raise AssertionError(f"no runner runs in this process, for {task!r}")
 
 

@@ -39,7 +39,7 @@ class CallRef(NamedTuple):
 @explain_fields
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """One model call with the engine's tokens. Empty lists and None stand for missing values."""
+    """One model call with the engine's tokens. Empty lists and None mean that a value is missing."""
 
     ref: CallRef
     """Identifier of the call: rollout, attempt and call id."""

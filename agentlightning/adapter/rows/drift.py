@@ -53,7 +53,7 @@ def _same_text(row: Sequence[int], prompt: Sequence[int], at: int, answer_from: 
     """True if the prompt spells the text of the row first. Only the part around and after the difference is decoded.
 
     An answer is decoded by itself, as the engine did when it made its text: some tokenizers add a space before a text
-    and remove it from the first token that they decode. Such a space cannot be told from a generated one.
+    and remove it from the first token that they decode. Such a space cannot be distinguished from a generated one.
     """
     start = max(0, at - _BEFORE)
     if start < answer_from <= at:

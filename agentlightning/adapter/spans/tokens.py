@@ -80,7 +80,7 @@ _GATEWAY_KEYS: Final = frozenset(
 
 
 class CallReading(NamedTuple):
-    """One model call as one span records it. Empty lists and None stand for missing values."""
+    """One model call as one span records it. Empty lists and None mean that a value is missing."""
 
     call_id: str | None
     """Id that the gateway assigned to the call."""
