@@ -15,7 +15,7 @@ WRITES = "WRITE_DOCUMENTS"
 """Variable of the environment that lets the tests write the page in the place of comparing it."""
 NOT_TRIED = "not tried"
 
-_HEAD = """# Snippets of the older documentation
+_HEAD = """# Snippets of the v0.3 documentation
 
 This page shows which programs and statements of the older documentation work here. Five documents describe the
 programming model. Each of their programs, and each testable statement of their sentences, lists and tables, has one of
