@@ -37,7 +37,7 @@ ENDINGS = ("Explain your answer.", "Answer with the number alone.")
 
 @agl.rollout
 def apo_rollout(task: Question, prompt_template: agl.PromptTemplate) -> float:
-    """Ask the model. The reward is 1 for the right answer alone, and lower the more other words the reply has."""
+    """Ask the model. The reward is 1 for the correct answer alone, and lower the more other words the reply has."""
     model = llm("assistant")
     prompt = prompt_template.format(any_question=task["question"])
     with openai.OpenAI(base_url=model.endpoint, api_key=model.api_key) as client:

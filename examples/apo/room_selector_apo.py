@@ -37,7 +37,7 @@ def search(method: str) -> None:
     before = trainer.evaluate(selects_room, held_out)
     trainer.fit(selects_room, train_dataset=train, val_dataset=validation)
     after = trainer.evaluate(selects_room, held_out, resources=trainer.result.best_resources)
-    print(f"--- {method}: {trainer.result.rollouts} rollouts, {trainer.result.bill.calls} calls of the critic")
+    print(f"--- {method}: {trainer.result.rollouts} rollouts, {trainer.result.bill.calls} calls to the critic")
     print(trainer.result.best_prompt.template)
     for name, evaluation in (("before", before), ("after", after)):
         interval = evaluation.interval()

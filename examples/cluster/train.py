@@ -31,7 +31,7 @@ def client() -> Any:
 
 @agl.rollout
 def agent(task: Task, llm: agl.LLM) -> float:
-    """Answer a question with a calculator; the reward is 1.0 for the right number."""
+    """Answer a question with a calculator; the reward is 1.0 for the correct number."""
     model = client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "unused")
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     for _ in range(3):

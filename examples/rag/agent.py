@@ -1,4 +1,4 @@
-"""The agent, made with the OpenAI Agents SDK: it searches over MCP, then answers. A right answer gets reward 1.0."""
+"""The agent, made with the OpenAI Agents SDK: it searches over MCP, then answers. A correct answer gets reward 1.0."""
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false, reportUntypedFunctionDecorator=false
 # The framework is in a separate environment (constraints.txt), where its types are known.

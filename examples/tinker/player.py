@@ -45,7 +45,7 @@ def client() -> Any:
 
 @agl.rollout
 def plays(task: Task, llm: agl.LLM) -> float:
-    """Run one game; the reward is 0 without the right guess, else between 0.5 and 1, more for fewer turns."""
+    """Run one game; the reward is 0 without the correct guess, else between 0.5 and 1, more for fewer turns."""
     model = client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "unused")
     extra: dict[str, Any] = {"tools": TOOLS} if task["search"] else {}
     messages: list[Any] = [{"role": "user", "content": RULES}]

@@ -81,7 +81,7 @@ def search(query: str) -> str:
 
 
 def reward(*, found: bool, turns: int) -> float:
-    """Return the reward of a game, 0 to 1: 0 without the right guess, and 1/40 less for each turn before it."""
+    """Return the reward of a game, 0 to 1: 0 without the correct guess, and 1/40 less for each turn before it."""
     return 1.0 - (turns - 1) / (2 * MOST_TURNS) if found else 0.0
 
 
