@@ -104,7 +104,7 @@ def promote(
     By default the candidate must be better with p below 0.05, and no slice may be worse. Prints the result of each
     rule. Exit code 0 if the candidate is promoted, 1 if not, 2 for wrong input, such as runs without common tasks.
 
-    Example: agl promote run-1a2b3c run-4d5e6f --floor safety=0.99 --report report.html --store run.db
+    Example: agl promote run-1a2b3c run-4d5e6f --floor safety=0.99 --report out.html --store run.db
     """
     from agentlightning.evaluation.gate import PromotionRules, judge_promotion
     from agentlightning.evaluation.records import same_tasks

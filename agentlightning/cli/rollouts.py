@@ -149,7 +149,7 @@ def export(
 ) -> None:
     """Write rollouts as JSON Lines without API keys, oldest first.
 
-    Example: agl rollouts export --store run.db --status succeeded --format messages --out chats.jsonl
+    Example: agl rollouts export --store run.db --status succeeded --format messages --out c.jsonl
     """
     count = with_store(store, lambda connection: _export(connection, out, form, status, run))
     say(f"{count} lines", to_stderr=True)
