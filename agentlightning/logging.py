@@ -95,7 +95,7 @@ def setup(
         ValueError: The level is unknown, or `json_lines` is combined with settings of another format.
     """
     if json_lines and (formatter is not None or isinstance(color, dict)):
-        raise ValueError("json_lines=True cannot be combined with formatter or with options in color")
+        raise ValueError("json_lines=True cannot be combined with formatter or with a dict of color options")
     base = setup_module(
         level,
         console=console,

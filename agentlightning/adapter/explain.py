@@ -38,7 +38,7 @@ _TO_TRY: Final[Mapping[str, str]] = {
     "no_generation": "calls that generate nothing (embeddings) are recorded but never trained: no action is needed",
     "no_logprobs": "the model server returned no log-probabilities: enable support for logprobs=true",
     "bad_logprobs": "the model server did not return one finite log-probability per token: check its version",
-    "image_input": "their prompts have images, but only text can be trained: describe the images in words",
+    "image_input": "their prompts have images, but only text can be used for training: describe the images in words",
     "upstream_error": "the model server failed: check that it runs and serves the model that the agent requests",
     "refused": "the gateway refused the call: check the model's name, the key and the limits of the gateway",
     "client_left": "the agent closed its connection before the reply arrived: increase the timeout of its client",
@@ -193,8 +193,9 @@ class Explanation:
             NoTrainableCallError: no call is in a row; the message has the table and advice.
         """
         if not self.trainable:
-            message = f"none of its {_calls(len(self.calls))} can be trained" if self.calls else "it has no model call"
-            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {message}.\n{self}")
+            unused = f"none of its {_calls(len(self.calls))} can be used for training"
+            why = unused if self.calls else "it has no model call"
+            raise NoTrainableCallError(f"Rollout {self.rollout_id}: {why}.\n{self}")
 
     def words(self) -> str:
         """Return the text below the table: counts, the first seams, and advice if nothing is trained."""

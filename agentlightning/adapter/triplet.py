@@ -244,7 +244,7 @@ class TracerTraceToTriplet(TraceToTripletBase):
         if first is not None and not self._told_of_unknown:
             self._told_of_unknown = True
             logger.warning(
-                "A model call is not trained (unknown_agent; reported only once): span %s: %s. Give each agent its own "
+                "A model call is excluded (unknown_agent; logged only once): span %s: %s. Give each agent its own "
                 "resource, llm_proxy.as_resource(role='<name>'), so that the URL identifies the agent.",
                 first.span_id,
                 first.detail,
@@ -374,7 +374,7 @@ def _log_problems(problems: Sequence[Problem], source: Sequence[Span] | Sequence
     if problems:
         first = problems[0]
         logger.warning(
-            "%d spans: %d parts are excluded from the triplets, the first: %s on span %s (%s)",
+            "%d spans: %d parts are excluded from the triplets; first part: %s on span %s (%s)",
             len(source),
             len(problems),
             first.kind,

@@ -40,12 +40,12 @@ class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
         self._parameters = inspect.signature(function).parameters
         for parameter in self._parameters.values():
             if parameter.kind is parameter.POSITIONAL_ONLY:
-                raise TypeError(f"@algo passes by name, but {parameter.name!r} is positional-only: remove the '/'")
+                raise TypeError(f"@algo passes by keyword, but {parameter.name!r} is positional-only: remove the '/'")
             required = parameter.default is parameter.empty
             named = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if named and required and parameter.name not in INJECTED:
                 raise TypeError(
-                    f"@algo cannot pass {getattr(function, '__name__', function)!r} its parameter {parameter.name!r}. "
+                    f"@algo has no {parameter.name!r} to pass to {getattr(function, '__name__', function)!r}. "
                     f"Valid parameters: {', '.join(INJECTED)}"
                 )
         functools.update_wrapper(self, function)

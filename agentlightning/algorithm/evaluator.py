@@ -93,7 +93,7 @@ def check_baseline(rule: object, tasks: Sequence[object]) -> None:
     if rule.baseline is not None and list(map(digest_of, rule.baseline.tasks)) != tasks_of(tasks):
         raise ValueError(
             "stop_early compares task by task, so the baseline must have the same tasks in the same order; the "
-            f"baseline has {len(rule.baseline.tasks)} tasks, this evaluation {len(tasks)}"
+            f"baseline has {len(rule.baseline.tasks)} tasks, and this evaluation has {len(tasks)}"
         )
 
 

@@ -185,5 +185,5 @@ class GEPA(PromptSearch, Generic[T]):
     ) -> PromptResult:
         result = await super().run(train_dataset, val_dataset)
         if self._failures and result.bill.calls == 0:
-            raise ChatError(f"All calls of the model failed: {self._failures[-1]}")
+            raise ChatError(f"All model calls failed; the last error: {self._failures[-1]}")
         return result

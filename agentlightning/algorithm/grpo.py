@@ -123,7 +123,7 @@ class GRPO(Algorithm[GRPOResult]):
         if names and policy_of_adapter is not None:
             raise BadRequestError(
                 f"GRPO trains {', '.join(names)}, but the adapter selects policy={policy_of_adapter!r}. Remove policy= "
-                "of the adapter"
+                "from the adapter"
             )
 
         async def make_updater(opened: OpenRun, stack: AsyncExitStack) -> PolicyUpdater:

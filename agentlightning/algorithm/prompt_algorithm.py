@@ -177,7 +177,7 @@ class PromptSearch(SearchSettings, Algorithm[PromptResult]):
         if templates is None:
             return seeds
         if not templates or any(name not in seeds for name in templates):
-            raise BadRequestError(f"templates={list(templates)}: the available templates are {', '.join(seeds)}")
+            raise BadRequestError(f"templates={list(templates)} must name some of the templates {', '.join(seeds)}")
         return {name: seeds[name] for name in templates}
 
     def _make_chat(self, source: object) -> Chat:

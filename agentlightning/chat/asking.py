@@ -64,7 +64,7 @@ def last_json(reply: str) -> dict[str, Any]:
         try:
             value, end = _DECODER.raw_decode(reply, place)
         except RecursionError:
-            raise ValueError("the reply has JSON that is nested too deeply") from None
+            raise ValueError("the JSON of the reply is nested too deeply") from None
         except ValueError:
             place = reply.find("{", place + 1)
         else:

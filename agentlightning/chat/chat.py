@@ -285,7 +285,7 @@ class Chat:
             delay = backoff_delay(line.requests, _FIRST_DELAY, _LONGEST_DELAY)
             if fault.retry_after is not None:
                 if fault.retry_after > max(self.timeout_seconds, _LONGEST_DELAY):
-                    raise ChatError(f"The server requests a wait of {fault.retry_after:g} s: {fault}") from fault
+                    raise ChatError(f"The server requires a wait of {fault.retry_after:g} s: {fault}") from fault
                 delay = fault.retry_after
                 self._paused_until = max(self._paused_until, time.monotonic() + delay)
             logger.warning("a request to %s failed; retrying in %.1f s: %s", model, delay, fault)

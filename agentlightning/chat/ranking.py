@@ -132,7 +132,7 @@ class RankingReward:
             numbers = [number for level in levels for number in level]
             if sorted(numbers) != list(range(1, len(answers) + 1)):
                 names = ", ".join(f"{number:g}" for number in numbers)
-                raise ValueError(f"the ranking has {names}, but must have each number from 1 to {len(answers)} once")
+                raise ValueError(f"the ranking is {names}; expected each number from 1 to {len(answers)} once")
             places, before = [0.0] * len(answers), 0
             for level in levels:
                 for number in level:

@@ -79,7 +79,7 @@ def source_of(source: object) -> Source:
         return CallableSource(cast("Callable[..., Any]", source))
     raise TypeError(
         "Chat requires None, an agl.LLM, a client with chat.completions.create (sync or async), or a callable "
-        f"(messages, **settings) that returns a text or an OpenAI-shaped reply; got {type(source).__name__}"
+        f"(messages, **settings) that returns a string or an OpenAI-style reply; got {type(source).__name__}"
     )
 
 

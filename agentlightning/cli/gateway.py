@@ -29,8 +29,8 @@ def gateway(
     store: str = typer.Option("sqlite:///agl.db", help="Store for the calls: a file or a store spec"),
     host: str = HOST,
     port: int = PORT,
-    record: Path | None = typer.Option(None, help="File to which every answered call is also written"),
-    replay: Path | None = typer.Option(None, help="File to answer calls from, instead of a model server"),
+    record: Path | None = typer.Option(None, help="File in which to record answered calls, for --replay"),
+    replay: Path | None = typer.Option(None, help="File of recorded calls to use instead of a model server"),
     journal: Path | None = typer.Option(
         None, help="File for pending calls, read after a kill -9; next to the store file by default"
     ),
@@ -139,7 +139,7 @@ def _names(proxy: LLMProxy) -> list[str]:
 
 def serve(
     model: str = MODEL,
-    store: str | None = typer.Option(None, help="Store for calls and for a run's id; without it, no call is kept"),
+    store: str | None = typer.Option(None, help="Store for calls and for looking up a run; no call is kept by default"),
     name: str = typer.Option("policy", help="Name of the model for clients"),
     host: str = HOST,
     port: int = PORT,

@@ -132,9 +132,9 @@ def spec_of_place(place: str) -> str:
     spec = spec_of(str(Path(place) / "store.db") if Path(place).is_dir() else place)
     body = spec.partition("?")[0]
     if body == "memory":
-        raise BadRequestError("A store in memory is available only in its own process. Name a file or a server")
+        raise BadRequestError("A store in memory is available only in its own process. Use a file or a server")
     if body.startswith("sqlite:///") and not Path(body.removeprefix("sqlite:///")).is_file():
-        raise BadRequestError(f"Store file {body.removeprefix('sqlite:///')!r} not found. Name a store with --store")
+        raise BadRequestError(f"Store file {body.removeprefix('sqlite:///')!r} not found. Set the store with --store")
     return spec
 
 

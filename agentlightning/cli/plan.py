@@ -184,7 +184,7 @@ def _module(option: str, name: str) -> ModuleType:
             raise  # the module exists, but one of its imports does not
         raise BadRequestError(f"{option}: module {module_name!r} not found here or on the path; {_FORMS}") from None
     if file is not None and Path(module.__file__ or "").resolve() != file.resolve():
-        raise BadRequestError(f"{option} {name!r}: another module has the name {module_name!r}. Rename the file")
+        raise BadRequestError(f"{option} {name!r}: another module is already named {module_name!r}. Rename the file")
     return module
 
 

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 _OTHER = typer.Argument(metavar="OTHER", help="Id of the run to compare with")
 _BASELINE = typer.Argument(metavar="BASELINE", help="Id of the run to replace; - for the unnamed run")
-_CANDIDATE = typer.Argument(metavar="CANDIDATE", help="Id of the run that would replace it")
+_CANDIDATE = typer.Argument(metavar="CANDIDATE", help="Id of the candidate run, which would replace the baseline")
 _OTHER_STORE = typer.Option(None, help="Store of the other run, if it is in a different store")
-_EVALUATION = typer.Option(None, help="Name of the evaluation; by default the one with the most common tasks")
+_EVALUATION = typer.Option(None, help="Name of the evaluation; by default the one with the most tasks in common")
 _REPORT = typer.Option(None, help="HTML report to write, with curves, metrics and conversations")
 _SEED = typer.Option(0, help="Seed for the sign flips of the permutation test")
 
@@ -154,7 +154,7 @@ def _read(first: str, second: str, places: tuple[str, str]) -> tuple[_Side, _Sid
     from agentlightning.training.records import clean_record
 
     if first == second and places[0] == places[1]:
-        raise BadRequestError(f"Run {first!r} is named twice. Name another run, or another store with --other-store")
+        raise BadRequestError(f"Run {first!r} is given twice. Use another run, or another store with --other-store")
 
     async def read(connection: LightningStore, run_id: str, place: str) -> _Side:
         run = await existing_run(connection, run_id, place)

@@ -54,7 +54,7 @@ def rollouts() -> None:
 @app.command("pairs")
 def pairs(
     out: Path = typer.Option(..., help="New JSON Lines file to write"),
-    margin: float = typer.Option(0.0, help="Difference in reward that the two rollouts must exceed"),
+    margin: float = typer.Option(0.0, help="Difference that the rewards of a pair must exceed"),
     store: str = STORE,
 ) -> None:
     """Write the best and the worst rollout of each task as a preference pair in TRL's format.

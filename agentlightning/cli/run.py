@@ -77,9 +77,9 @@ def start(
 @app.command("stop")
 def stop(
     run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Id of the run"),
-    unnamed: bool = typer.Option(False, "--unnamed", help="Stop the unnamed run, of roles without AGL_RUN_ID"),
+    unnamed: bool = typer.Option(False, "--unnamed", help="Stop the unnamed run (roles without AGL_RUN_ID)"),
     store: str = STORE,
-    reason: str = typer.Option("agl run stop", help="Reason that the processes of the run log"),
+    reason: str = typer.Option("agl run stop", help="Reason to log in the processes of the run"),
 ) -> None:
     """Stop the algorithm and all runners of a run, on any machine. They check for it about once a second.
 
@@ -112,7 +112,7 @@ def _result_of(target: str, settings: list[str], overrides: dict[str, object]) -
                 raise BadRequestError(f"TARGET {target!r} is a {type(target_object).__name__}. {expected}")
             if overrides:
                 options = ", ".join("--" + name.removesuffix("_dataset") for name in overrides)
-                raise BadRequestError(f"{options}: no effect, because TARGET {target!r} is a function. Set it there")
+                raise BadRequestError(f"{options} has no effect: TARGET {target!r} is a function. Set it in the code")
             return target_object()
         plan = Plan(trainer=target_object)
     return fit(replace(plan, **overrides).checked())
@@ -123,7 +123,7 @@ def runner(
     store: str = typer.Option(
         ..., envvar="AGENT_LIGHTNING_STORE_URL", help="Store of the run: http://algorithm-machine:4747"
     ),
-    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; by default rollouts without a run"),
+    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; the unnamed run by default"),
     token_file: Path | None = typer.Option(None, help="File with the store's token; AGL_TOKEN by default"),
     runners: int = typer.Option(1, min=1, help="Number of runner processes"),
     concurrency: int = typer.Option(1, min=1, help="Number of concurrent rollouts in each process"),

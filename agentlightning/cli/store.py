@@ -300,7 +300,7 @@ def _file_of(db: str) -> Path:
     if spec.startswith("sqlite:///"):
         return Path(spec.partition("?")[0].removeprefix("sqlite:///"))
     advice = next((text for scheme, text in _ELSEWHERE.items() if spec.startswith(scheme)), "expected a file")
-    raise BadRequestError(f"{public_form(spec)!r} is not the file of a store: {advice}")
+    raise BadRequestError(f"{public_form(spec)!r} is not a store file: {advice}")
 
 
 main = main_of("store")

@@ -59,7 +59,7 @@ def parse_side(text: str) -> Side:
         step, _, name = rest.partition(":")
         if run_id and (not step or (step.isascii() and step.isdigit())):
             return Side(text, run_id, int(step) if step else None, name or None)
-    raise BadRequestError(f"{text[:100]!r} is not a side of a comparison. Expected {FORMS}")
+    raise BadRequestError(f"{text[:100]!r} cannot be compared. Expected {FORMS}")
 
 
 async def compare(store: LightningStore, before: str, after: str, *, limit: int = 100, offset: int = 0) -> Comparison:
@@ -135,7 +135,7 @@ async def _candidates(store: LightningStore, side: Side) -> dict[str, RecordedEv
         label = f" {side.name!r}" if side.name else ""
         where = "" if side.step is None else f" at step {side.step}"
         raise NotFoundError(
-            f"run {side.run_id} has no evaluation{label} with rewards by task{where}. Steps with evaluations: "
+            f"run {side.run_id} has no evaluation{label} with a reward per task{where}. Steps with evaluations: "
             f"{', '.join(map(str, steps[:20])) or 'none'}"
         )
     return candidates

@@ -101,7 +101,7 @@ class WarmStart:
         if self._on_progress is not None:
             self._on_progress(self._steps, measurement)
         if self._steps >= settings.IMITATION_MAX_STEPS:
-            raise RuntimeError(f"The warm start did not reach its accuracy within {self._steps} steps: {measurement}")
+            raise RuntimeError(f"The warm start missed its target accuracy after {self._steps} steps: {measurement}")
         return measurement
 
     def _steps_at(self, learning_rate: float, steps: int, *, shown: float) -> None:

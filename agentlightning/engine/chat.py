@@ -96,7 +96,7 @@ class ChatFormat:
         """
         if reserved := sorted(_RESERVED & (template_fields or {}).keys()):
             raise RequestError(
-                f"'chat_template_kwargs' cannot set {', '.join(map(repr, reserved))}: only variables of the template",
+                f"'chat_template_kwargs' accepts only variables of the template; remove {', '.join(reserved)}",
                 param="chat_template_kwargs",
             )
         try:
@@ -184,7 +184,7 @@ def _calls_in(text: str, *, tagged: bool = True) -> list[ToolCall]:
         calls += [_call_of(each, tagged) for each in values]
         rest = rest[end:].lstrip()
         if rest and not rest.startswith(";"):
-            raise ValueError("calls are followed by text")
+            raise ValueError("the tool calls are followed by text")
         rest = rest[1:].lstrip()
     return calls
 
@@ -193,20 +193,20 @@ def _call_of(value: object, tagged: bool) -> ToolCall:
     fields = cast("dict[str, object]", value) if isinstance(value, dict) else {}
     name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {} if tagged else None))
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise ValueError("a call has a name and arguments")
+        raise ValueError("a tool call needs a name and arguments")
     return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
 
 
 def _calls_in_tags(text: str, tools: Sequence[Mapping[str, Any]]) -> list[ToolCall]:
     function = _FUNCTION.fullmatch(text.strip())
     if function is None:
-        raise ValueError("a call is one <function=...>")
+        raise ValueError("a tool call must be one <function=...>")
     functions = {str(each.get("name")): each for each in (_fields(tool.get("function")) for tool in tools)}
     schemas = _fields(_fields(functions.get(function[1], {}).get("parameters")).get("properties"))
     types = {key: _types_of(schema) for key, schema in schemas.items()}
     arguments = {key: _value(value, types.get(key, set())) for key, value in _PARAMETER.findall(function[2])}
     if _PARAMETER.sub("", function[2]).strip():
-        raise ValueError("a function may have only parameters")
+        raise ValueError("a function may contain only parameters")
     return [ToolCall(function[1], json.dumps(arguments, ensure_ascii=False))]
 
 

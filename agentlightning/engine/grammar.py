@@ -125,8 +125,8 @@ def _library() -> Any:
         return importlib.import_module("llguidance")
     except ImportError as error:
         raise RequestError(
-            "tool_choice 'required' or by name, and JSON replies, require the package llguidance, which is not "
-            f"installed ({error}): pip install 'agl-framework[grpo]', or send the request without them",
+            "tool_choice 'required' or with a function, and JSON replies, require the package llguidance, which is not "
+            f"installed ({error}). Run pip install 'agl-framework[grpo]', or omit these fields of the request",
             status=501,
             code="missing_package",
         ) from error

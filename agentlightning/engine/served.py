@@ -115,8 +115,8 @@ def dtype_of(device: str, *, bf16: bool) -> torch.dtype:
     if not has:
         where = "this processor (AVX-512 is required)" if on_cpu else f"the device {device!r}"
         raise BadRequestError(
-            f"bf16=True requires bfloat16 instructions, which {where} does not have: it would be slower than float32. "
-            "Remove bf16"
+            f"bf16=True requires bfloat16 instructions, which {where} does not have, so it would be slower than "
+            "float32. Remove bf16"
         )
     return torch.bfloat16
 

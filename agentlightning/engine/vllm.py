@@ -169,7 +169,7 @@ class VLLMEngine:
         if not json.loads(control.post("/reset_prefix_cache", _STEER_SECONDS)).get("success"):
             raise EngineError(
                 f"The vLLM server at {control.address} did not reset its prefix cache, which has keys and values of "
-                "older weights: another program than this run sends calls to it"
+                "older weights, because a program other than this run sends calls to it. Stop that program"
             )
         if not sleeps:
             control.post("/resume", _STEER_SECONDS)

@@ -92,14 +92,13 @@ class VLLMSettings:
                     raise BadRequestError(f"{name}={getattr(self, name)!r} has no effect without use_vllm=True")
         if self.vllm_weight_transfer == "ipc" and has_adapters:
             raise BadRequestError(
-                "These settings do not go together: vllm_weight_transfer='ipc' and lora: vLLM loads adapters with a "
-                "separate API; omit vllm_weight_transfer"
+                "vllm_weight_transfer='ipc' and lora cannot be combined, because vLLM loads adapters with a separate "
+                "API; omit vllm_weight_transfer"
             )
         for name in ("vllm_args", "vllm_command"):
             if getattr(self, name) and self.vllm_server_base_url is not None:
                 raise BadRequestError(
-                    f"These settings do not go together: {name} and vllm_server_base_url: that server is already "
-                    "running"
+                    f"{name} and vllm_server_base_url cannot be combined, because that server is already running"
                 )
 
 

@@ -102,7 +102,7 @@ def _of_name(mine: RunRecord, theirs: RunRecord) -> dict[str, Any]:
     except ValueError as error:
         return {**line, "why_not_paired": str(error)}
     if before is None or after is None:
-        return {**line, "why_not_paired": "the records have no rewards by task"}
+        return {**line, "why_not_paired": "the records have no reward per task"}
     try:
         return {**line, **_test(before.compare(after))}
     except ValueError:

@@ -222,15 +222,15 @@ def _named(records: Sequence[RunRecord], name: str | None, run: str) -> list[Rec
     evaluations = last_evaluations(of_version or records, run)
     if not evaluations:
         recorded = sorted({record.name for record in records if record.kind == "evaluation"})
-        held = f"no rewards by task in its evaluations ({', '.join(recorded)})" if recorded else "no evaluation"
+        held = f"no reward per task in its evaluations ({', '.join(recorded)})" if recorded else "no evaluation"
         raise BadRequestError(
-            f"run {run or '-'} cannot be compared task by task: it has {held}. Record one: Trainer.evaluate(), "
-            "held-out tasks of GRPO, or run.evaluation() with rewards and tasks"
+            f"run {run or '-'} cannot be compared task by task: it has {held}. Record an evaluation with "
+            "Trainer.evaluate(), held-out tasks of GRPO, or run.evaluation() with rewards and tasks"
         )
     matches = [each for each in evaluations if name in (None, each.name, each.family)]
     if name is not None and not matches:
         names = [each.family for each in evaluations]
         near = closest_name(name, names)
         hint = f"did you mean {near!r}?" if near else f"expected one of: {', '.join(names)}"
-        raise BadRequestError(f"run {run or '-'} has no evaluation {name!r} with rewards by task; {hint}")
+        raise BadRequestError(f"run {run or '-'} has no evaluation {name!r} with a reward per task; {hint}")
     return matches

@@ -113,7 +113,7 @@ class AlgorithmRole:
     async def _open(self, store: LightningStore) -> None:
         if not self._is_open.is_set():
             own: Callable[[LightningStore], Any] | None = getattr(self.algorithm, "open_run", None)
-            with contextlib.suppress(NotImplementedError):  # a store of the user's that keeps no runs
+            with contextlib.suppress(NotImplementedError):  # a store of the user's that does not store runs
                 await (own(store) if own is not None else complete(store).start_run(run_of(self.algorithm) or ""))
             self._is_open.set()
 

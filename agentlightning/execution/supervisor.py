@@ -154,7 +154,7 @@ class Supervision:
         error = failure_of(algorithm_task)
         if not (self._spent and isinstance(error, NoScoredRolloutError)):
             return error
-        logger.warning("max_rollouts left too few rollouts for the algorithm: %s", error)
+        logger.warning("max_rollouts ended the run before the algorithm had enough rollouts: %s", error)
         return None
 
     async def _until_runners_end(self) -> None:

@@ -105,7 +105,7 @@ def _keep_client(original: Original) -> Original:
     def init_weave(project_name: str = _FALLBACK_PROJECT, *args: object, **kwargs: object) -> object:
         context: Any = importlib.import_module("weave.trace.context.weave_client_context")
         client = context.get_weave_client()
-        logger.debug("weave.init(%r) returns the client of the tracer", project_name)
+        logger.debug("weave.init(%r) returns the tracer's existing client", project_name)
         return client if client is not None else original(project_name, *args, **kwargs)
 
     return init_weave
@@ -135,7 +135,7 @@ class _NoServer:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"{name!r} needs Weave's service, which is not used here. Use the store of the rollouts instead"
+            f"{name!r} requires Weave's service, which this tracer does not use. Read the rollouts' store instead"
         )
 
 
@@ -183,7 +183,7 @@ def _local_client_class() -> Any:
         def _save_object(self, val: object, name: str, branch: str = "latest") -> object:
             if not self._warned:
                 self._warned = True
-                logger.warning("Weave's service is not used here: %r and other objects are not published", name)
+                logger.warning("The tracer does not use Weave's service: %r and other objects are not published", name)
             return refs.ObjectRef(self.entity, self.project, name, _NO_DIGEST)
 
         def _save_nested_objects(self, obj: object, name: str | None = None) -> None: ...

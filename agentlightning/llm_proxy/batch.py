@@ -87,7 +87,7 @@ def read_entry(index: int, entry: Any) -> Json:
     if isinstance(entry, list) and entry and all(isinstance(message, Mapping) for message in cast("list[Any]", entry)):
         return {"messages": entry}
     raise BadRequestError(
-        f"entry {index} of the batch must be a text, a list of messages such as {{'role': 'user', 'content': ...}}, or "
-        f"a dict with 'messages'; got {entry!r:.200}. To run the agent on tasks, enqueue rollouts: "
+        f"entry {index} of the batch must be a string, a list of messages such as {{'role': 'user', 'content': ...}}, "
+        f"or a dict with 'messages'; got {entry!r:.200}. To run the agent on tasks, enqueue rollouts: "
         "store.enqueue_rollout(task)"
     )

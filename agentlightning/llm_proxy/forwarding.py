@@ -448,5 +448,5 @@ def read_reply(wire: Dialect, response: UpstreamResponse) -> Json:
     """
     reply = wire.read_reply(response.body)
     if reply is None:
-        raise unusable(f"The model server's reply is not one of {wire.route} (expected: {wire.reply_form})")
+        raise unusable(f"The model server's reply is not valid for {wire.route} (expected: {wire.reply_form})")
     return reply

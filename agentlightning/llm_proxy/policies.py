@@ -128,7 +128,7 @@ class PolicyTable:
         if len(takes_all) > 1:
             names = " and ".join(repr(policy.name) for policy in takes_all)
             raise ValueError(
-                f"policies: {names} have no models, roles or routes; only one policy may get all other calls"
+                f"policies: {names} have no models, roles or routes; only one policy may receive all other calls"
             )
         self._rest = takes_all[0] if takes_all else None
 
@@ -143,7 +143,7 @@ class PolicyTable:
             for value in names_of(policy):
                 if value in table:
                     both = f"{table[value].name!r} and {policy.name!r}"
-                    raise ValueError(f"policies: {both} both have {value!r} in {field}; only one may")
+                    raise ValueError(f"policies: {both} both have {value!r} in {field}; remove it from one of them")
                 table[value] = policy
         return table
 

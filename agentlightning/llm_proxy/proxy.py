@@ -123,7 +123,7 @@ class LLMProxy(WeightChanges):
                 "Remove the argument"
             )
         if num_workers != 1:
-            raise ValueError(f"num_workers must be 1: the gateway serves from one loop; got {num_workers}")
+            raise ValueError(f"num_workers must be 1: the gateway runs one event loop; got {num_workers}")
         if launcher_args is not None and (port, host, launch_mode) != (None, None, "thread"):
             raise ValueError("port, host, launch_mode, and num_workers cannot be set when launcher_args is provided.")
         if type(num_retries) is not int or num_retries < 0:

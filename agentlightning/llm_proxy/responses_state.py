@@ -184,7 +184,7 @@ class ResponseMemory:
             silent, memory = next(iter(self._attempts.items()))
             self._drop(silent, next(iter(memory.responses)))
         if attempt not in self._attempts:
-            logger.warning("attempt %s: a response above GatewayLimits.remembered_bytes is not stored", attempt[1])
+            logger.warning("attempt %s: a response beyond GatewayLimits.remembered_bytes is not stored", attempt[1])
 
     def delete(self, attempt: AttemptName, response_id: str) -> bool:
         """Delete a response; its items are kept as long as others refer to them. False if it is not stored."""

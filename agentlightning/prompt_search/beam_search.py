@@ -123,7 +123,7 @@ class BeamSearch:
         self._members |= {version.version: version for version in beam}
         leader = leader_of(beam)
         if leader.digest in self.state.validated:
-            logger.info("%s leads and is already validated", prefix_of(number, version=leader.version))
+            logger.info("%s is the best version and is already validated", prefix_of(number, version=leader.version))
         else:
             await self._validate(number, [leader], "validation")
         await self._record_round(number, beam, len(children), time.monotonic() - began)
@@ -241,7 +241,7 @@ class BeamSearch:
         seed = self.state.seed.templates[target]
         checked = check_version(text, seed)
         if checked.template is None and text.strip():
-            logger.warning("%s text returned to the editor once: %s", branch.prefix, " ".join(checked.problems))
+            logger.warning("%s invalid text, editor tries once more: %s", branch.prefix, " ".join(checked.problems))
             checked = check_version(await self.critic.repair(text, checked.problems, seed, branch), seed)
         return checked
 

@@ -52,7 +52,7 @@ def check_version(text: str, seed: PromptTemplate) -> CheckedText:
     try:
         of_text = placeholders(version)
         if seed.engine == "poml" and _is_xml(seed.template) and not _is_xml(text):
-            raise ValueError("it is no well-formed markup")
+            raise ValueError("it is not well-formed markup")
     except ValueError as error:
         return CheckedText(None, (f"The template cannot be read: {error}.",))
 

@@ -156,7 +156,7 @@ def messages_of(path: Path, context: Mapping[str, Any]) -> list[Message]:
         if not parts:
             return [{"role": "user", "content": render(text, context)}]
         if re.sub(r"\{#.*?#\}", "", before, flags=re.DOTALL).strip():
-            raise ValueError("text above the first line with a role")
+            raise ValueError("the file has text above the first line with a role")
         roles = zip(parts[::2], parts[1::2], strict=True)
         return [{"role": role, "content": render(content, context).strip()} for role, content in roles]
     except Exception as error:  # boundary: files of the user, in two languages with their own errors

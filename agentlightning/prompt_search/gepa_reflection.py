@@ -146,7 +146,7 @@ class Reflector:
             text = await self._ask(messages, "reflection", version.bill)
             checked = check_version(text, self._seeds[name])
             if checked.template is None and text.strip():
-                logger.warning("%s: proposed text returned to the model once: %s", name, " ".join(checked.problems))
+                logger.warning("%s: invalid text, model tries once more: %s", name, " ".join(checked.problems))
                 problems = "\n".join(f"- {problem}" for problem in checked.problems)
                 request = (
                     f"This cannot be used:\n{problems}\nIts placeholders must be exactly these, as they are written: "

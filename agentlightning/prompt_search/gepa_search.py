@@ -375,7 +375,7 @@ class _DataOnly(pickle.Unpickler):
     @override
     def find_class(self, module_name: str, global_name: str) -> NoReturn:
         raise pickle.UnpicklingError(
-            f"it refers to {module_name}.{global_name}; expected only data, because other content can run a program"
+            f"it refers to {module_name}.{global_name}; only data is loaded, because anything else could run code"
         )
 
 
@@ -400,13 +400,13 @@ def read_saved(run_dir: Path, state: SearchState) -> Any:
         raise BadRequestError(f"Cannot read {run_dir / _STATE} ({error}). Delete it, or use another run_dir") from error
     if saved.program_candidates[0] != {name: template.template for name, template in state.seed.templates.items()}:
         raise BadRequestError(
-            f"run_dir={str(run_dir)!r} contains a search with other prompts than initial_resources. Use the same "
-            "prompts, or another run_dir"
+            f"run_dir={str(run_dir)!r} contains a search that began with other prompts. Use the same "
+            "initial_resources, or another run_dir"
         )
     digest = _digest_of_tasks(state.val)
     if saved.adapter_state.get(_TASKS, digest) != digest:
         raise BadRequestError(
-            f"run_dir={str(run_dir)!r} contains a search with other validation tasks than val_dataset, or in another "
-            "order. Use the same tasks, or another run_dir"
+            f"run_dir={str(run_dir)!r} contains a search with other validation tasks, or with the tasks in another "
+            "order. Use the same val_dataset, or another run_dir"
         )
     return saved

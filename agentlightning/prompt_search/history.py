@@ -166,8 +166,7 @@ class History:
             await self._log.prompt(0, seed.version, seed.as_json())
         elif first["digest"] != seed.digest:
             raise BadRequestError(
-                f"Run {self._log.run_id!r} started with other prompts than initial_resources. Use the same prompts, or "
-                "another run_id"
+                f"Run {self._log.run_id!r} began with other prompts. Use the same initial_resources, or another run_id"
             )
         versions = {name: PromptVersion.from_json(each) for name, each in data.items()}
         self._highest = max((version.number for version in versions.values()), default=0)
@@ -216,7 +215,7 @@ class History:
             for old, new in zip(versions, wanted, strict=True)
         ):
             return versions
-        logger.warning("run %s: differs from its record, repeated from round %d", self._log.run_id, wanted[0].round)
+        logger.warning("run %s: differs from its record; repeating from round %d", self._log.run_id, wanted[0].round)
         self._recorded.clear()
         await self._rewind(wanted[0].round - 1)
         return [None] * len(wanted)

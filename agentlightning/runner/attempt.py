@@ -215,7 +215,7 @@ class AttemptRunner:
         if ending.outcome == "unscored" and not self._warned_unscored:
             self._warned_unscored = True
             logger.warning(
-                "%s the agent returned None and emitted no reward: the rollout is not trained (no_reward). Return a "
+                "%s the agent returned None and emitted no reward: the rollout is excluded (no_reward). Return a "
                 "number or call emit_reward, unless the algorithm computes the reward (group_reward). Logged once per "
                 "worker.",
                 prefix,

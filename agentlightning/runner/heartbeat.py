@@ -74,7 +74,7 @@ class Heartbeats:
             try:
                 await within(self._interval, self._send(self._store))
             except NotImplementedError:
-                logger.warning("[%s] no heartbeats in this store: lost workers are not detected", self._worker_id)
+                logger.warning("[%s] the store has no heartbeats: lost workers are not detected", self._worker_id)
                 beats = False
             except Exception as error:  # as above: the next claim reports it
                 logger.warning("[%s] first heartbeat failed: %s: %s", self._worker_id, type(error).__name__, error)

@@ -240,8 +240,8 @@ def _tagged(value: Any) -> Any:
     number = as_number(cast("object", value))
     if number is None:
         raise TypeError(
-            f"{kind.__name__} is not supported; supported are None, numbers, texts, spans, triplets, and lists, "
-            "tuples and dictionaries (with text keys) of these"
+            f"{kind.__name__} is not supported; supported are None, numbers, strings, spans, triplets, and "
+            "lists, tuples and dictionaries (with string keys) of these"
         )
     return number
 

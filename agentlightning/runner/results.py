@@ -101,7 +101,7 @@ def spans_of(result: object, rollout: AttemptedRollout, dimensions: Sequence[str
         if primary is None and not unknown and dimensions:
             raise InvalidResult(
                 f"The agent returned the rewards {', '.join(map(repr, result))} without {dimensions[0]!r}, the first "
-                "of reward_dimensions, which is the one to learn from"
+                "of reward_dimensions and the reward to learn from"
             )
         if primary is None or unknown:
             expected = f"one of {', '.join(map(repr, dimensions))}" if dimensions else "'reward' or 'primary'"

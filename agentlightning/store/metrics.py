@@ -237,8 +237,8 @@ def observe(name: str, value: float, tags: Mapping[str, str] | None) -> None:
             labels not in series and len(series) >= MOST_SERIES
         ):
             raise BadRequestError(
-                f"Too many metrics or tag values with {name!r}: a store has at most {MOST_NAMES} metrics of programs, "
-                f"each with {MOST_SERIES} combinations of tag values. Use fewer values for the tags."
+                f"Too many metrics or tag values with {name!r}: a store has at most {MOST_NAMES} custom metrics, each "
+                f"with {MOST_SERIES} combinations of tag values. Use fewer values for the tags."
             )
         backend = PrometheusMetricsBackend()
         try:

@@ -257,7 +257,7 @@ class CompletedStore(StoreWrapper):
         if (operation, name) == ("update_worker", "attempts"):
             return False  # such a store renews all claims of the worker, as for a worker that names none
         if name != "run_id":
-            raise BadRequestError(f"{type(self.store).__name__}.{operation} has no argument {name!r}; omit it")
+            raise BadRequestError(f"{type(self.store).__name__}.{operation} does not support {name!r}; omit it")
         if not self._warned_of_runs:
             self._warned_of_runs = True
             logger.warning("%s does not separate runs; use a separate store for each run", type(self.store).__name__)
@@ -269,7 +269,7 @@ class CompletedStore(StoreWrapper):
     async def enqueue_many_rollouts(self, rollouts) -> list[Rollout]:
         for name in ("priority", "not_before"):
             if name not in self._accepts["enqueue_rollout"] and any(getattr(request, name) for request in rollouts):
-                raise BadRequestError(f"{type(self.store).__name__} has no argument {name!r}; omit it from requests")
+                raise BadRequestError(f"{type(self.store).__name__} does not support the argument {name!r}; omit it")
         if self._form("enqueue_many_rollouts") == "enqueue_many_rollouts":
             return await self._call_store("enqueue_many_rollouts", rollouts)
         with _several_calls():

@@ -64,9 +64,11 @@ class AgentOpsTracer(OtelTracer):
         self.instrument_managed = instrument_managed
         self.daemon = daemon
         self._instrumented = False
-        for name in ("agentops_managed", "instrument_managed", "daemon"):
+        for name, effect in (("agentops_managed", "start"), ("instrument_managed", "patch")):
             if not getattr(self, name):
-                logger.warning("AgentOpsTracer(%s=False): the program is responsible for this", name)
+                logger.warning("AgentOpsTracer(%s=False): the program has to %s AgentOps itself", name, effect)
+        if not daemon:
+            logger.warning("AgentOpsTracer(daemon=False) has no effect")
 
     def instrument(self, worker_id: int) -> None:
         """Patch the vendor packages. Override it for other patches."""

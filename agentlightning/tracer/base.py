@@ -101,7 +101,7 @@ class Tracer(ParallelWorkerBase):
 
     def get_last_trace(self) -> list[Span]:
         """Return a copy of the spans of the open context, else of the last one, in the order in which they ended."""
-        raise NotImplementedError(f"{type(self).__name__} does not keep traces; use OtelTracer")
+        raise NotImplementedError(f"{type(self).__name__} does not store traces; use OtelTracer")
 
     def create_span(
         self,
@@ -137,9 +137,7 @@ class Tracer(ParallelWorkerBase):
 
     def get_langchain_handler(self) -> Any:
         """Return a LangChain callback handler; None if the tracer has none."""
-        logger.warning(
-            "%s has no LangChain handler; of LangChain, only model calls through the gateway are recorded", type(self)
-        )
+        logger.warning("%s has no LangChain handler: only model calls through the gateway are recorded", type(self))
         return None
 
     async def trace_run_async(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

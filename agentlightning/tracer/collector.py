@@ -72,9 +72,9 @@ def collector_of(environment: Mapping[str, str] = os.environ) -> Collector | Non
         )
     if importlib.util.find_spec("grpc") is None:
         raise MissingExtraError(
-            f"{ENDPOINT}={address.scheme}://{address.netloc} is an address for gRPC (by its port {GRPC_PORT}, or by "
-            "the variable OTEL_EXPORTER_OTLP_PROTOCOL). "
-            f"{address.scheme}://{address.hostname}:4318 is the usual one for HTTP and needs no package; gRPC",
+            f"{ENDPOINT}={address.scheme}://{address.netloc} selects gRPC (port {GRPC_PORT}, or the variable "
+            "OTEL_EXPORTER_OTLP_PROTOCOL). HTTP needs no package and usually has the address "
+            f"{address.scheme}://{address.hostname}:4318; gRPC",
             "otlp-grpc",
             "grpcio",
         )

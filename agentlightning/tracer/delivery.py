@@ -65,7 +65,7 @@ async def deliver(scope: TraceScope, seconds: float) -> None:
         else:
             future.cancel()
             logger.warning(
-                "[Rollout %s] a reward got no number when it was emitted; it is ordered after all calls",
+                "[Rollout %s] a reward got no sequence_id when it was emitted; it is ordered after all calls",
                 scope.rollout_id,
             )
     stored = await deliver_spans(scope.store, [scope.as_span(piece) for piece in pieces], seconds)

@@ -133,7 +133,7 @@ class ManualTracing(Tracer):
             if sequence_id not in (None, number):
                 raise BadRequestError(f"Attempt {attempt_id} has the sequence_id {number}, not {sequence_id}")
         if attempt_id is None:
-            raise BadRequestError("open_attempt needs an attempt_id: without a store, the latest is unknown")
+            raise BadRequestError("open_attempt needs an attempt_id: without a store, the latest attempt is unknown")
         opened.attempt_notes = {} if number is None else {_ATTEMPT_NUMBER: number}
         scope = TraceScope(self, self._bound_store(), opened.rollout_id, attempt_id, loop=None)
         scope.open()

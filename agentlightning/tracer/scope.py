@@ -223,7 +223,7 @@ class TraceScope:
         self.dropped += 1
         if self.dropped == 1:
             logger.warning(
-                "[Rollout %s] more than %d spans in one trace: from now on only rewards are kept",
+                "[Rollout %s] more than %d spans in one trace: of further spans, only rewards are kept",
                 self.rollout_id,
                 MOST_SPANS,
             )
@@ -233,7 +233,7 @@ class TraceScope:
         self.refused += 1
         if self.refused == 1:
             logger.warning(
-                "[Rollout %s] the rollout has ended, but its thread %s still emits spans; they are refused",
+                "[Rollout %s] the rollout has ended, but its thread %s still emits spans; they are discarded",
                 self.rollout_id,
                 threading.current_thread().name,
             )

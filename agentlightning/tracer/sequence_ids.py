@@ -57,7 +57,7 @@ class SequenceIds:
             concurrent.futures.wait([future], seconds)
             if not future.done():
                 self._waits = False
-                logger.warning("No number for a reward from the store within %g s; later rewards do not wait", seconds)
+                logger.warning("no sequence_id for a reward within %g s; later rewards do not wait for it", seconds)
         return future
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ async def past_of(
     if not ended and not still_open:
         return None
     if not resumable:
-        logger.info("Run %s starts from the beginning; cancelled %d open rollouts of its last start", name, still_open)
+        logger.info("Run %s starts from the beginning; cancelled %d earlier open rollouts", name, still_open)
         return None
     logger.info("Run %s resumed: %d rollouts ended, %d open", name, ended, still_open)
     return past

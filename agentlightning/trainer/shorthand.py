@@ -60,7 +60,7 @@ class TrainerShorthand(TrainerParts):
         if epochs is not None:
             settings[_EPOCHS.get(name, "epochs")] = epochs
         if lr is not None and name in _NO_WEIGHTS:
-            logger.warning("configure(lr=%s) has no effect: %s changes no weights", lr, name.upper())
+            logger.warning("configure(lr=%s) has no effect: %s does not train weights", lr, name.upper())
         elif lr is not None:
             settings[_LEARNING_RATE.get(name, "lr")] = lr
         spec: Any = algorithm

@@ -246,7 +246,7 @@ class CheckpointWriter:
                 return
             if not self.updater.can_save(step, completed.weight_version):
                 if self.updater.weight_version != completed.weight_version:
-                    logger.warning("step %d is not saved (a later update has begun); step %d is", step, self.saved)
+                    logger.warning("step %d is not saved: a later update has begun; last saved: %d", step, self.saved)
                 return
             facts = {**self.run_facts, "digest": completed.digest, "weight_version": completed.weight_version}
             facts |= {**self.updater.checkpoint_facts(), "state": completed.state()}

@@ -76,5 +76,5 @@ class TrainingContext:
         name = self.settings.resource_name if self.updater.names is None else None
         resources = resources_to_publish(self.proxy, name, models, parameters, self.resources)
         update = await self.store.add_resources(resources)
-        logger.debug("resources %s published: the policy for %s", update.resources_id, purpose)
+        logger.debug("published resources %s with the policy for %s", update.resources_id, purpose)
         return update.resources_id

@@ -47,7 +47,7 @@ def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
         BadRequestError: the ranker cannot rank this many answers.
     """
     if isinstance(group_reward, RankingReward) and size > MOST_ANSWERS:
-        raise BadRequestError(f"num_generations={size}: a judge ranks at most {MOST_ANSWERS} answers per task")
+        raise BadRequestError(f"num_generations={size}: a judge can rank at most {MOST_ANSWERS} answers per task")
     if group_reward is None or isinstance(group_reward, Ranker) or callable(group_reward):
         return cast("GroupReward | None", group_reward)
     raise TypeError(

@@ -239,7 +239,7 @@ def _check_is_writable(config: Any, rope_type: str) -> None:
     }
     if reasons := [name for name, is_so in refused.items() if is_so]:
         raise BadRequestError(
-            f"This Llama model has {' and '.join(reasons)}, which is not supported for GGUF here. {_WAY_OUT}"
+            f"This Llama model has {' and '.join(reasons)}, which the GGUF export does not support. {_WAY_OUT}"
         )
 
 

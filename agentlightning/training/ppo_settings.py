@@ -74,8 +74,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
         check_fields(self)
         if self.use_kl_in_reward and self.kl_coef == 0:
             raise BadRequestError(
-                "These settings do not go together: use_kl_in_reward=True and kl_coef=0: set kl_coef, the weight of "
-                "the penalty"
+                "use_kl_in_reward=True and kl_coef=0 cannot be combined: set kl_coef, the weight of the penalty"
             )
         same = {"num_iterations": self.num_ppo_epochs, "beta": self.kl_coef}
         for name, value in {**same, "epsilon": self.cliprange, "epsilon_high": self.cliprange}.items():

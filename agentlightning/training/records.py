@@ -296,7 +296,7 @@ class RunLog:
         try:
             return await work(self._store)
         except NotImplementedError:
-            logger.info("%s keeps no runs; records of %s are discarded", type(self._store).__name__, self._named)
+            logger.info("%s does not store runs; records of %s are discarded", type(self._store).__name__, self._named)
             self._store = None
             return nothing
 

@@ -273,7 +273,7 @@ class Resumption:
             return True
         undone = [later for later in sorted(self.recorded) if later >= step]
         logger.warning(
-            "step %d produced other weights than before (%s, now %s); repeating steps %d to %d",
+            "step %d produced different weights than before (%s, now %s); repeating steps %d to %d",
             *(step, str(weights)[:12], digest[:12], step, undone[-1]),
         )
         for later in undone:

@@ -224,7 +224,7 @@ def _usable(scored: Sequence[tuple[RolloutRecord, int]], settings: TrainingSetti
         record = usable[0][0]
         raise BadRequestError(
             f"reward_weights names the reward dimensions {sorted(names)}; rollout {record.rollout_id} has "
-            f"{sorted(record.dimensions) or 'one reward without a name'}, and no other rollout of the step has them. "
+            f"{sorted(record.dimensions) or 'one reward without a name'}, and no rollout of the step has all of them. "
             "Declare them with Trainer(reward_dimensions=[...]), or emit them with emit_reward({...}, primary_key=...)"
         )
     return having

@@ -201,7 +201,7 @@ class TrainingRun:
                 if first is None:
                     first = error
                 else:
-                    logger.error("The run had already failed when ending it also failed: %r", error)
+                    logger.error("The run failed, and then ending it failed too: %r", error)
             except BaseException as error:  # a cancellation or Ctrl+C is raised again when all is done
                 first = error
         if first is not None and first is not cause:

@@ -99,9 +99,9 @@ class RunGuard:
         record = next(record for record in records if record.reading.drifts)
         example = describe(record.reading.drifts[0], record.calls, self.decode)
         raise TooMuchDriftError(
-            f"{self.drifts} of {self.turns} turns were rendered as other tokens than were sampled "
-            f"({self.drift_rate:.1%}, max_drift={self.max_drift}). Each of them begins a new row. Example, from "
-            f"rollout {record.rollout_id}:\n{example}\nTo try: use a chat template that renders earlier turns "
+            f"{self.drifts} of {self.turns} turns were rendered as different tokens than were sampled "
+            f"({self.drift_rate:.1%}, max_drift={self.max_drift}). Each of these turns begins a new row. Example, from "
+            f"rollout {record.rollout_id}:\n{example}\nUse a chat template that renders earlier turns "
             "unchanged, or increase max_drift"
         )
 
@@ -121,11 +121,11 @@ class RunGuard:
         if first and len(without) == len(earned):
             raise NoTrainableCallError(
                 f"None of the {len(earned)} rollouts with a reward in the first step has a model call that can be "
-                f"trained. {report}"
+                f"used for training. {report}"
             )
         return (
-            f"{len(without)} of {len(earned)} rollouts with a reward have no model call that can be trained; they are "
-            f"excluded. This is reported only once. {report}"
+            f"{len(without)} of {len(earned)} rollouts with a reward are excluded, because they have no model call "
+            f"that can be used for training. This is reported only once. {report}"
         )
 
 
@@ -165,8 +165,8 @@ class Endings:
         counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
         error = f" The first error, of rollout {self._first_error}." if self._first_error else ""
         raise NoScoredRolloutError(
-            f"None of the run's {self._counts.total()} rollouts could be trained: {counts}.{error} The model is "
-            "unchanged. To inspect a rollout: agl rollouts list, agl rollouts explain <rollout id>"
+            f"None of the run's {self._counts.total()} rollouts could be used for training: {counts}.{error} The "
+            "model is unchanged. To inspect a rollout: agl rollouts list, agl rollouts explain <rollout id>"
         )
 
 

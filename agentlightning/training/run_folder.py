@@ -53,7 +53,7 @@ def new_run_folder(parent: str | Path = "runs") -> Path:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             return folder
-    raise BadRequestError(f"{parent} already has a hundred runs of this second. Choose another folder")
+    raise BadRequestError(f"{parent} already has 100 runs that began in this second. Choose another folder")
 
 
 def check_writable(folder: str | Path) -> Path:

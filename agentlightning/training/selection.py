@@ -204,8 +204,8 @@ async def choose_stored(
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
         examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of the {len(settings.named)} listed rollouts cannot be trained: {examples}. To see why: "
-            "agl rollouts explain <rollout id>. Remove them from rollouts="
+            f"{len(unusable)} of the {len(settings.named)} listed rollouts cannot be used for training: {examples}. To "
+            "see why: agl rollouts explain <rollout id>. Remove them from rollouts="
         )
     total = len(candidates) + len(reasons)
     reasons |= left_out(candidates, settings)
@@ -215,8 +215,8 @@ async def choose_stored(
         why = f"excluded: {counts_text(reasons)}; the best reward is {best}" if total else "the store has none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"None of the {total} ended training rollouts{of} in the store is chosen: {why}. Rollouts need a reward, "
-            "and model calls with token ids and log-probabilities, which the engine of GRPO and vLLM return"
+            f"None of the {total} ended training rollouts{of} in the store is chosen: {why}. A rollout needs a reward "
+            "and model calls with token ids and log-probabilities, as GRPO's engine and vLLM return them"
         )
     return chosen, reasons
 
@@ -234,7 +234,7 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
     if largest >= size:
         raise BadRequestError(
             f"Rollout {record.rollout_id} has the token id {largest}, but the vocabulary of the model ends at "
-            f"{size - 1}: the rollout was sampled with another tokenizer. {way_out}"
+            f"{size - 1}: the rollout was sampled with a different tokenizer. {way_out}"
         )
     tokenizer: Any = policy.tokenizer
     decoded = [tokenizer.decode(sample.token_ids, clean_up_tokenization_spaces=False) for sample in record.samples]
@@ -244,8 +244,8 @@ def check_tokens(rollout: Evidence, record: RolloutRecord, policy: ServedModel) 
     texts = [text for reply in replies if isinstance(reply, str) and (text := _without_spaces(reply))]
     if texts and not any(text in spelt for text in texts):
         raise BadRequestError(
-            f"Rollout {record.rollout_id} was sampled with another tokenizer: its reply is {texts[0][:60]!r}, but the "
-            f"model's tokenizer decodes its tokens to {spelt[-60:]!r}. {way_out}"
+            f"Rollout {record.rollout_id} was sampled with a different tokenizer: its reply is {texts[0][:60]!r}, but "
+            f"the model's tokenizer decodes its tokens to {spelt[-60:]!r}. {way_out}"
         )
     return bool(texts)
 

@@ -72,14 +72,14 @@ def _check_policies(proxy: LLMProxy, names: Sequence[str]) -> None:
         if policy is None or policy.kind != "trained" or policy.models != (name,) or not policy.roles:
             example = ", ".join(f"{each!r}: {_policy_of(each)}" for each in names)
             raise BadRequestError(
-                f"GRPO trains the policies {', '.join(names)}, but the gateway's policies differ ({name!r} is "
-                f"{'missing' if policy is None else 'another policy'}): pass LLMProxy(policies={{{example}}}), "
-                "optionally with more roles, or omit llm_proxy of the Trainer"
+                f"GRPO trains the policies {', '.join(names)}, but the gateway has other policies ({name!r} is "
+                f"{'missing' if policy is None else 'a different policy'}): pass LLMProxy(policies={{{example}}}), "
+                "optionally with more roles, or do not pass llm_proxy to the Trainer"
             )
     if more := [policy.name for policy in by_name.values() if policy.kind == "trained" and policy.name not in names]:
         raise BadRequestError(
-            f"The gateway has trained policies that GRPO does not train: {', '.join(more)}. Name them in policies=, or "
-            "make them 'frozen' in LLMProxy(policies=...)"
+            f"The gateway has policies of kind 'trained' that GRPO does not train: {', '.join(more)}. Add them to "
+            "policies= of GRPO, or set their kind to 'frozen' in LLMProxy(policies=...)"
         )
 
 

@@ -23,9 +23,9 @@ def readable(error: BaseException) -> BaseException:
     try:
         cls = type(error)
         if not (isinstance(error, BaseException) and all(issubclass(each, object) for each in cls.__mro__)):
-            raise TypeError("a class that lies about itself")
+            raise TypeError("the class of the exception is inconsistent")
         if not isinstance(error.__traceback__, (TracebackType, type(None))):
-            raise TypeError("a __traceback__ that is none")
+            raise TypeError("the __traceback__ is not a traceback")
         hash(cls)
         f"{cls.__module__}.{cls.__qualname__}".encode("utf-8", "replace")
         traceback.format_exception(cls, error, error.__traceback__)

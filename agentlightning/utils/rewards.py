@@ -33,7 +33,7 @@ _LEGACY_OUTPUTS: Final = ("agentops.task.output", "agentops.entity.output")
 _PREFIX: Final = f"{REWARD}."
 LARGEST_REWARD: Final = 1e15
 """Largest absolute value: sums, squares and differences of all rewards stay finite, also in 32 bits."""
-USABLE_REWARD: Final = f"a finite number of at most {LARGEST_REWARD:g} in size (scale or clip larger ones)"
+USABLE_REWARD: Final = f"a finite number of at most {LARGEST_REWARD:g} in magnitude (scale or clip larger ones)"
 MARKS: Final = (_PREFIX.encode(), *(key.encode() for key in _LEGACY_OUTPUTS), AGL_ANNOTATION.encode())
 """Strings: the encoded form of every span with a reward contains at least one of them."""
 
@@ -69,7 +69,7 @@ def checked_reward(value: object) -> float:
     if not math.isfinite(number):
         raise RewardError(f"Reward must be finite, got: {number}")
     if as_reward(number) is None:
-        raise RewardError(f"Reward must be at most {LARGEST_REWARD:g} in size, got: {number}; scale or clip it")
+        raise RewardError(f"Reward must be at most {LARGEST_REWARD:g} in magnitude, got: {number}; scale or clip it")
     return number
 
 

@@ -57,7 +57,7 @@ def _check(name: str, value: object, hint: Any) -> None:
     elif hint is bool and not isinstance(value, bool):
         raise BadRequestError(f"{name} must be True or False; got {value!r}")
     elif hint is str and (not isinstance(value, str) or not value):
-        raise BadRequestError(f"{name} must be a string that is not empty; got {value!r}")
+        raise BadRequestError(f"{name} must be a non-empty string; got {value!r}")
     elif hint in (int, float):
         check_number(name, value, hint, bounds)
 

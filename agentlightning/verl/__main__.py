@@ -92,7 +92,7 @@ def _whole(ours: dict[str, Any], name: str, default: int) -> int:
 
 def _nobody(task: object) -> float:
     """Replace the agent if no runner is started."""
-    raise AssertionError(f"no runner runs in this process, for {task!r}")
+    raise AssertionError(f"this process has no runner to execute {task!r}")
 
 
 if __name__ == "__main__":

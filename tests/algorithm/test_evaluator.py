@@ -32,7 +32,7 @@ def test_a_rule_that_cannot_be_is_refused(settings: dict[str, Any], message: str
 def test_a_baseline_of_other_tasks_is_refused() -> None:
     rule = SequentialStop(baseline=BASELINE)
     check_baseline(rule, [0, 1])
-    with pytest.raises(ValueError, match="baseline has 2 tasks, this evaluation 3"):
+    with pytest.raises(ValueError, match="baseline has 2 tasks, and this evaluation has 3"):
         check_baseline(rule, [0, 1, 2])
     with pytest.raises(ValueError, match="the same tasks in the same order"):
         check_baseline(rule, [1, 0])

@@ -92,7 +92,7 @@ async def test_a_failure_that_may_pass_is_asked_again(
     [
         *((Fault(status), rf"returned {status}: told to answer {status}") for status in (400, 401, 403, 404, 422)),
         (Fault(429, b'{"error": {"message": "no money", "code": "insufficient_quota"}}'), "no money"),
-        (Fault(429, headers={"retry-after": "3600"}), "requests a wait of 3600 s"),
+        (Fault(429, headers={"retry-after": "3600"}), "requires a wait of 3600 s"),
         (Fault(401, f'{{"error": {{"message": "Incorrect API key: {KEY}"}}}}'.encode()), "Incorrect API key"),
     ],
 )

@@ -70,8 +70,8 @@ def test_a_worse_one_is_not_with_exit_code_1_and_the_reason_of_each_rule(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["easy odd", "steps-only"], "cannot be compared task by task: it has no evaluation. Record one"),
-        (["easy odd", "easy odd"], "is named twice"),
+        (["easy odd", "steps-only"], "cannot be compared task by task: it has no evaluation. Record an evaluation"),
+        (["easy odd", "easy odd"], "is given twice"),
         (["easy odd", "nobody"], "Run 'nobody' not found"),
         (["easy odd", "hard", "--floor", "short"], "--floor: expected NAME=VALUE, such as accuracy=0.8; got 'short'"),
         (["easy odd", "hard", "--floor", "a=1", "--floor", "a=2"], "set twice for 'a'"),

@@ -88,7 +88,7 @@ def test_a_function_of_python_may_be_the_run(folder: Path, capsys: pytest.Captur
     assert main(["run", "my_agent.py:answer", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"result": {"answer": 42, "of": "<class 'object'>"}}
     assert main(["run", "my_agent:answer", "--train", "x.jsonl"]) == 2
-    assert "--train: no effect, because TARGET 'my_agent:answer' is a function" in capsys.readouterr().err
+    assert "--train has no effect: TARGET 'my_agent:answer' is a function" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_line_that_is_no_json_is_named(folder: Path) -> None:
 
 def test_a_file_whose_name_is_taken_by_a_module_is_refused(folder: Path) -> None:
     Path("json.py").write_text("x = 1")
-    with pytest.raises(BadRequestError, match=r"another module has the name 'json'\. Rename the file"):
+    with pytest.raises(BadRequestError, match=r"another module is already named 'json'\. Rename the file"):
         load_target("TARGET", "json.py:x")
 
 

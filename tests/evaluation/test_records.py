@@ -192,10 +192,10 @@ def test_searches_over_prompts_are_compared_by_their_best_versions(
         (
             [RunRecord(kind="evaluation", step=0, name="score", data={"value": 1.0})],
             None,
-            r"it has no rewards by task in its evaluations \(score\)",
+            r"it has no reward per task in its evaluations \(score\)",
         ),
         ([evaluation("x", range(50, 60))], None, r"have no task in common: run a has x \(10 tasks\); run b"),
-        ([evaluation("held", range(5))], "hold", "run a has no evaluation 'hold' with rewards by task; did you mean"),
+        ([evaluation("held", range(5))], "hold", "run a has no evaluation 'hold' with a reward per task; did you mean"),
         ([evaluation("held", range(5), rewards=["x"])], None, "run a, evaluation 'held': .* not readable"),
     ],
 )

@@ -60,7 +60,7 @@ def with_token(test: Any) -> Any:
         ({"num_gpus": -1}, ValueError, "num_gpus must be a finite number, 0 or more; got -1"),
         ({"num_cpus": "two"}, TypeError, "num_cpus must be a number; got 'two'"),
         ({"resources": {"browser": float("nan")}}, ValueError, "resources['browser'] must be a finite number"),
-        ({"resources": {"GPU": 1}}, ValueError, "'GPU' is the setting num_gpus"),
+        ({"resources": {"GPU": 1}}, ValueError, "for 'GPU' use the setting num_gpus"),
         ({"max_runner_restarts": -1}, ValueError, "max_runner_restarts must be at least 0; got -1"),
         ({"server_port": 70000}, ValueError, "server_port must be at most 65535; got 70000"),
         ({"runtime_env": {"env_vars": {"AGL_TOKEN": "s"}}}, ValueError, "which Ray would show"),

@@ -125,7 +125,7 @@ async def test_the_ledger_trains_the_policy_that_is_asked_for_and_none_where_it_
     unsure = read_rollout(rollout, attempts, spans)
     assert unsure.samples == []
     assert set(unsure.exclusions.values()) == {"not_selected"}
-    assert "must name one (policy=)" in str(unsure.explain())
+    assert "set policy= of the adapter" in str(unsure.explain())
 
 
 def reward_of(attempt: AttemptedRollout) -> agl.Span:
@@ -283,7 +283,7 @@ WRONG: dict[str, tuple[Any, str]] = {
         {"a": {"kind": "frozen", "roles": ["x"]}, "b": {"kind": "trained", "roles": ["x"]}},
         "'a' and 'b' both have 'x' in roles",
     ),
-    "two for the rest": ({"a": {"kind": "frozen"}, "b": {"kind": "trained"}}, "only one policy may get"),
+    "two for the rest": ({"a": {"kind": "frozen"}, "b": {"kind": "trained"}}, "only one policy may receive"),
 }
 
 

@@ -196,7 +196,7 @@ def test_several_templates_are_edited_in_turns() -> None:
         assert targets == {1: "first", 2: "second", 3: "first", 4: "second"}
         alone = fit(agl.APO(llm(server), **ONE_ROUND, templates=["second"]), Agent(), initial_resources=templates)
     assert {version.target for version in alone.history} == {"second"}
-    with pytest.raises(ValueError, match="the available templates are first, second"):
+    with pytest.raises(ValueError, match="must name some of the templates first, second"):
         fit(agl.APO(llm(server), templates=["third"]), Agent(), initial_resources=templates)
 
 

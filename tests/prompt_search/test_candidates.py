@@ -94,7 +94,7 @@ def test_jinja_keeps_its_variables_and_its_syntax() -> None:
 def test_markup_stays_markup() -> None:
     seed = template("<poml><task>Answer {{ question }}</task></poml>", "poml")
     assert check_version("<poml><role>R</role><task>{{question}}</task></poml>", seed).problems == ()
-    assert "no well-formed markup" in check_version("<poml><task>{{question}}</poml>", seed).problems[0]
+    assert "not well-formed markup" in check_version("<poml><task>{{question}}</poml>", seed).problems[0]
     assert check_version("<poml>hello</poml>", seed).problems == ("The placeholder {{ question }} is missing.",)
 
 

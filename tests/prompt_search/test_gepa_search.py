@@ -236,8 +236,8 @@ def test_a_state_that_hides_a_program_is_refused_and_the_program_not_run(tmp_pat
 @pytest.mark.parametrize(
     ("template", "question", "text"),
     [
-        ("Say something about {question}", "val 7", "contains a search with other prompts"),
-        (SEED, "another one", "contains a search with other validation tasks than val_dataset"),
+        ("Say something about {question}", "val 7", "contains a search that began with other prompts"),
+        (SEED, "another one", "contains a search with other validation tasks"),
     ],
 )
 def test_a_folder_of_other_prompts_or_tasks_is_refused(tmp_path: Path, template: str, question: str, text: str) -> None:

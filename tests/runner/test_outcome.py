@@ -232,10 +232,10 @@ def test_a_long_traceback_is_trimmed_and_a_broken_message_is_survived() -> None:
         (float("nan"), "invalid_reward", "finite"),
         (float("-inf"), "invalid_reward", "finite"),
         (numpy.float64("nan"), "invalid_reward", "finite"),
-        (1e200, "invalid_reward", "the reward 1e+200; expected a finite number of at most 1e+15 in size (scale or"),
-        (numpy.float32(-1e30), "invalid_reward", "at most 1e+15 in size"),
+        (1e200, "invalid_reward", "the reward 1e+200; expected a finite number of at most 1e+15 in magnitude ("),
+        (numpy.float32(-1e30), "invalid_reward", "at most 1e+15 in magnitude"),
         (10**400, "invalid_reward", "the reward inf"),
-        ({"reward": 1.0, "style": -1e308}, "invalid_reward", "at most 1e+15 in size, got: -1e+308; scale or clip it"),
+        ({"reward": 1.0, "style": -1e308}, "invalid_reward", "1e+15 in magnitude, got: -1e+308; scale or clip it"),
         ({"reward": 1.0, "style": 10**400}, "invalid_reward", "got: inf"),
         ([Triplet(prompt="p", response="r", reward=1e200)], "invalid_reward", "a triplet (number 0)"),
         ("1.0", "invalid_result", "returned a str ('1.0')"),
@@ -524,7 +524,7 @@ async def test_a_reward_too_large_that_nothing_could_refuse_is_a_fault(serve: An
 
     (finished,) = await serve(agent, "x")
     assert said(finished) == fault("invalid_reward")
-    assert "at most 1e+15 in size" in (finished.attempt.error.message if finished.attempt.error else "")
+    assert "at most 1e+15 in magnitude" in (finished.attempt.error.message if finished.attempt.error else "")
 
 
 async def test_a_reward_fn_that_gives_a_text_is_a_fault(serve: Any) -> None:

@@ -184,7 +184,7 @@ async def test_summaries_and_figures_are_made_of_its_rollouts_and_spans(store: L
     rewarded.attributes = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.5}
     await store.add_span(rewarded)
     await store.update_attempt(claimed.rollout_id, claimed.attempt.attempt_id, status="succeeded")
-    if isinstance(store, LightningStoreScoped):  # this store keeps no runs apart: its rollouts are of none
+    if isinstance(store, LightningStoreScoped):  # this store does not separate runs: its rollouts are of none
         assert (await store.query_rollout_summaries()).total == 0
         return
     page = await store.query_rollout_summaries(sort_by="reward", limit=2)
@@ -217,9 +217,9 @@ async def test_what_it_cannot_do_is_an_error_that_names_it(store: LightningStore
         await store.delete_rollouts(rollout_ids=["x"])
     with pytest.raises(NotImplementedError, match="RedisLikeStore does not implement update_worker"):
         await store.update_worker("w")
-    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*has no argument 'priority'"):
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore.*does not support .*'priority'"):
         await store.enqueue_rollout("x", priority=1)
-    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans has no argument 'name_contains'"):
+    with pytest.raises(BadRequestError, match=r"RedisLikeStore\.query_spans does not support 'name_contains'"):
         await store.query_spans("ro-1", name_contains="x")
 
 
@@ -383,7 +383,7 @@ async def test_a_runner_alone_runs_its_queue_and_says_that_it_sends_no_heartbeat
     runner = agl.LitAgentRunner[int](agl.OtelTracer(), max_rollouts=2, heartbeat_interval=0.02)
     with caplog.at_level(logging.WARNING, "agentlightning.runner"), runner.run_context(agent=tenth, store=own):
         await runner.iter()
-    assert caplog.text.count("no heartbeats in this store: lost workers are not detected") == 1
+    assert caplog.text.count("the store has no heartbeats: lost workers are not detected") == 1
     assert "heartbeat failed" not in caplog.text
     ended = await own.wait_for_rollouts(rollout_ids=[rollout.rollout_id for rollout in made], timeout=5)
     assert [rollout.status for rollout in ended] == ["succeeded", "failed"]

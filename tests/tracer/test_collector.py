@@ -75,7 +75,7 @@ def test_the_protocol_is_said_by_its_variable_else_by_the_port(
 def test_grpc_without_its_package_is_an_error_that_names_the_address_for_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(
-        MissingExtraError, match=r"http://otel:4318 is the usual one for HTTP.*agl-framework\[otlp-grpc\]"
+        MissingExtraError, match=r"HTTP needs no package .* http://otel:4318; gRPC.*agl-framework\[otlp-grpc\]"
     ):
         collector_of({ENDPOINT: "http://otel:4317"})
 

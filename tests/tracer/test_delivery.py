@@ -124,7 +124,7 @@ async def test_a_reward_without_a_number_is_stored_behind_the_calls(caplog: pyte
             emit_reward(1.0)
     (reward,) = await store.query_spans(rollout.rollout_id)
     assert reward.sequence_id == 1
-    assert "got no number" in caplog.text
+    assert "got no sequence_id" in caplog.text
 
 
 async def test_over_http_rewards_lie_between_the_calls_of_async_and_sync_agents(client: LightningStoreClient) -> None:

@@ -258,7 +258,7 @@ def test_a_heartbeat_tells_that_an_idle_run_lives(monkeypatch: pytest.MonkeyPatc
 
 
 class NoRuns(InMemoryLightningStore):
-    """A store of a user's own that keeps no runs."""
+    """A store of a user's own that does not store runs."""
 
     start_run = LightningStore.start_run
     update_run = LightningStore.update_run
@@ -272,4 +272,4 @@ def test_a_store_that_keeps_no_runs_trains_and_says_so_once(strategy: Any, caplo
     trainer = agl.Trainer(algorithm=logs, strategy=strategy, store=NoRuns(), run_id="r")
     trainer.fit(tenth)
     assert trainer.result == "done"
-    assert len([record for record in caplog.records if "keeps no runs" in record.message]) == 1
+    assert len([record for record in caplog.records if "does not store runs" in record.message]) == 1

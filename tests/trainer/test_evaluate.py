@@ -103,7 +103,7 @@ def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
         ({"dataset": TASKS, "slices": 3}, TypeError, "a field, a function or a list of them"),
         ({"dataset": range(200), "slices": str}, ValueError, "has 200 values; the maximum is 100"),
         ({"dataset": TASKS, "stop_early": True}, TypeError, "must be a SequentialStop; got bool"),
-        ({"dataset": TASKS, "stop_early": SequentialStop(EvaluationResult())}, ValueError, "has 0 tasks, this"),
+        ({"dataset": TASKS, "stop_early": SequentialStop(EvaluationResult())}, ValueError, "has 0 tasks, and this"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(arguments: dict[str, Any], error: type[Exception], text: str) -> None:

@@ -292,7 +292,7 @@ def test_an_algorithm_that_max_rollouts_left_nothing_to_learn_from_has_not_faile
     trainer = agl.Trainer(algorithm=learns, strategy="shm", max_rollouts=2)
     with pytest.raises(error) if raised else contextlib.nullcontext():
         trainer.fit(tenth)
-    assert ("max_rollouts left too few rollouts for the algorithm: nothing to learn from" in caplog.text) != raised
+    assert ("before the algorithm had enough rollouts: nothing to learn from" in caplog.text) != raised
 
 
 def test_a_failed_rollout_counts_and_its_retries_too() -> None:

@@ -105,13 +105,13 @@ def test_rewards_that_are_none_end_the_run_with_what_was_given(untrained_model: 
         lines_of(untrained_model, tmp_path, group_reward=lambda task, answers: [1.0])
     with pytest.raises(TypeError, match="group_reward must be an agl"):
         agl.GRPO(untrained_model, group_reward=0.5)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge ranks at most 32 answers per task"):
+    with pytest.raises(agl.BadRequestError, match="num_generations=33: a judge can rank at most 32 answers per task"):
         agl.GRPO(untrained_model, num_generations=33, group_reward=agl.RankingReward(lambda messages: ""))
 
 
 @pytest.mark.parametrize("worst", [1e308, -1e16, 10**400, float("nan")])
 async def test_a_number_that_is_no_reward_is_refused(worst: float) -> None:
-    with pytest.raises(agl.BadRequestError, match=r"Each must be a finite number of at most 1e\+15 in size"):
+    with pytest.raises(agl.BadRequestError, match=r"Each must be a finite number of at most 1e\+15 in magnitude"):
         await rewarded(lambda task, answers: [worst] * len(answers), [ended("a")], [0])
 
 

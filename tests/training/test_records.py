@@ -166,7 +166,8 @@ async def test_a_store_without_runs_is_told_of_once_and_nothing_fails(caplog: py
     await log.best("loss", 1.0, 1)
     assert await log.latest("state") is None
     assert not log.keeps_records
-    assert [record.message for record in caplog.records] == ["NoRuns keeps no runs; records of run r are discarded"]
+    messages = [record.message for record in caplog.records]
+    assert messages == ["NoRuns does not store runs; records of run r are discarded"]
     without = RunLog(None)
     await without.step(1, {})
     assert (await without.records(), await without.run()) == ([], None)

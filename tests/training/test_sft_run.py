@@ -185,7 +185,7 @@ def test_rollouts_without_token_ids_are_refused_with_the_reason(untrained_model:
     )
     trainer.fit(silent, train_dataset=["one"], run_id="silent")
     [rollout] = stored(folder, lambda store: store.query_rollouts(run_id="silent"))
-    with pytest.raises(BadRequestError, match=rf"cannot be trained: {rollout.rollout_id} \(no_call\)"):
+    with pytest.raises(BadRequestError, match=rf"cannot be used for training: {rollout.rollout_id} \(no_call\)"):
         run(untrained_model, folder, rollouts=[rollout.rollout_id])
 
 
@@ -199,7 +199,7 @@ def test_rollouts_of_another_tokenizer_are_refused(untrained_model: Path, folder
     ids = [vocabulary[token] for token in plain]
     fields["model"]["vocab"] |= dict(zip(plain, ids[1:] + ids[:1], strict=True))
     (other / "tokenizer.json").write_text(json.dumps(fields))
-    with pytest.raises(BadRequestError, match="was sampled with another tokenizer: its reply is"):
+    with pytest.raises(BadRequestError, match="was sampled with a different tokenizer: its reply is"):
         run(other, folder, rollouts="stored", top_share=1.0)
     shutil.copy(untrained_model / "tokenizer.json", other)
     model: Any = load_model(other)

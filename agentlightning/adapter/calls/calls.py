@@ -179,7 +179,7 @@ def call_of_triplet(triplet: Triplet, by_name: Mapping[str, ModelCall], adapter:
         if not completion:
             return None
         raise LedgerError(
-            f"{type(adapter).__name__} returned a triplet that names no recorded model call (its call is {name!r}). "
+            f"{type(adapter).__name__} returned a triplet for an unknown model call, {name!r}. "
             "Store the id of the call in metadata['call_id'], or the id of the reply in metadata['response_id']."
         )
     if prompt != call.prompt_token_ids or completion != call.completion_token_ids:

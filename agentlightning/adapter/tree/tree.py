@@ -277,7 +277,7 @@ class TraceTree(SpanNode):
             self.problems.append(Problem("lost_reward", span.span_id, f"reward {reward_value(span)} found no call"))
         for node in self.walk():
             if is_unusable_reward(node.span):
-                detail = "the reward is not a finite number, or exceeds 1e15 in size"
+                detail = "the reward is not a finite number, or exceeds 1e15 in magnitude"
                 self.problems.append(Problem("bad_reward", node.id, detail))
         return [(call, call.branch if several else None) for call in result]
 

@@ -187,7 +187,7 @@ def emit_entries(watch: AttemptWatch, start: float) -> None:
         try:
             spans = adapter.adapt(recorder.entries_of(watch, start))
         except Exception as error:  # for example of the recorder's disk
-            logger.warning("[Rollout %s] could not read its flight recorder: %s", watch.rollout_id, error)
+            logger.warning("[Rollout %s] could not read the flight recorder: %s", watch.rollout_id, error)
             continue
         for span in spans:
             scope.append(span, emitted=True)

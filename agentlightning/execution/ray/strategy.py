@@ -108,7 +108,7 @@ class RayExecutionStrategy(ExecutionStrategy):
         self.num_gpus = check_amount("num_gpus", num_gpus)
         for name, setting in (("CPU", "num_cpus"), ("GPU", "num_gpus")):
             if resources and name in resources:
-                raise ValueError(f"resources holds custom resources; {name!r} is the setting {setting}")
+                raise ValueError(f"resources accepts only custom resources; for {name!r} use the setting {setting}")
         amounts = {name: check_amount(f"resources[{name!r}]", amount) for name, amount in (resources or {}).items()}
         self.resources = amounts
         self.runtime_env = dict(runtime_env or {})

@@ -188,10 +188,10 @@ def check_env(env: object) -> dict[str, str]:
     if env is None:
         return {}
     if not isinstance(env, Mapping):
-        raise TypeError(f"env must be a mapping of variables to texts; got {env!r}")
+        raise TypeError(f"env must be a mapping of variables to strings; got {env!r}")
     for name, value in cast("Mapping[Any, Any]", env).items():
         if not (isinstance(name, str) and isinstance(value, str)):
-            raise TypeError(f"env must be a mapping of variables to texts; got {name!r}: {value!r}")
+            raise TypeError(f"env must be a mapping of variables to strings; got {name!r}: {value!r}")
         if "\0" in value:
             raise ValueError(f"env[{name!r}] must not contain NUL characters")
         _check_variable("env", name)

@@ -279,7 +279,7 @@ def result_of(output: ProgramOutput, source: RewardSource | Mapping[int, float],
             return rewards[output.exit_code]
         codes = ", ".join(str(code) for code in rewards)
         raise ProgramFailed(
-            f"The program {_ended(output)}, which has no reward (exit codes with one: {codes}). {_last_words(output)}"
+            f"The program {_ended(output)}, but only these exit codes have a reward: {codes}. {_last_words(output)}"
         )
     if output.exit_code != 0:
         raise ProgramFailed(f"The program {_ended(output)}. {_last_words(output)}")

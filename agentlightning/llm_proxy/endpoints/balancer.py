@@ -145,7 +145,7 @@ class Balancer:
         circuit = self._circuits.get(endpoint)
         if circuit is not None and not circuit.reported:
             circuit.failures, circuit.until, circuit.reported = self._checks.failures - 1, 0.0, True
-            logger.info("the model server %s passed its health check; it gets calls again", endpoint.label)
+            logger.info("the model server %s passed its health check; it receives calls again", endpoint.label)
             self._update_event()
 
     def out(self) -> list[ModelEndpoint]:

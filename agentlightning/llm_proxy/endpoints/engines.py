@@ -180,7 +180,7 @@ def address_of(place: str, model: str, key: str | None) -> tuple[str, str, str |
     if key is None:
         raise ValueError(
             f"{place}.api_key is missing: {provider} at {ADDRESSES[provider]} requires one. Set 'api_key': "
-            f"'os.environ/{variable}', which reads it and removes it from the environment"
+            f"'os.environ/{variable}', which reads the variable and removes it from the environment"
         )
     return provider, ADDRESSES[provider], key
 

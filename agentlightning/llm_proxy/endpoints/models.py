@@ -369,7 +369,7 @@ def _secret_text(place: str, value: object, form: re.Pattern[str]) -> str:
     if not form.fullmatch(text):
         space = "a space" if form is _PRINTABLE else "a space at the beginning or end"
         raise ValueError(
-            f"{place} cannot be sent in an HTTP header: it has {space}, a line break or a character that is not ASCII"
+            f"{place} cannot be sent in an HTTP header: it has {space}, a line break or a non-ASCII character"
         )
     return text
 

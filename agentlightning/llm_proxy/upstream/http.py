@@ -232,7 +232,7 @@ class Upstream:
         if refused_fields:
             self._unsupported.setdefault(endpoint, set()).update(refused_fields)
             logger.warning(
-                "the model server %s refused the field %r; not sent again", endpoint.label, refused_fields[-1]
+                "the model server %s refused the field %r; it is not sent again", endpoint.label, refused_fields[-1]
             )
         return response
 

@@ -244,7 +244,7 @@ def _attempt(attempt: Attempt) -> Attempt:
 
 def _span(span: Span) -> Span:
     if span.sequence_id < 0:
-        raise BadRequestError(f"Span {span.span_id} of rollout {span.rollout_id} has no number; got {span.sequence_id}")
+        raise BadRequestError(f"Span {span.span_id} of rollout {span.rollout_id}: bad sequence_id {span.sequence_id}")
     return span
 
 

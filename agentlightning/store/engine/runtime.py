@@ -169,7 +169,7 @@ class StoreRuntime:
         if timeout is not None and timeout <= 0:
             return await run(script_of(before))
         if self._waiters.parked >= MAX_WAITERS:
-            raise BusyError(f"{MAX_WAITERS} callers are waiting for this store, which is its limit; retry later")
+            raise BusyError(f"Too many callers are waiting for this store (the limit is {MAX_WAITERS}); retry later")
         end = math.inf if timeout is None else time.monotonic() + timeout
         look_again = _LOOK_FOR_WORK_SECONDS if again is not None and again[0] == "work" else self._look_again
         kept = None if again is None else self._waiters.take(again, look_again)

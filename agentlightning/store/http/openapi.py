@@ -106,7 +106,7 @@ def _plain_name(value: Any) -> Any:
 
 
 def _no_store() -> LightningStore:
-    raise RuntimeError("a description has no store")
+    raise RuntimeError("the OpenAPI document has no store")
 
 
 def _schema(operation: str, schema: Schema, models: Schema) -> Schema:

@@ -89,7 +89,7 @@ class MongoBackend:
                     reconnected = True  # a connection that the server had closed meanwhile
                 if time.monotonic() > end:
                     raise BusyError(
-                        f"The call lost races against other writers of the MongoDB store {self._place!r} for "
+                        f"The call conflicted with other writers of the MongoDB store {self._place!r} for "
                         f"{_TRY_SECONDS:.0f} s; retry later"
                     )
                 time.sleep(next(delays))
@@ -175,7 +175,7 @@ class _Process:
             BusyError: too many jobs are waiting.
         """
         if not self._room.acquire(blocking=False):
-            raise BusyError(f"{_MAX_WAITING} calls are waiting for the MongoDB server, which is the limit; retry later")
+            raise BusyError(f"Too many calls are waiting for MongoDB (the limit is {_MAX_WAITING}); retry later")
         future = self._pool.submit(job)
         future.add_done_callback(lambda _: self._room.release())
         return future

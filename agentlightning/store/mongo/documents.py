@@ -72,7 +72,7 @@ def fitting(body: bytes, what: str) -> str:
     if len(body) > MAX_BODY:
         raise TooLargeError(
             f"{what} takes {len(body)} bytes; the limit for a MongoDB document is {MAX_BODY}. "
-            "Make it smaller, or keep the large part elsewhere and store where it is."
+            "Make it smaller, or keep the large part elsewhere and store its location."
         )
     return body.decode()
 

@@ -293,7 +293,7 @@ class _Writing(_Session):
         link.sync()
         for (version,) in other_version.fetchall():
             check_not_newer(repr(self._place), version)
-            raise StoreWriteError(f"The tables of {self._place!r} were set back to schema version {version}")
+            raise StoreWriteError(f"The tables of {self._place!r} were reverted to schema version {version}")
         if losers := [job for job, tx in written if tx.lost_a_race]:
             self._late(losers, "lost a race against other changes")
             raise LostRaceError(losers)

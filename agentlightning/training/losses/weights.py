@@ -42,7 +42,7 @@ def token_weights(
     trained = mask.float()  # (B, T)
     total = trained.sum()
     if total == 0:
-        raise ValueError("The mask is 0 everywhere: no token can be trained")
+        raise ValueError("The mask is 0 everywhere: no token is left to train on")
     if aggregation == "token":
         return trained * (share / total)
     if aggregation not in ("sequence", "rollout", "constant"):

@@ -114,7 +114,7 @@ def _entry(gap: str, value: object, key: str) -> object:
         raise KeyError(f"{key} (placeholder {_shown(gap)} of the template)")
     raise ValueError(
         f"Placeholder {_shown(gap)} of the template is not allowed: brackets select an entry of a dict or list, "
-        f"and this value is a {type(cast('object', value)).__name__}"
+        f"but this value is a {type(cast('object', value)).__name__}"
     )
 
 

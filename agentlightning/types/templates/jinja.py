@@ -185,7 +185,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
             else:
                 self.budget.charge(CALL)
             if name in _REMAINDERS and isinstance(values[0], (str, bytes, bytearray)):
-                raise ValueError(f"The test {name} accepts only numbers")  # on a text, % is string formatting
+                raise ValueError(f"The test {name!r} accepts only numbers")  # on a text, % is string formatting
             return call(*args, **kwargs)
 
         return functools.update_wrapper(run, call)
@@ -196,7 +196,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         numbers = [abs(number) for number in values if isinstance(number, int)]
         texts = [len(text) for text in values if isinstance(text, str)]
         if name == "round" and is_sequence(value):
-            raise ValueError("The filter round accepts only numbers")
+            raise ValueError("The filter 'round' accepts only numbers")
         if name in _WIDENING:
             if any(number > _WIDEST for number in numbers):
                 bits = max(numbers).bit_length()
@@ -219,7 +219,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         elif name == "format":
             _check_printf(str(value))
         elif name == "sum" and any(is_sequence(start) and not isinstance(start, str) for start in values):
-            raise ValueError("The filter sum accepts only numbers; use a loop to join lists")
+            raise ValueError("The filter 'sum' accepts only numbers; use a loop to join lists")
 
     # --- compilation -------------------------------------------------------------------------------------------------
 
@@ -259,5 +259,5 @@ def _check_printf(text: str | bytes) -> None:
     shown = text if isinstance(text, str) else text.decode("latin-1")
     for match in _PRINTF.finditer(shown):
         if "*" in match[1]:
-            raise ValueError("A % of the template takes its width from a value (*); write the width as a number")
-        check_widths(match[1], "A % of the template")
+            raise ValueError("A % format of the template takes its width from a value (*); write the width as a number")
+        check_widths(match[1], "A % format of the template")

@@ -292,7 +292,7 @@ def test_a_recorder_that_breaks_costs_only_its_spans(tmp_path: Path, caplog: pyt
 
     _, refused = run(agent, AgentOSRunner(kernel), PolicyReward(kernel), [["DROP a"], ["DROP a"]])
     assert refused.actions == []
-    assert "could not read its flight recorder" in caplog.text
+    assert "could not read the flight recorder" in caplog.text
 
 
 def test_a_recorder_is_not_taken_into_another_process(tmp_path: Path) -> None:
@@ -347,10 +347,10 @@ def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(ValueError, match=r"isolation='process' is not supported\. Remove it"):
         AgentOSRunner(kernel, isolation="process")
     with pytest.raises(
-        ValueError, match=r"violation_reward must be a finite number of at most 1e\+15 in size .*; got nan"
+        ValueError, match=r"violation_reward must be a finite number of at most 1e\+15 in magnitude .*; got nan"
     ):
         AgentOSRunner(kernel, violation_reward=float("nan"))
-    with pytest.raises(ValueError, match=r"penalty must be a finite number of at most 1e\+15 in size .*; got inf"):
+    with pytest.raises(ValueError, match=r"penalty must be a finite number of at most 1e\+15 in magnitude .*; got inf"):
         PolicyReward(kernel, penalty=float("inf"))
     with pytest.raises(TypeError, match="kernel must not be an empty list"):
         AgentOSRunner([])

@@ -18,7 +18,7 @@ def test_the_program_runs_before_and_after(tmp_path: Path) -> None:
         (tmp_path / f"program{number}.py").write_text(program)
         outputs.append(run_program("python", f"program{number}.py", folder=tmp_path).stdout.strip())
     assert outputs[0] == blocks(PAGE, "text")[1].strip()
-    assert outputs[1].splitlines()[-1] == "'Think carefully: {q}': 1.0 of 2 scored, 0 left out"
+    assert outputs[1].splitlines()[-1] == "'Think carefully: {q}': 1.0 of 2 scored, 0 excluded"
     assert (tmp_path / "agl.db").is_file()
 
 

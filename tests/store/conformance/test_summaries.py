@@ -322,7 +322,7 @@ async def test_reward_that_a_call_gives_stays_until_a_later_span(store: Lightnin
     assert (await store.query_attempts(claim.rollout_id))[0].reward == 3.0
     assert (await store.update_attempt(*ids, reward=None, rewards=None)).reward is None
     for unusable in (math.inf, -1e308, 1e16, 10**400):
-        with pytest.raises(BadRequestError, match=r"finite number of at most 1e\+15 in size"):
+        with pytest.raises(BadRequestError, match=r"finite number of at most 1e\+15 in magnitude"):
             await store.update_attempt(*ids, reward=unusable)
         with pytest.raises(BadRequestError, match="The reward 'style' is"):
             await store.update_attempt(*ids, rewards={"style": unusable})

@@ -357,7 +357,7 @@ async def test_the_runs_on_the_page_are_bounded() -> None:
 
 
 class NoRuns(InMemoryLightningStore):
-    """A store of a user's own that keeps no runs."""
+    """A store of a user's own that does not store runs."""
 
     query_runs = LightningStore.query_runs
 

@@ -177,7 +177,7 @@ def make_settings(settings: object) -> VERLSettings:
     config: Any = OmegaConf.merge(defaults, user)
     if config.actor_rollout_ref.rollout.n < 2:
         raise BadRequestError(
-            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n}: it must be at least 2, because "
+            f"actor_rollout_ref.rollout.n={config.actor_rollout_ref.rollout.n} must be at least 2, because "
             "advantages compare the rollouts of a task"
         )
     for name, (allowed, why) in _FIXED.items():
