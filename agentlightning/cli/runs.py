@@ -205,7 +205,7 @@ def _alarm_line(record: RunRecord) -> str:
     line = f"alarm {record.name or '-'} after step {record.step}"
     if state == "over":
         return f"{line}, over (since step {figure_text(data.get('since'))}): {figure_text(data.get('text'))}"
-    hint = f"; try: {data['what_to_try']}" if data.get("what_to_try") else ""
+    hint = f"; to try: {data['what_to_try']}" if data.get("what_to_try") else ""
     return f"{line}{', raised' if state == 'raised' else ''}: {figure_text(data.get('text'))}{hint}"
 
 

@@ -120,7 +120,7 @@ async def _rollouts(store: agentlightning.LightningStore) -> list[agentlightning
     ("settings", "tasks", "message"),
     [
         ({}, ["a"], "no gateway is set: pass llm_proxy= to the Trainer"),
-        ({"llm_proxy": agentlightning.LLMProxy()}, [{"question": 1}], "entry 0 of the batch must be a text"),
+        ({"llm_proxy": agentlightning.LLMProxy()}, [{"question": 1}], "entry 0 of the batch must be a string"),
         ({"llm_proxy": agentlightning.LLMProxy()}, None, "no dataset was given to fit"),
     ],
 )

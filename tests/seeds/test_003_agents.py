@@ -22,7 +22,7 @@ NAMES: dict[str, Any] = {
 def test_a_tracer_for_one_attempt(shown: Shown) -> None:
     tracer = shown.run().tracer
     assert (tracer.rollout_id, tracer.attempt_id) == ("ro-001", "at-001")
-    with pytest.raises(ValueError, match="made with rollout_id='ro-001'; got 'ro-002'"):
+    with pytest.raises(ValueError, match="accepts only rollout_id='ro-001'; got 'ro-002'"):
         tracer.open_rollout("ro-002")
 
 
