@@ -278,7 +278,7 @@ def test_a_file_that_is_not_whole_is_exit_code_1_and_a_list(tmp_path: Path, caps
 @pytest.mark.parametrize(
     ("db", "text"),
     [
-        ("mongodb://u:s3cret@h/d", "'mongodb://u:***@h/d' is not the file of a store: copy"),
+        ("mongodb://u:s3cret@h/d", "'mongodb://u:***@h/d' is not a store file: copy"),
         ("postgres://h/d", "pg_dump"),
         ("http://127.0.0.1:4747", "run this command on the machine with the server's file"),
         ("memory", "a store in memory has no file"),
