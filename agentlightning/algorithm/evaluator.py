@@ -18,6 +18,7 @@ from agentlightning.adapter.spans.rewards import final_dimensions
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.emitter.reward import PRIMARY, find_final_reward
 from agentlightning.evaluation.paired import SequentialTest, Stopping, Verdict
 from agentlightning.evaluation.records import record_of
@@ -92,8 +93,8 @@ def check_baseline(rule: object, tasks: Sequence[object]) -> None:
         raise TypeError(f"stop_early must be a SequentialStop; got {type(rule).__name__}")
     if rule.baseline is not None and list(map(digest_of, rule.baseline.tasks)) != tasks_of(tasks):
         raise ValueError(
-            f"stop_early compares with the baseline task by task: it has {len(rule.baseline.tasks)} tasks, here are "
-            f"{len(tasks)}; they must be the same in the same order, and none of them left out"
+            f"stop_early compares with the baseline task by task: it has {counted(len(rule.baseline.tasks), 'task')}, "
+            f"here are {len(tasks)}; they must be the same in the same order, and none of them left out"
         )
 
 

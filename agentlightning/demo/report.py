@@ -29,7 +29,7 @@ def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
         lines.append(f"  {'solved, ' + sampling:20}{before.accuracy or 0.0:>9.1%}{after.accuracy or 0.0:>9.1%}")
     lines.append(
         f"  {comparison.gained} tasks gained, {comparison.lost} lost; "
-        f"exact McNemar test, two-sided: p = {comparison.p_value:.2g}"
+        f"p = {comparison.p_value:.2g} ({comparison.method})"
     )
     lines.append(f"  {result.steps} weight updates in {result.train_seconds:.1f} s of training")
     lines.append(f"verdict: {comparison.verdict}")

@@ -52,7 +52,7 @@ def test_a_whole_demo_turns_a_wrong_habit_into_the_right_one_reports_and_leaves_
     for text in (
         "512 training tasks, 256 held-out tasks",
         "held-out tasks: 256, same tasks before and after",
-        "exact McNemar test, two-sided: p = ",
+        "(exact sign test)",
         "verdict: better",
         "--- a conversation before training",
         "--- a conversation after training",
