@@ -259,7 +259,7 @@ class Comparison(Value):
     difference: float | None
     """Mean of the second side minus mean of the first."""
     interval: tuple[float, float] | None
-    """95 % interval of the difference."""
+    """95 % interval of the difference; None for one task."""
     p_value: float
     """Probability of a difference at least this far from 0 if there is no change."""
     test: str

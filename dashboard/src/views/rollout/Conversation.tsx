@@ -8,7 +8,7 @@ import type { CallExplanation, ConversationCall, ShownMessage } from "../../api/
 import { useAddress } from "../../app/useAddress.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
-import { bytes, count, decimal, duration } from "../../pure/format.ts";
+import { bytes, count, counted, decimal, duration } from "../../pure/format.ts";
 import { TrainedSign } from "./TrainedSign.tsx";
 import { named } from "../../pure/visible.ts";
 
@@ -68,7 +68,7 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
             <>
               {shortened ? (
                 <Text size="sm" c="dimmed">
-                  {shortened} long {shortened === 1 ? "text is" : "texts are"} shortened. The span has the full text.
+                  {counted(shortened, "long text")} shortened. The span has the full text.
                 </Text>
               ) : null}
               {whole && pages === 1 ? null : (
@@ -135,7 +135,7 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
               call.model === null ? null : named(call.model, 60),
               call.prompt_tokens === null
                 ? null
-                : `${count(call.prompt_tokens)} → ${count(call.completion_tokens)} tokens`,
+                : `${count(call.prompt_tokens)} → ${counted(call.completion_tokens, "token")}`,
               seconds === null ? null : duration(seconds),
               call.weight_version === null ? null : `weights ${call.weight_version}`,
               call.finish_reason,
