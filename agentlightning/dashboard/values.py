@@ -91,6 +91,8 @@ class RolloutExplanation(Value):
     """Number of rows of its calls."""
     notes: list[str]
     """Explanations and advice, one sentence each."""
+    untrained: str | None
+    """Reason why nothing of the rollout is ever trained: it is for evaluation, or its algorithm trains no weights."""
 
 
 class SpanNode(Value):

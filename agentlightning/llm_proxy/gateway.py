@@ -288,8 +288,8 @@ class Gateway:
             self._warned.add(model)
             engine = call.engine or OTHER
             text = (
-                "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens and cannot "
-                "be trained. How to get them: %s"
+                "The model server of %r gives no token ids (it is %s): its calls are recorded as no_tokens. Only the "
+                "training of weights needs token ids. How to get them: %s"
             )
             logger.warning(text, model, engine.name, engine.advice)
         return reply

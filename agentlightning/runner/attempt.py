@@ -215,7 +215,7 @@ class AttemptRunner:
         if ending.outcome == "unscored" and not self._warned_unscored:
             self._warned_unscored = True
             logger.warning(
-                "%s the agent returned None and emitted no reward: the rollout is not trained (no_reward). "
+                "%s the agent returned None and emitted no reward: the rollout counts in no mean (no_reward). "
                 "Return a number, or call emit_reward, unless the algorithm gives the reward (group_reward). "
                 "Said once per worker.",
                 prefix,

@@ -33,6 +33,8 @@ export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string 
   const explanation = useQuery(explanationQuery(rolloutId));
   const calls = explanation.data?.calls ?? [];
   const seams = explanation.data?.rows ? explanation.data.notes : []; // without rows, the notes are advice
+  if (explanation.data?.untrained)
+    return <NoLedger calls={[]} text={`Nothing of this rollout is trained: ${named(explanation.data.untrained)}.`} />;
   if (runId === null) return <NoLedger calls={calls} text="This rollout belongs to no run, so it is in no ledger." />;
   if (record.isSuccess && record.data === null) {
     return (
