@@ -72,9 +72,6 @@ def pairs(
     say(f"{out}: {counted(len(result.pairs), 'pair')}; excluded: {reasons}")
 
 
-# --- change ----------------------------------------------------------------------------------------------------------
-
-
 @app.command("retry")
 def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
     """Requeue rollouts that have ended, for one more attempt in their run.
@@ -127,9 +124,6 @@ async def _set_each(store: LightningStore, ids: list[str], place: str, status: R
     return 1 if refusals else 0
 
 
-# --- export ----------------------------------------------------------------------------------------------------------
-
-
 class Form(StrEnum):
     """Content of each line of an export."""
 
@@ -180,9 +174,6 @@ async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[
         return [{name: hidden(part) for name, part in parts.items()}]
     about = {"rollout_id": rollout.rollout_id, "reward": rollout_data.reward}
     return [{**about, **call} for call in TraceToMessages().adapt(rollout_data.counted)]
-
-
-# --- show ------------------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
@@ -306,9 +297,6 @@ def _filters(status: list[str], run: str | None) -> dict[str, Any]:
     return {"status_in": status or None} | ({} if run is None else {"run_id": run})
 
 
-# --- queries ---------------------------------------------------------------------------------------------------------
-
-
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
     """Return a rollout with secrets hidden. Its spans are unchanged, because calls are read from them."""
     from agentlightning.store.http.redaction import hidden
@@ -343,9 +331,6 @@ def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
         parts.append(messages[len(shown) :] if goes_on else messages)
         shown = messages
     return parts
-
-
-# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _text(content: str | Sequence[Mapping[str, object]]) -> str:

@@ -181,9 +181,6 @@ def export(
     say(f"{out}: {summary}")
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
-
-
 def _story(run: Run) -> list[str]:
     starts = counted(run.starts, "time")
     lines = [f"run {name_of(run)}: {run.algorithm or '-'}, {standing(run)}, started {starts}"]

@@ -189,9 +189,6 @@ def judge_promotion(
     )
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
-
-
 def _part(name: str, pairs: Sequence[_Pair], compare: _Compare) -> PartResult:
     scored = [pair for pair in pairs if pair[0].reward is not None and pair[1].reward is not None]
     before, after = (EvaluationResult(tuple(pair[side] for pair in scored)).interval() for side in (0, 1))
@@ -213,9 +210,6 @@ def _slices(pairs: Sequence[_Pair], rules: PromotionRules, compare: _Compare) ->
         worse = change < 0.0 and (p_value < rules.slice_significance or dropped)
         slices.append(dataclasses.replace(part, p_value=p_value, worse=worse))
     return slices
-
-
-# --- rules -----------------------------------------------------------------------------------------------------------
 
 
 def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[RuleResult, RuleResult]:

@@ -137,9 +137,6 @@ def why_not_comparable(result: EvaluationResult) -> str:
     return f"rewards must be at most {_LARGEST:g}, because squares of larger ones are not finite; got {large:g}"
 
 
-# --- pairs of runs ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RecordedEvaluation:
     """A recorded evaluation of a run."""

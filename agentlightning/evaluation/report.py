@@ -139,9 +139,6 @@ def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
     return f"{interval.mean:{form}}", f"{interval.low:{form}} to {interval.high:{form}}"
 
 
-# --- curve -----------------------------------------------------------------------------------------------------------
-
-
 def _curves(sides: tuple[Side, Side]) -> tuple[str, list[_Points]]:
     """Return the metric to draw, and the points of each side: from its steps, otherwise from its evaluations."""
     for name in _FIGURES:
@@ -195,9 +192,6 @@ def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
         "levels": [(y(level), f"{level:.3g}") for level in levels],
         "steps": [(x(s), str(s)) for s in sorted({round(first + (last - first) * part / 5) for part in range(6)})],
     }
-
-
-# --- conversations ---------------------------------------------------------------------------------------------------
 
 
 def changed_tasks(

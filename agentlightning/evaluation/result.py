@@ -177,8 +177,6 @@ class EvaluationResult:
         """
         return interval_of(self._earned, confidence=confidence, method=method, seed=seed)
 
-    # --- several samples, several rewards, parts -------------------------------------------------------------------
-
     def pass_at(self, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> PassAtK:
         """Return the unbiased estimate of the probability that one of `k` samples has a reward above `threshold`.
 
@@ -264,8 +262,6 @@ class EvaluationResult:
         stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
         return replace(self, tasks=tuple(tasks), stopping=stopping)
 
-    # --- comparison --------------------------------------------------------------------------------------------------
-
     def compare(self, other: EvaluationResult, *, significance: float = 0.05, seed: int = 0) -> PairedComparison:
         """Compare `other` with this result on the same tasks.
 
@@ -298,8 +294,6 @@ class EvaluationResult:
                     f"and {its.input!r}"
                 )
         return pairs
-
-    # --- table -------------------------------------------------------------------------------------------------------
 
     @override
     def __str__(self) -> str:

@@ -125,9 +125,6 @@ def check_share(name: str, value: float) -> None:
         raise ValueError(f"{name}={value} must be between 0 and 1")
 
 
-# --- intervals -------------------------------------------------------------------------------------------------------
-
-
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> _Bounds:
     """Return the mean of one or more values with its Student's t interval, which is infinite for a single value."""
     mean = math.fsum(values) / len(values)
@@ -216,9 +213,6 @@ def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds
         return means[low] + (place - low) * (means[low + 1] - means[low])
 
     return mean, bound((1.0 - confidence) / 2.0), bound((1.0 + confidence) / 2.0)
-
-
-# --- p-values --------------------------------------------------------------------------------------------------------
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:
