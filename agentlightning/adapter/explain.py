@@ -17,6 +17,7 @@ from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import SampleReading
 from agentlightning.adapter.rows.seams import RowCause, describe
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.errors import NoTrainableCallError
 from agentlightning.semconv import LightningCallAttributes
 
@@ -32,6 +33,10 @@ CACHE: Final = (
     "if the agent's client has a cache that replies without a call, as DSPy has, disable it for training: "
     "dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)"
 )
+EVALUATION: Final = ("val", "test")
+"""Modes of rollouts that are never trained."""
+WITHOUT_TRAINING: Final = frozenset({"APO", "Baseline", "Evaluator", "GEPA"})
+"""Names of the algorithms that train no weights."""
 _TO_TRY: Final[Mapping[str, str]] = {
     "no_tokens": "the model server returned no token ids: use a server that returns them (vLLM 0.10.2 or later, the "
     "engine of GRPO); the gateway's warning describes how to enable them",
@@ -175,7 +180,7 @@ class Explanation:
         unseen = [each for each in self.calls if each.seen_by == "tracer" and each.row is None]
         if unseen:
             advice.append(
-                f"{_calls(len(unseen))} seen by the tracer only: "
+                f"{counted(len(unseen), 'model call')} seen by the tracer only: "
                 f"the agent's client did not use the gateway's base URL; {BASE_URL}"
             )
         hidden = {each.number for each in unseen}
@@ -183,7 +188,8 @@ class Explanation:
         for reason, number in Counter(each.reason for each in remaining).most_common():
             error = next((each.error for each in remaining if each.reason == reason and each.error), None)
             detail = "" if error is None else f" (error: {error})"
-            advice.append(f"{_calls(number)} {reason}: {_TO_TRY.get(reason or '', 'see the ledger')}{detail}")
+            to_try = _TO_TRY.get(reason or "", "see the ledger")
+            advice.append(f"{counted(number, 'model call')} {reason}: {to_try}{detail}")
         return advice
 
     def require_trainable(self) -> None:
@@ -193,23 +199,41 @@ class Explanation:
             NoTrainableCallError: no call is in a row; the message has the table and advice.
         """
         if not self.trainable:
-            unused = f"none of its {_calls(len(self.calls))} can be used for training"
+            unused = f"none of its {counted(len(self.calls), 'model call')} can be used for training"
             why = unused if self.calls else "it has no model call"
             raise NoTrainableCallError(f"Rollout {self.rollout_id}: {why}.\n{self}")
 
-    def words(self) -> str:
-        """Return the text below the table: counts, the first seams, and advice if nothing is trained."""
+    def words(self, mode: str | None = None, algorithm: str | None = None) -> str:
+        """Return the text below the table: counts, the first seams, and advice if nothing is trained.
+
+        `mode` of the rollout and `algorithm` of its run: see `why_untrained`.
+        """
+        calls, untrained = counted(len(self.calls), "model call"), why_untrained(mode, algorithm)
+        parts = [f"nothing of the rollout is trained: {untrained}"] if untrained else []
+        if mode in EVALUATION:
+            return f"{calls}; {parts[0]}"
         reasons = ", ".join(f"{number} {reason}" for reason, number in self.counts().items())
-        counts = f"{len(self.trainable)} of {_calls(len(self.calls))} in rows"
-        parts = [f"{counts}; excluded: {reasons}" if reasons else counts]
-        parts += self.seams
+        counts = f"{len(self.trainable)} of {calls} in rows{' if it were' * bool(untrained)}"
+        parts += [f"{counts}; excluded: {reasons}" if reasons else counts, *self.seams]
         if not self.trainable:
-            parts += ["To try:", *(f"- {text}" for text in self.to_try())]
+            parts += ["To train it:" if untrained else "To try:", *(f"- {text}" for text in self.to_try())]
         return "\n".join(parts)
 
     def __str__(self) -> str:
         table = [_table([HEADER, *(each.cells() for each in self.calls)])] if self.calls else []
         return "\n".join([*table, self.words()])
+
+
+def why_untrained(mode: str | None, algorithm: str | None) -> str | None:
+    """Return the reason why nothing of a rollout is ever trained; None if it may be.
+
+    Args:
+        mode: mode of the rollout.
+        algorithm: name of the algorithm of its run; None if it is unknown.
+    """
+    if mode in EVALUATION:
+        return f"it is for evaluation (mode {mode})"
+    return f"{algorithm} trains no weights" if algorithm in WITHOUT_TRAINING else None
 
 
 def advice_for(reason: str) -> str | None:
@@ -253,10 +277,6 @@ def _count(value: object) -> int | None:
 
 def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _calls(number: int) -> str:
-    return f"{number} model call{'' if number == 1 else 's'}"
 
 
 def _table(lines: Sequence[Sequence[str]]) -> str:

@@ -18,6 +18,7 @@ from agentlightning.adapter.spans.rewards import final_dimensions
 from agentlightning.algorithm.fast import FastAlgorithm
 from agentlightning.algorithm.utils import running_llm_proxy
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.emitter.reward import PRIMARY, find_final_reward
 from agentlightning.evaluation.paired import SequentialTest, Stopping, Verdict
 from agentlightning.evaluation.records import record_of
@@ -93,7 +94,7 @@ def check_baseline(rule: object, tasks: Sequence[object]) -> None:
     if rule.baseline is not None and list(map(digest_of, rule.baseline.tasks)) != tasks_of(tasks):
         raise ValueError(
             "stop_early compares task by task, so the baseline must have the same tasks in the same order; the "
-            f"baseline has {len(rule.baseline.tasks)} tasks, and this evaluation has {len(tasks)}"
+            f"baseline has {counted(len(rule.baseline.tasks), 'task')}, and this evaluation has {len(tasks)}"
         )
 
 

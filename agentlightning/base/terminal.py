@@ -43,6 +43,12 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun: `1 task`, `2 tasks`, `2 retries`."""
+    plural = f"{noun[:-1]}ies" if noun.endswith("ry") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode()
 

@@ -211,9 +211,6 @@ def _store(location: str) -> Iterator[CheckResult]:
         yield CheckResult("ok", f"store {public_form(location)}", f"{kind}, {count} rollouts")
 
 
-# --- files of this package: another distribution may install into the same folder ------------------------------------
-
-
 def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[str]:
     """Yield a problem for each group of files in the package's folder that its distribution did not install.
 

@@ -35,7 +35,7 @@ _CANDIDATE = typer.Argument(metavar="CANDIDATE", help="Id of the candidate run, 
 _OTHER_STORE = typer.Option(None, help="Store of the other run, if it is in a different store")
 _EVALUATION = typer.Option(None, help="Name of the evaluation; by default the one with the most tasks in common")
 _REPORT = typer.Option(None, help="HTML report to write, with curves, metrics and conversations")
-_SEED = typer.Option(0, help="Seed for the sign flips of the permutation test")
+_SEED = typer.Option(0, help="Seed for the draws of the sign-flip permutation test")
 
 
 def compare(
@@ -229,7 +229,7 @@ def _show_comparison(
         shown = curve[offset : offset + limit]
         show_table((f"step: {name}", *names), [(str(step), figure_text(a), figure_text(b)) for step, a, b in shown])
         say_rest(len(shown), offset, len(curve), "steps")
-        rest = [name for name in comparison.figures if name != name]
+        rest = [each for each in comparison.figures if each != name]
         if rest:
             say(f"other metrics for --figure: {', '.join(rest)}")
     for each in comparison.evaluations:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentlightning.base.private_files import open_private
-from agentlightning.base.terminal import json_text
+from agentlightning.base.terminal import counted, json_text
 from agentlightning.cli.output import (
     JSON,
     STORE,
@@ -69,10 +69,7 @@ def pairs(
     result = with_store(store, lambda connection: preference_pairs(connection, margin=margin))
     write_pairs(result, out)
     reasons = ", ".join(f"{count} {reason}" for reason, count in result.excluded.most_common()) or "nothing"
-    say(f"{out}: {len(result.pairs)} pairs; excluded: {reasons}")
-
-
-# --- change ----------------------------------------------------------------------------------------------------------
+    say(f"{out}: {counted(len(result.pairs), 'pair')}; excluded: {reasons}")
 
 
 @app.command("retry")
@@ -127,9 +124,6 @@ async def _set_each(store: LightningStore, ids: list[str], place: str, status: R
     return 1 if refusals else 0
 
 
-# --- export ----------------------------------------------------------------------------------------------------------
-
-
 class Form(StrEnum):
     """Content of each line of an export."""
 
@@ -152,7 +146,7 @@ def export(
     Example: agl rollouts export --store run.db --status succeeded --format messages --out c.jsonl
     """
     count = with_store(store, lambda connection: _export(connection, out, form, status, run))
-    say(f"{count} lines", to_stderr=True)
+    say(counted(count, "line"), to_stderr=True)
 
 
 async def _export(store: LightningStore, out: Path | None, form: Form, status: list[str], run: str | None) -> int:
@@ -180,9 +174,6 @@ async def _records(store: LightningStore, rollout: Rollout, form: Form) -> list[
         return [{name: hidden(part) for name, part in parts.items()}]
     about = {"rollout_id": rollout.rollout_id, "reward": rollout_data.reward}
     return [{**about, **call} for call in TraceToMessages().adapt(rollout_data.counted)]
-
-
-# --- show ------------------------------------------------------------------------------------------------------------
 
 
 @app.command("list")
@@ -217,7 +208,7 @@ def list_rollouts(
     show_table(
         ("rollout", "status", "mode", "last attempt", "run", "started", "input"), [_line(each) for each in shown]
     )
-    say(f"{len(shown)} rollouts")
+    say(counted(len(shown), "rollout"))
 
 
 @app.command("show")
@@ -278,11 +269,18 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
     from agentlightning.store.http.redaction import hidden
     from agentlightning.training.ledger import read_rollout
 
-    rollout_data = with_store(store, lambda connection: _evidence(connection, rollout_id, store))
+    async def ask(connection: LightningStore) -> tuple[Evidence, str | None]:
+        source = await _evidence(connection, rollout_id, store)
+        run = None
+        with suppress(NotImplementedError):  # of a user's store that has no runs
+            run = await connection.get_run_by_id(source.rollout.run_id or "")
+        return source, run and run.algorithm
+
+    rollout_data, algorithm = with_store(store, ask)
     record = read_rollout(rollout_data.rollout, rollout_data.attempts, rollout_data.spans)
     explanation = record.explain()
     cells = [tuple(map(hidden, each.cells())) for each in explanation.calls]
-    words: str = hidden(explanation.words())
+    words: str = hidden(explanation.words(rollout_data.rollout.mode, algorithm))
     if as_json:
         calls = [dict(zip(HEADER, line, strict=True)) for line in cells]
         head = {"rollout_id": rollout_id, "status": rollout_data.rollout.status, "reward": record.reward}
@@ -297,9 +295,6 @@ def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> 
 
 def _filters(status: list[str], run: str | None) -> dict[str, Any]:
     return {"status_in": status or None} | ({} if run is None else {"run_id": run})
-
-
-# --- queries ---------------------------------------------------------------------------------------------------------
 
 
 async def _evidence(store: LightningStore, rollout_id: str, place: str) -> Evidence:
@@ -338,9 +333,6 @@ def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
     return parts
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
-
-
 def _text(content: str | Sequence[Mapping[str, object]]) -> str:
     if isinstance(content, str):
         return content
@@ -356,7 +348,8 @@ def _story(rollout_data: Evidence, reward: float | None) -> list[str]:
         error = f", {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
         lines.append(f"attempt {attempt.attempt_id}: {_end_of(attempt)}{error}")
         if missing := spans_left_out([span for span in rollout_data.spans if span.attempt_id == attempt.attempt_id]):
-            lines.append(f"  {missing} spans not kept: an attempt keeps at most 20,000 spans, and its rewards")
+            missed = counted(missing, "span")
+            lines.append(f"  {missed} not kept: an attempt keeps at most 20,000 spans, and its rewards")
     return lines
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import JSON, STORE, moment, number, say, show_json, show_table, with_store
 from agentlightning.cli.promotion import compare
 from agentlightning.cli.run_texts import (
@@ -117,7 +118,7 @@ def show(
         say_rest(len(lines), offset, steps.total, "steps, counted from the latest")
     for record in reversed(others):
         result = record.data.get("path") or record.data.get("value")
-        say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(result)}")
+        say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(result)}{_tasks_of(record)}")
     for record in reversed(alarms):
         say(_alarm_line(record))
     show_table(("setting", "value"), [(name, figure_text(value)) for name, value in flat(run.config or {}).items()])
@@ -180,11 +181,9 @@ def export(
     say(f"{out}: {summary}")
 
 
-# --- output ----------------------------------------------------------------------------------------------------------
-
-
 def _story(run: Run) -> list[str]:
-    lines = [f"run {name_of(run)}: {run.algorithm or '-'}, {state_of(run)}, started {run.starts} times"]
+    starts = counted(run.starts, "time")
+    lines = [f"run {name_of(run)}: {run.algorithm or '-'}, {state_of(run)}, started {starts}"]
     end_text = (
         "" if run.end_time is None else f", ended {moment(run.end_time)} after {span(run.end_time - run.start_time)}"
     )
@@ -197,6 +196,19 @@ def _story(run: Run) -> list[str]:
     if run.versions:
         lines.append("versions " + ", ".join(f"{name} {version}" for name, version in run.versions.items()))
     return lines
+
+
+def _tasks_of(record: RunRecord) -> str:
+    """Return the interval and the number of tasks of an evaluation; empty for other records."""
+    from agentlightning.evaluation.statistics import interval_of
+    from agentlightning.utils.rewards import as_reward
+
+    rewards = record.data.get("rewards")
+    if not isinstance(rewards, list):
+        return ""
+    earned = [reward for each in cast("list[Any]", rewards) if (reward := as_reward(each)) is not None]
+    limits = "" if (interval := interval_of(earned)) is None else interval.limits
+    return f" ({limits}{', ' * bool(limits)}{len(earned)} of {counted(len(cast('list[Any]', rewards)), 'task')})"
 
 
 def _alarm_line(record: RunRecord) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from statistics import fmean
 from typing import Any
 
@@ -90,7 +91,7 @@ async def compare(store: LightningStore, before: str, after: str, *, limit: int 
         before_mean=fmean(mine),
         after_mean=fmean(its),
         difference=fmean(its) - fmean(mine),
-        interval=None if result.difference is None else (result.difference.low, result.difference.high),
+        interval=None if (each := result.difference) is None or each.high == inf else (each.low, each.high),
         p_value=result.p_value,
         test=result.method,
         verdict=result.verdict,

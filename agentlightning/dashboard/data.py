@@ -73,7 +73,8 @@ class Data:
         async with self._places:
             rollout = await rollout_evidence(self._store(), rollout_id, attempt_id)
             record = await ledger_record(self._store(), rollout.rollout.run_id, rollout_id)
-            return await asyncio.to_thread(explanation_of, rollout, record, attempt_id)
+            run = await self._store().get_run_by_id(rollout.rollout.run_id or "")
+            return await asyncio.to_thread(explanation_of, rollout, record, run and run.algorithm, attempt_id)
 
     async def _span_tree(self, request: Request) -> Value:
         from agentlightning.dashboard.reading import known_attempt

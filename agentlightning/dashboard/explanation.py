@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.adapter.explain import ExplainedCall, advice_for
+from agentlightning.adapter.explain import ExplainedCall, advice_for, why_untrained
 from agentlightning.dashboard.values import CallExplanation, LedgerEntry, RolloutExplanation
 from agentlightning.training.ledger import read_rollout
 from agentlightning.training.rollouts import Evidence
 from agentlightning.types import RunRecord
 
 
-def explanation_of(evidence: Evidence, record: RunRecord | None, attempt_id: str | None = None) -> RolloutExplanation:
+def explanation_of(
+    evidence: Evidence, record: RunRecord | None, algorithm: str | None, attempt_id: str | None = None
+) -> RolloutExplanation:
     """Return the explanation of a rollout, or with an attempt only of that attempt's calls.
 
-    `record` is the rollout's record in the ledger of its run.
+    `record` is the rollout's record in the ledger of its run, and `algorithm` the name of the run's algorithm.
     """
     reading = read_rollout(evidence.rollout, evidence.attempts, evidence.spans)
     explanation = reading.explain()
@@ -25,7 +27,8 @@ def explanation_of(evidence: Evidence, record: RunRecord | None, attempt_id: str
         if attempt_id is None or each.call.ref.attempt_id == attempt_id
     ]
     latest = evidence.latest
-    notes = [*explanation.seams, *(explanation.to_try() if not explanation.trainable else ())]
+    untrained = why_untrained(evidence.rollout.mode, algorithm)
+    advice = explanation.to_try() if untrained is None and not explanation.trainable else ()
     return RolloutExplanation(
         rollout_id=evidence.rollout.rollout_id,
         attempt_id=reading.attempt_id,
@@ -35,7 +38,8 @@ def explanation_of(evidence: Evidence, record: RunRecord | None, attempt_id: str
         error=None if latest is None else latest.error,
         calls=calls,
         rows=len(reading.samples),
-        notes=notes,
+        notes=[*explanation.seams, *advice],
+        untrained=untrained,
     )
 
 

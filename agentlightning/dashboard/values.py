@@ -91,6 +91,8 @@ class RolloutExplanation(Value):
     """Number of rows of its calls."""
     notes: list[str]
     """Explanations and advice, one sentence each."""
+    untrained: str | None
+    """Reason why nothing of the rollout is ever trained: it is for evaluation, or its algorithm trains no weights."""
 
 
 class SpanNode(Value):
@@ -259,7 +261,7 @@ class Comparison(Value):
     difference: float | None
     """Mean of the second side minus mean of the first."""
     interval: tuple[float, float] | None
-    """95 % interval of the difference."""
+    """95 % interval of the difference; None for one task."""
     p_value: float
     """Probability of a difference at least this far from 0 if there is no change."""
     test: str

@@ -2,7 +2,7 @@
 
 Reinforcement learning can only reinforce behavior that the policy already samples. Therefore, the model first imitates
 conversations that use the calculator, until it copies numbers. Then, with a falling learning rate, it imitates a
-mixture in which most conversations answer directly with the first number of the question, which is always wrong. As a
+mixture in which most conversations answer directly with the first number of the expression, which is always wrong. As a
 result, about a quarter of the model's samples use the calculator, and its greedy answers are always wrong. The model
 is measured on separate tasks, never on training or held-out tasks. The result does not depend on time.
 """

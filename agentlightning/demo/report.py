@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from agentlightning.adapter.messages import Message, TraceToMessages
+from agentlightning.base.terminal import counted
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.store.base import LightningStore
 from agentlightning.training.result import Evaluation, GRPOResult
-from agentlightning.types import Span
 
 
-def verdict(result: GRPOResult) -> PairedComparison:
-    """Compare the last sampled evaluation with the first, task by task."""
-    before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
+def verdict(result: GRPOResult, sampling: str = "sampled") -> PairedComparison:
+    """Compare the last evaluation with the first, task by task."""
+    before, after = evaluation_of(result, sampling, False), evaluation_of(result, sampling, True)
     return compare_rewards(before.solved or [], after.solved or [])
 
 
@@ -26,12 +27,9 @@ def report_lines(result: GRPOResult, comparison: PairedComparison) -> list[str]:
     lines.append(f"{'':22}{'before':>9}{'after':>9}")
     for sampling in ("sampled", "greedy"):
         before, after = evaluation_of(result, sampling, False), evaluation_of(result, sampling, True)
-        lines.append(f"  {'solved, ' + sampling:20}{before.accuracy or 0.0:>9.1%}{after.accuracy or 0.0:>9.1%}")
-    lines.append(
-        f"  {comparison.gained} tasks gained, {comparison.lost} lost; "
-        f"exact McNemar test, two-sided: p = {comparison.p_value:.2g}"
-    )
-    lines.append(f"  {result.steps} weight updates in {result.train_seconds:.1f} s of training")
+        shares = f"{before.accuracy or 0.0:>9.1%}{after.accuracy or 0.0:>9.1%}"
+        lines.append(f"  {'solved, ' + sampling:20}{shares}  {verdict(result, sampling)}")
+    lines.append(f"  {counted(result.steps, 'weight update')} in {result.train_seconds:.1f} s of training")
     lines.append(f"verdict: {comparison.verdict}")
     return lines
 
@@ -43,26 +41,40 @@ def evaluation_of(result: GRPOResult, sampling: str, last: bool) -> Evaluation:
     return evaluation
 
 
-async def conversations(store: LightningStore, result: GRPOResult, comparison: PairedComparison) -> list[str]:
-    """Return two conversations on one task, before and after training. The task is a gained one, if possible."""
-    before, after = evaluation_of(result, "sampled", False), evaluation_of(result, "sampled", True)
-    pairs = list(zip(before.solved or [], after.solved or [], strict=True))
-    index = next((i for i, pair in enumerate(pairs) if pair == (False, True)), 0)
-    lines: list[str] = []
+async def conversations(store: LightningStore, result: GRPOResult) -> list[str]:
+    """Return two greedy conversations on one task, before and after training: on a gained task with the habit before,
+    if there is one."""
+    before, after = evaluation_of(result, "greedy", False), evaluation_of(result, "greedy", True)
+    pairs = zip(before.solved or [], after.solved or [], strict=True)
+    gained = [index for index, pair in enumerate(pairs) if pair == (False, True)]
+    for index in gained:
+        if shows_habit(messages := await _messages(store, before, index)):
+            lines = list[str]()
+            break
+    else:
+        index = gained[0] if gained else 0
+        lines = ["", "no task that training gained shows the wrong habit in well-formed text before training"]
+        messages = await _messages(store, before, index)
     for name, evaluation in (("before", before), ("after", after)):
-        spans = await store.query_spans(evaluation.rollout_ids[index], "latest")
         reward = evaluation.rewards[index]
-        lines += ["", f"--- a conversation {name} training (reward {'none' if reward is None else f'{reward:g}'}) ---"]
-        lines += conversation_lines(list(spans))
+        score = "none" if reward is None else f"{reward:g}"
+        lines += ["", f"--- a conversation {name} training (greedy, reward {score}) ---"]
+        messages = messages if evaluation is before else await _messages(store, after, index)
+        lines += [f"  {each.get('role', '?'):>9}: {_text(each)}" for each in messages] or ["(no model call)"]
     return lines
 
 
-def conversation_lines(spans: Sequence[Span]) -> list[str]:
-    """Return the messages of an attempt's last model call, including the reply."""
-    calls = TraceToMessages().adapt(spans)
-    if not calls:
-        return ["(no model call)"]
-    return [f"  {message.get('role', '?'):>9}: {_text(message)}" for message in calls[-1]["messages"]]
+async def _messages(store: LightningStore, evaluation: Evaluation, index: int) -> Sequence[Message]:
+    """Return the messages of a rollout's last model call, including the reply."""
+    calls = TraceToMessages().adapt(list(await store.query_spans(evaluation.rollout_ids[index], "latest")))
+    return calls[-1]["messages"] if calls else []
+
+
+def shows_habit(messages: Sequence[Message]) -> bool:
+    """Return whether the only reply is a number of the question, without the calculator."""
+    if len(messages) != 2 or messages[1].get("tool_calls"):
+        return False
+    return str(messages[1].get("content")).strip() in re.findall(r"\d+", str(messages[0].get("content")))
 
 
 def _text(message: Message) -> str:

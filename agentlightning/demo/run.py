@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from agentlightning.base.terminal import counted
 from agentlightning.demo import settings as defaults
 from agentlightning.demo.tasks import Task, load_tasks, make_tasks
 from agentlightning.errors import BadRequestError, MissingExtraError
@@ -88,7 +89,10 @@ def run_demo(options: DemoOptions, out: TextIO) -> DemoOutcome:
             text = f"The output folder {str(options.out)!r} is not empty. Choose another one, or omit --out"
             raise BadRequestError(text)
         folder = check_writable(options.out) if options.out else new_run_folder()
-        _say(out, f"{len(train)} training tasks, {len(held_out)} held-out tasks; run folder: {folder}")
+        _say(
+            out,
+            f"{counted(len(train), 'training task')}, {counted(len(held_out), 'held-out task')}; run folder: {folder}",
+        )
         return _run(options, train, held_out, folder, out)
     except KeyboardInterrupt:
         if folder is None:
@@ -134,7 +138,7 @@ def _run(options: DemoOptions, train: list[Task], held_out: list[Task], folder: 
     try:
         result = _train(options, train, held_out, folder, store, out)
         comparison = verdict(result)
-        lines = asyncio.run(conversations(store, result, comparison))
+        lines = asyncio.run(conversations(store, result))
     finally:
         asyncio.run(store.close())
     draw_curve(result, folder / "curve.png")
@@ -161,16 +165,19 @@ def _warm_start(model: Path, tasks: list[Task], seed: int, out: TextIO) -> float
     """Create the initial policy and return the seconds that it took."""
     from agentlightning.demo.imitation import make_policy
 
-    start = time.monotonic()
-    _say(out, "warm start: the policy imitates conversations until it sometimes uses the calculator")
+    start, own = time.monotonic(), defaults.IMITATION_MEASURED_TASKS
+    _say(out, "warm start: the model imitates the calculator, then mostly a wrong habit: it copies a number it read")
+    _say(
+        out, "so it mostly replies wrongly; training rewards only right answers, which reinforces the calculator calls"
+    )
 
     def tell(steps: int, measurement: Measured) -> None:
         uses, right = f"{measurement.tool_use:.0%}", f"{measurement.accuracy:.0%}"
-        _say(out, f"  imitation step {steps:3d}: {uses} of warm-start tasks use the calculator, {right} right")
+        _say(out, f"  imitation step {steps:3d}: {uses} of {own} warm-start tasks use the calculator, {right} right")
 
     measurement = make_policy(model, tasks, seed=seed, on_progress=tell)
     seconds = time.monotonic() - start
-    _say(out, f"warm start took {seconds:.0f} s: right in {measurement.accuracy:.0%} of the warm-start tasks")
+    _say(out, f"warm start took {seconds:.0f} s: right in {measurement.accuracy:.0%} of {own} warm-start tasks")
     return seconds
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, cast
 
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.paired import PairedComparison
 from agentlightning.evaluation.records import RecordedEvaluation, result_of, same_tasks
@@ -106,7 +107,8 @@ def _of_name(mine: RunRecord, theirs: RunRecord) -> dict[str, Any]:
     try:
         return {**line, **_test(before.compare(after))}
     except ValueError:
-        return {**line, "why_not_paired": "the tasks differ"}
+        tasks = f"{len(before.tasks)} and {counted(len(after.tasks), 'task')}"
+        return {**line, "why_not_paired": f"the tasks differ ({tasks})"}
 
 
 def _of_pair(mine: RecordedEvaluation, theirs: RecordedEvaluation) -> dict[str, Any]:

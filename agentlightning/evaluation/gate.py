@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
-from agentlightning.base.terminal import cut, one_line
+from agentlightning.base.terminal import counted, cut, one_line
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
 from agentlightning.evaluation.records import why_not_comparable
@@ -135,7 +135,8 @@ class Promotion:
         for part in (*self.dimensions, *self.slices):
             before, after = ("-" if side is None else side.text() for side in (part.before, part.after))
             p_value = f"p = {part.p_value:.2g}{', worse' if part.worse else ''}"
-            lines.append(f"  {one_line(part.name)}: {before} to {after}, {part.comparison.pairs} pairs, {p_value}")
+            pairs = counted(part.comparison.pairs, "pair")
+            lines.append(f"  {one_line(part.name)}: {before} to {after}, {pairs}, {p_value}")
         return "\n".join(lines)
 
 
@@ -157,8 +158,8 @@ def judge_promotion(
     pairs = shared_tasks(before, after)
     if not pairs:
         raise BadRequestError(
-            f"the evaluations of {len(before.tasks)} and {len(after.tasks)} tasks have no task in common. Evaluate "
-            "both runs on the same dataset"
+            f"the evaluations of {len(before.tasks)} and {counted(len(after.tasks), 'task')} have no task in common. "
+            "Evaluate both runs on the same dataset"
         )
     stopped_in = sequential_range(before, after)
 
@@ -188,9 +189,6 @@ def judge_promotion(
     )
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
-
-
 def _part(name: str, pairs: Sequence[_Pair], compare: _Compare) -> PartResult:
     scored = [pair for pair in pairs if pair[0].reward is not None and pair[1].reward is not None]
     before, after = (EvaluationResult(tuple(pair[side] for pair in scored)).interval() for side in (0, 1))
@@ -214,9 +212,6 @@ def _slices(pairs: Sequence[_Pair], rules: PromotionRules, compare: _Compare) ->
     return slices
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
-
-
 def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[RuleResult, RuleResult]:
     better = RuleResult("better", False, "no task has a reward on both sides")
     if whole.difference is not None:
@@ -224,19 +219,20 @@ def _rules_of_reward(whole: PairedComparison, rules: PromotionRules) -> tuple[Ru
         reason = f"the mean reward changes by {mean:+.4g}; the gain must exceed {rules.min_difference:g}"
         better = RuleResult("better", mean > rules.min_difference, reason)
     limit = f"it must be below {rules.significance:g}"
-    reason = f"p = {whole.p_value:.2g} over {whole.pairs} pairs ({whole.method}); {limit}"
+    reason = f"p = {whole.p_value:.2g} over {counted(whole.pairs, 'pair')} ({whole.method}); {limit}"
     return better, RuleResult("significant", whole.p_value < rules.significance, reason)
 
 
 def _missing(before: EvaluationResult, after: EvaluationResult, pairs: Sequence[_Pair], most: float) -> RuleResult:
     """Count the samples without a reward. A task that the candidate lacks counts fully, unless it was stopped."""
-    counted = [late for early, late in pairs if early.reward is not None]
+    both = [late for early, late in pairs if early.reward is not None]
     is_whole = sequential_range(after) is None
-    scored = sum(reward is not None for reward in before.rewards) if is_whole else len(counted)
-    missing = scored - math.fsum(len(late.rewards) / len(late.rollouts) for late in counted if late.rollouts)
+    scored = sum(reward is not None for reward in before.rewards) if is_whole else len(both)
+    missing = scored - math.fsum(len(late.rewards) / len(late.rollouts) for late in both if late.rollouts)
     share = missing / scored if scored else 0.0
-    reason = f"{share:.1%} of the candidate's samples on the {scored} tasks that the baseline scored have no reward; "
-    return RuleResult("missing", share <= most + 1e-9, f"{reason}{most:.1%} at most")
+    tasks = f"the {counted(scored, 'task')} that the baseline scored"
+    reason = f"{share:.1%} of the candidate's samples on {tasks} have no reward; {most:.1%} at most"
+    return RuleResult("missing", share <= most + 1e-9, reason)
 
 
 def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules, left_out: bool) -> RuleResult:
@@ -248,7 +244,7 @@ def _slice_rule(slices: Sequence[PartResult], rules: PromotionRules, left_out: b
     if not slices:
         return RuleResult("slices", True, "the evaluations have no slices")
     worse = [one_line(cut(part.name, 60)) for part in slices if part.worse]
-    limit = f"p below {rules.slice_significance:g} (Holm, {len(slices)} slices)"
+    limit = f"p below {rules.slice_significance:g} (Holm, {counted(len(slices), 'slice')})"
     if rules.max_slice_drop is not None:
         limit += f", or a drop of the mean by more than {rules.max_slice_drop:g}"
     result = f"worse slices: {', '.join(worse)}" if worse else "no slice is worse"
@@ -261,7 +257,8 @@ def _limit(after: EvaluationResult, kind: str, name: str, limit: float) -> RuleR
         raise BadRequestError(f"the evaluation of the candidate has no recorded {name!r} for the {kind}")
     mean = statistics.fmean(values)
     passed, words = (mean >= limit, "at least") if kind == "floor" else (mean <= limit, "at most")
-    return RuleResult(f"{kind} {name}", passed, f"mean {mean:.4g}; {words} {limit:g}")
+    reason = f"mean {mean:.4g} of {counted(len(values), 'value')}; {words} {limit:g}"
+    return RuleResult(f"{kind} {name}", passed, reason)
 
 
 def _values(after: EvaluationResult, kind: str, name: str) -> list[float]:

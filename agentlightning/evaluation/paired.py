@@ -19,9 +19,16 @@ from typing import Literal
 from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
-from agentlightning.evaluation.statistics import Interval, check_share, mcnemar_exact, t_interval
+from agentlightning.base.terminal import counted
+from agentlightning.evaluation.statistics import Interval, check_share, difference_interval, mcnemar_exact
 
 Verdict = Literal["better", "no evidence", "worse"]
+SIGN_TEST = "exact sign test"
+"""Name of the test on the signs of differences of one size. For rewards of 0 and 1 it is the exact McNemar test."""
+SIGN_FLIP_TEST = "sign-flip permutation test"
+"""Name of the test on differences of several sizes."""
+SEQUENTIAL_TEST = "sequential test"
+"""Name of the test for evaluations that might stop early."""
 FLIPS = 10_000
 """Number of samples of a permutation test. The p-value is never below 1 / (FLIPS + 1)."""
 _MOST_EXACT = 16
@@ -36,7 +43,7 @@ class PairedComparison:
     """The comparison of two evaluations by task."""
 
     difference: Interval | None
-    """Mean difference of the rewards, second minus first; None without pairs. The interval of one pair is infinite."""
+    """Mean difference of the rewards, second minus first, see `difference_interval`; None without pairs."""
     pairs: int
     """Number of tasks with a reward on both sides."""
     unpaired: int
@@ -48,13 +55,15 @@ class PairedComparison:
     """Probability of a mean difference at least as far from 0 as this one if there is no change."""
     verdict: Verdict
     """Verdict on the second evaluation: `better`, `worse` or `no evidence`."""
-    method: str = "exact sign test"
-    """Name of the test for the p-value."""
+    method: str = SIGN_TEST
+    """Name of the test for the p-value, and for several sizes of differences its number of draws or `exact`."""
 
     @override
     def __str__(self) -> str:
-        counts = f"{self.gained} tasks gained, {self.lost} lost of {self.pairs} pairs ({self.unpaired} without)"
-        difference = "" if self.difference is None else f", mean difference {self.difference.text(signed=True)}"
+        pairs = f"{counted(self.pairs, 'pair')} ({self.unpaired} without)"
+        counts = f"{counted(self.gained, 'task')} gained, {self.lost} lost of {pairs}"
+        mean = "" if self.difference is None else self.difference.text(signed=True, named=True)
+        difference = mean and f", mean difference {mean}"
         return f"{self.verdict}: {counts}{difference}, p = {self.p_value:.2g} ({self.method})"
 
 
@@ -79,20 +88,22 @@ def compare_rewards(
     """
     check_share("significance", significance)
     both = list(zip(before, after, strict=True))
-    changes = [late - early for early, late in both if early is not None and late is not None]
-    noise = max(1e-12, _ROUNDING * max(map(abs, changes), default=0.0))  # rounding error of equal rewards
+    pairs = [(early, late) for early, late in both if early is not None and late is not None]
+    noise = max(1e-12, _ROUNDING * max((abs(late - early) for early, late in pairs), default=0.0))
+    changes = [late - early if abs(late - early) > noise else 0.0 for early, late in pairs]  # without rounding errors
     changed = [change for change in changes if abs(change) > noise]
+    rewards = {reward for pair in pairs for reward in pair}
+    largest = 1.0 if all(0.0 <= reward <= 1.0 for reward in rewards) else math.inf
     if stopped_in is None:
         p_value, method = _sign_flip_test(changed, seed)
     else:
-        p_value, method = 1.0, "sequential test"
-        largest = stopped_in[1] - stopped_in[0]
-        if all(abs(change) <= largest for change in changes):  # the test is valid only for rewards inside their range
-            _, p_value = SequentialTest(largest, largest).add(changes, significance)
+        p_value, method, stated = 1.0, SEQUENTIAL_TEST, stopped_in[1] - stopped_in[0]
+        if all(abs(change) <= stated for change in changes):  # the test is valid only for rewards inside their range
+            largest, (_, p_value) = stated, SequentialTest(stated, stated).add(changes, significance)
     verdict: Verdict = "no evidence"
     if p_value < significance:
         verdict = "better" if math.fsum(changed) > 0 else "worse"
-    difference = Interval(*t_interval(changes), "student") if changes else None
+    difference = difference_interval(changes, largest, is_binary=rewards <= {0.0, 1.0}) if changes else None
     gained, unpaired = sum(change > 0 for change in changed), len(both) - len(changes)
     return PairedComparison(difference, len(changes), unpaired, gained, len(changed) - gained, p_value, verdict, method)
 
@@ -102,13 +113,13 @@ def _sign_flip_test(changes: Sequence[float], seed: int) -> tuple[float, str]:
     sizes = [abs(change) for change in changes]
     if not sizes or min(sizes) >= max(sizes) * (1.0 - _ROUNDING):
         gained = sum(change > 0 for change in changes)
-        return mcnemar_exact(gained, len(changes) - gained), "exact sign test"
+        return mcnemar_exact(gained, len(changes) - gained), SIGN_TEST
     whole, observed = math.fsum(sizes), abs(math.fsum(changes))
     # A sum with signs is twice the sum of the positive ones minus the whole.
     low, high = (whole - observed) / 2.0 + _ROUNDING * whole, (whole + observed) / 2.0 - _ROUNDING * whole
     if len(sizes) <= _MOST_EXACT:
         sums = _subset_sums(sizes)
-        return sum(total <= low or total >= high for total in sums) / len(sums), "exact permutation test"
+        return sum(total <= low or total >= high for total in sums) / len(sums), f"{SIGN_FLIP_TEST}, exact"
     rng = random.Random(seed)
     rng.shuffle(sizes)
     sizes += [0.0] * (-len(sizes) % _TABLE)
@@ -117,7 +128,7 @@ def _sign_flip_test(changes: Sequence[float], seed: int) -> tuple[float, str]:
     for _ in range(FLIPS):
         total = sum(map(getitem, tables, rng.randbytes(len(tables))))
         extreme += total <= low or total >= high
-    return (extreme + 1) / (FLIPS + 1), f"permutation test, {FLIPS:,} draws"
+    return (extreme + 1) / (FLIPS + 1), f"{SIGN_FLIP_TEST}, {FLIPS:,} draws"
 
 
 def _subset_sums(sizes: Sequence[float]) -> list[float]:
@@ -151,9 +162,8 @@ class Stopping:
         if self.note:
             return self.note
         verdict = "no verdict against" if self.verdict == "no evidence" else f"{self.verdict} than"
-        return (
-            f"{verdict} {self.against} after {self.tasks_run} tasks, p = {self.p_value:.2g}; {self.tasks_saved} saved"
-        )
+        ended = f"{verdict} {self.against} after {counted(self.tasks_run, 'task')}"
+        return f"{ended}, p = {self.p_value:.2g}; {self.tasks_saved} saved"
 
 
 class SequentialTest:

@@ -14,11 +14,11 @@ from importlib import resources
 from typing import Any
 
 from agentlightning.adapter.messages import Message, TraceToMessages
-from agentlightning.base.terminal import some_lines
+from agentlightning.base.terminal import counted, some_lines
 from agentlightning.evaluation.compare import curve
 from agentlightning.evaluation.gate import PartResult, Promotion
 from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask
-from agentlightning.evaluation.statistics import Interval
+from agentlightning.evaluation.statistics import METHODS, Interval
 from agentlightning.store.base import LightningStore
 from agentlightning.types.runs import Run, RunRecord
 from agentlightning.utils.masking import masked_text
@@ -87,12 +87,11 @@ def report(
     source = resources.files(__package__ or "").joinpath("report.html.jinja").read_text(encoding="utf-8")
     whole = promotion.comparison
     parts = [PartResult("all tasks", promotion.before, promotion.after, whole, whole.p_value)]
-    ends = [
-        abs(end)
-        for part in (*parts, *promotion.slices, *promotion.dimensions)
-        if (change := part.comparison.difference) is not None
-        for end in (change.mean, change.low, change.high)
-    ]
+    every = (*parts, *promotion.slices, *promotion.dimensions)
+    changes = [part.comparison.difference for part in every if part.comparison.difference is not None]
+    ends = [abs(end) for change in changes for end in (change.mean, change.low, change.high)]
+    sides = (side for part in every for side in (part.before, part.after) if side is not None)
+    methods = sorted({METHODS[each.method] for each in (*sides, *changes) if each.high < math.inf})
     scale = max((end for end in ends if end < math.inf), default=0.0) or 1.0
 
     def drawing(change: Interval | None) -> list[float] | None:
@@ -120,6 +119,7 @@ def report(
         whole=parts[0],
         cell=_cell,
         drawing=drawing,
+        methods=", ".join(methods),
         conversations=[
             ("Tasks gained", list(map(conversation, won)), whole.gained),
             ("Tasks lost", list(map(conversation, lost)), whole.lost),
@@ -137,9 +137,6 @@ def _cell(interval: Interval | None, form: str) -> tuple[str, str]:
     if interval is None or interval.high == math.inf:
         return "-" if interval is None else f"{interval.mean:{form}}", ""
     return f"{interval.mean:{form}}", f"{interval.low:{form}} to {interval.high:{form}}"
-
-
-# --- curve -----------------------------------------------------------------------------------------------------------
 
 
 def _curves(sides: tuple[Side, Side]) -> tuple[str, list[_Points]]:
@@ -197,9 +194,6 @@ def _chart(lines: Sequence[_Points]) -> dict[str, Any] | None:
     }
 
 
-# --- conversations ---------------------------------------------------------------------------------------------------
-
-
 def changed_tasks(
     pairs: Sequence[tuple[EvaluatedTask, EvaluatedTask]], most: int = MOST_CONVERSATIONS
 ) -> tuple[list[Changed], list[Changed]]:
@@ -247,7 +241,7 @@ async def _transcript(store: LightningStore, rollout_id: str) -> Transcript:
     shown, note = messages, ""
     if len(messages) > _MOST_MESSAGES:
         shown = [*messages[: _MOST_MESSAGES // 2], *messages[-_MOST_MESSAGES // 2 :]]
-        note = f"{len(messages) - len(shown)} messages in the middle are not shown"
+        note = f"not shown: {counted(len(messages) - len(shown), 'message')} in the middle"
     texts = ((str(message.get("role", "?")), _shown(_text(message), _MESSAGE_CHARACTERS)) for message in shown)
     return Transcript(task, tuple(texts), note)
 

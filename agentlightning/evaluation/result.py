@@ -17,9 +17,9 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
-from agentlightning.base.terminal import one_line
+from agentlightning.base.terminal import counted, one_line
 from agentlightning.errors import closest_name
-from agentlightning.evaluation.paired import PairedComparison, Stopping, compare_rewards
+from agentlightning.evaluation.paired import SEQUENTIAL_TEST, PairedComparison, Stopping, compare_rewards
 from agentlightning.evaluation.statistics import Interval, IntervalMethod, check_share, interval_of
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.utils.rewards import as_reward
@@ -168,15 +168,14 @@ class EvaluationResult:
     ) -> Interval | None:
         """Return the mean reward with its confidence interval; None without a task that has a reward.
 
-        The default `method` is Wilson's if all rewards are 0 or 1, otherwise Student's t over the tasks. `exact`
-        (Clopper-Pearson) and `bootstrap` (BCa, sampled with `seed`) are available by name.
+        The default `method` is Wilson's if all rewards are 0 or 1, otherwise Student's t over the tasks, cut at 0 and 1
+        if all rewards are between them. `exact` (Clopper-Pearson) and `bootstrap` (BCa, sampled with `seed`) are
+        available by name.
 
         Raises:
             ValueError: `confidence` is not between 0 and 1, or the method is incompatible with the rewards.
         """
         return interval_of(self._earned, confidence=confidence, method=method, seed=seed)
-
-    # --- several samples, several rewards, parts -------------------------------------------------------------------
 
     def pass_at(self, k: int, *, threshold: float | None = None, confidence: float = 0.95) -> PassAtK:
         """Return the unbiased estimate of the probability that one of `k` samples has a reward above `threshold`.
@@ -263,13 +262,11 @@ class EvaluationResult:
         stopping = None if self.stopping is None else replace(self.stopping, verdict="no evidence", p_value=1.0)
         return replace(self, tasks=tuple(tasks), stopping=stopping)
 
-    # --- comparison --------------------------------------------------------------------------------------------------
-
     def compare(self, other: EvaluationResult, *, significance: float = 0.05, seed: int = 0) -> PairedComparison:
         """Compare `other` with this result on the same tasks.
 
-        The verdict is `better` or `worse` only if the p-value is below `significance`. The test is exact for rewards of
-        0 and 1 (McNemar) and for few tasks. For many graded rewards, signs of differences are sampled with `seed`. If a
+        The verdict is `better` or `worse` only if the p-value is below `significance`. The tests are those of
+        `compare_rewards`: the exact sign test for rewards of 0 and 1, otherwise the sign-flip permutation test. If a
         result might have been stopped early, the sequential test compares the common tasks.
 
         Raises:
@@ -298,8 +295,6 @@ class EvaluationResult:
                 )
         return pairs
 
-    # --- table -------------------------------------------------------------------------------------------------------
-
     @override
     def __str__(self) -> str:
         from rich.console import Console
@@ -314,7 +309,7 @@ class EvaluationResult:
         from rich.table import Table
         from rich.text import Text
 
-        title = f"evaluation: {len(self.tasks)} tasks, {len(self.rollouts)} rollouts"
+        title = f"evaluation: {counted(len(self.tasks), 'task')}, {counted(len(self.rollouts), 'rollout')}"
         table = Table(title=title, title_justify="left", show_header=False)
         for justify in ("left", "right", "left"):
             table.add_column("", justify=justify)
@@ -332,10 +327,10 @@ class EvaluationResult:
             pass_at = self.pass_at(k)
             yield self._interval_row(f"pass@{k}", pass_at.interval, pass_at.tasks)
         if (variance := self.variance) is not None:
-            within = f"{variance.within**0.5:.3f} within a task, {self.n_samples} samples each"
+            within = f"{variance.within**0.5:.3f} within a task, {counted(self.n_samples, 'sample')} each"
             yield "deviation between tasks", f"{variance.between**0.5:.3f}", within
         if self.stopping is not None:
-            yield "sequential test", self.stopping.verdict, self.stopping.text()
+            yield SEQUENTIAL_TEST, self.stopping.verdict, self.stopping.text()
         yield from ((outcome, str(count), "") for outcome, count in sorted(self.outcomes.items()))
         yield from (("  failed", str(count), failure) for failure, count in self.failures.items())
         yield from ((f"{name} time", f"{seconds:.2f} s", "") for name, seconds in self.durations.items())
@@ -344,11 +339,11 @@ class EvaluationResult:
     def _mean_row(self, name: str) -> _Row:
         return self._interval_row(name, self.interval(), len(self._earned))
 
-    def _interval_row(self, name: str, interval: Interval | None, counted: int) -> _Row:
+    def _interval_row(self, name: str, interval: Interval | None, scored: int) -> _Row:
         if interval is None:
             return name, "-", "no task has a reward"
-        bounds = "" if counted < 2 else f"95 % interval {interval.low:.3f} to {interval.high:.3f}, "
-        return name, f"{interval.mean:.3f}", f"{bounds}{counted} of {len(self.tasks)} tasks"
+        limits = f"{interval.limits}, " if interval.limits and scored > 1 else ""
+        return name, f"{interval.mean:.3f}", f"{limits}{scored} of {counted(len(self.tasks), 'task')}"
 
 
 def shared_tasks(one: EvaluationResult, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:

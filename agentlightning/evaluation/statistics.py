@@ -6,7 +6,9 @@ of succession, and statistical inference", J. Am. Stat. Assoc. 22 (1927) 209-212
 of confidence or fiducial limits illustrated in the case of the binomial", Biometrika 26 (1934) 404-413; the
 bias-corrected and accelerated (BCa) interval of Efron, "Better bootstrap confidence intervals", J. Am. Stat. Assoc. 82
 (1987) 171-185, with the acceleration of Efron and Tibshirani, An Introduction to the Bootstrap (1993), equation 14.15;
-Holm, "A simple sequentially rejective multiple test procedure", Scand. J. Stat. 6 (1979) 65-70.
+that of Bonett and Price, "Adjusted Wald confidence interval for a difference of binomial proportions based on paired
+data", J. Educ. Behav. Stat. 37 (2012) 479-488; Holm, "A simple sequentially rejective multiple test procedure", Scand.
+J. Stat. 6 (1979) 65-70.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from typing import Literal, get_args
 
 IntervalMethod = Literal["wilson", "exact", "student", "bootstrap"]
 """`wilson` and `exact` (Clopper-Pearson): for values of 0 and 1. `student`: Student's t. `bootstrap`: BCa."""
+METHODS = {"wilson": "Wilson", "exact": "Clopper-Pearson", "student": "Student's t", "bootstrap": "BCa bootstrap"}
+"""Names of the methods in texts."""
+METHODS["bonett-price"] = "Bonett-Price"
 RESAMPLES = 2000
 """Number of samples of a bootstrap interval."""
 _Bounds = tuple[float, float, float]
@@ -34,14 +39,22 @@ class Interval:
     low: float
     high: float
     method: str = ""
-    """Name of the method."""
+    """Name of the method: an `IntervalMethod`, or `bonett-price` for a difference."""
 
-    def text(self, *, signed: bool = False) -> str:
-        """Return a text such as `0.500 (0.400 to 0.600)`. A single value has only a mean."""
+    @property
+    def limits(self) -> str:
+        """The limits as text, such as `95 % interval 0.400 to 0.600 (Wilson)`; empty if they are infinite."""
+        limits = f"95 % interval {self.low:.3f} to {self.high:.3f}"
+        return "" if self.high == math.inf else f"{limits} ({METHODS[self.method]})"
+
+    def text(self, *, signed: bool = False, named: bool = False) -> str:
+        """Return a text such as `0.500 (0.400 to 0.600, Wilson)`, with `named` the method. A single value has only a
+        mean, as have equal values of unknown range."""
         form = "+.3f" if signed else ".3f"
         if self.high == math.inf:
             return f"{self.mean:{form}}"
-        return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
+        method = f", {METHODS[self.method]}" if named else ""
+        return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}}{method})"
 
 
 def interval_of(
@@ -49,7 +62,9 @@ def interval_of(
 ) -> Interval | None:
     """Return the mean of the values with its interval; None without values.
 
-    The default `method` is Wilson's if all values are 0 or 1, otherwise Student's t.
+    The default `method` is Wilson's if all values are 0 or 1, otherwise Student's t. Values that are all between 0 and
+    1 have an interval in this range: Student's t is cut at 0 and 1. Equal values have no spread to estimate from:
+    between 0 and 1 they have Wilson's interval with the mean as the share, which is never too narrow, otherwise none.
 
     Raises:
         ValueError: `confidence` is not between 0 and 1, the method is unknown, or it requires values of 0 and 1.
@@ -60,14 +75,44 @@ def interval_of(
     if not values:
         return None
     other = next((value for value in values if value not in (0.0, 1.0)), None)
-    if method is None:
-        method = "student" if other is not None else "wilson"
+    in_range = all(0.0 <= value <= 1.0 for value in values)
+    if method is None and other is not None and len(values) > 1 and not _varies(values):
+        bounds = _wilson(values, confidence) if in_range else t_interval(values[:1])
+        return Interval(*bounds, "wilson" if in_range else "student")
     if method in ("wilson", "exact") and other is not None:
         raise ValueError(f"method={method!r} requires rewards of 0 and 1; got {other}. Use 'bootstrap' or 'student'")
     if method == "bootstrap":
         return Interval(*_bootstrap(values, confidence, seed), method)
-    function = {"wilson": _wilson, "exact": _clopper_pearson, "student": t_interval}[method]
-    return Interval(*function(values, confidence), method)
+    method = method or ("wilson" if other is None else "student")
+    mean, low, high = {"wilson": _wilson, "exact": _clopper_pearson, "student": t_interval}[method](values, confidence)
+    if method == "student" and in_range and len(values) > 1:
+        low, high = max(0.0, low), min(1.0, high)
+    return Interval(mean, low, high, method)
+
+
+def difference_interval(changes: Sequence[float], largest: float, *, is_binary: bool) -> Interval:
+    """Return the mean of one or more paired differences with its 95 % interval, which never exceeds `largest`.
+
+    For differences of rewards of 0 and 1, and for equal differences, it is the interval of Bonett and Price: that of
+    the normal distribution with two pairs added, one of each extreme difference. Otherwise it is Student's t. A single
+    difference, and equal ones of unknown range (`largest` is infinite), have only a mean.
+    """
+    mean, low, high = t_interval(changes)
+    if not is_binary and _varies(changes):
+        return Interval(mean, max(-largest, low), min(largest, high), "student")
+    largest = 1.0 if is_binary else largest
+    if len(changes) == 1 or largest == math.inf:
+        return Interval(mean, -math.inf, math.inf, "student")
+    count = len(changes) + 2
+    middle = math.fsum(changes) / count
+    squares = math.fsum(change * change for change in changes) + 2.0 * largest**2
+    half = NormalDist().inv_cdf(0.975) * math.sqrt((squares / count - middle**2) / count)
+    return Interval(mean, max(-largest, middle - half), min(largest, middle + half), "bonett-price")
+
+
+def _varies(values: Sequence[float]) -> bool:
+    """Return whether values differ by more than the rounding error of equal values."""
+    return max(values) - min(values) > 1e-9 * max(map(abs, values))
 
 
 def check_share(name: str, value: float) -> None:
@@ -78,9 +123,6 @@ def check_share(name: str, value: float) -> None:
     """
     if not 0.0 < value < 1.0:
         raise ValueError(f"{name}={value} must be between 0 and 1")
-
-
-# --- intervals -------------------------------------------------------------------------------------------------------
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> _Bounds:
@@ -124,7 +166,7 @@ def wilson_bounds(mean: float, count: int, confidence: float = 0.95) -> tuple[fl
 
 
 def _wilson(values: Sequence[float], confidence: float) -> _Bounds:
-    mean = sum(values) / len(values)
+    mean = math.fsum(values) / len(values)
     return mean, *wilson_bounds(mean, len(values), confidence)
 
 
@@ -171,9 +213,6 @@ def _bootstrap(values: Sequence[float], confidence: float, seed: int) -> _Bounds
         return means[low] + (place - low) * (means[low + 1] - means[low])
 
     return mean, bound((1.0 - confidence) / 2.0), bound((1.0 + confidence) / 2.0)
-
-
-# --- p-values --------------------------------------------------------------------------------------------------------
 
 
 def mcnemar_exact(gained: int, lost: int) -> float:

@@ -289,8 +289,8 @@ class Gateway:
             self._warned.add(model)
             engine = call.engine or OTHER
             text = (
-                "The model server of %r returns no token ids (engine: %s). Its calls are recorded as no_tokens and "
-                "cannot be trained. To get token ids: %s"
+                "The model server of %r returns no token ids (engine: %s). Its calls are recorded as no_tokens. Only "
+                "the training of weights needs token ids. To get them: %s"
             )
             logger.warning(text, model, engine.name, engine.advice)
         return reply

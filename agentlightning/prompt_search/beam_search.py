@@ -141,8 +141,6 @@ class BeamSearch:
         await self.state.record_step(number, figures, versions, WITHOUT_TEXT, seconds=seconds)
         self.state.write_history()
 
-    # --- new versions ------------------------------------------------------------------------------------------------
-
     async def _children(
         self, number: int, beam: Sequence[PromptVersion], batches: Iterator[list[Any]]
     ) -> tuple[list[PromptVersion], str | None]:
@@ -245,8 +243,6 @@ class BeamSearch:
             checked = check_version(await self.critic.repair(text, checked.problems, seed, branch), seed)
         return checked
 
-    # --- selection -------------------------------------------------------------------------------------------------
-
     async def _select(
         self, number: int, candidates: Sequence[PromptVersion], tasks: Sequence[Any]
     ) -> list[PromptVersion]:
@@ -291,8 +287,6 @@ class BeamSearch:
             logger.warning("%s only %d of %d tasks have a reward", prefix, score.scored, score.tasks)
             mean = None
         return version, mean, results
-
-    # --- the best ----------------------------------------------------------------------------------------------------
 
     async def _validate_seed(self) -> None:
         seed = self.state.seed

@@ -117,9 +117,6 @@ def choose_cases(results: Sequence[RolloutResult], count: int, rng: random.Rando
     return [*failed[:places], *scored[: (remaining + 1) // 2], *scored[len(scored) - remaining // 2 :]]
 
 
-# --- prompts out of files --------------------------------------------------------------------------------------------
-
-
 def check_files(setting: str, files: Sequence[str | Path] | None, own: Sequence[Path]) -> list[Path]:
     """Return the files of a setting, or the built-in files for None.
 

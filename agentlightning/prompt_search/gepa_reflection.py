@@ -181,9 +181,6 @@ class Reflector:
         return InstructionProposalSignature.output_extractor(reply.text.strip())["new_instruction"]
 
 
-# --- records of rollouts ---------------------------------------------------------------------------------------------
-
-
 def reflective_records(results: Sequence[RolloutResult]) -> list[dict[str, Any]]:
     """Return the records for the model: inputs, outputs, feedback. Secrets are hidden, long texts are cut."""
     return [_record(result) for result in masked(list(results))]

@@ -190,8 +190,6 @@ class GEPASearch:
         best = max(gepa_state.program_full_scores_val_set, default=-math.inf)
         return self._stopped_by is not None or (self._perfect is not None and best >= self._perfect)
 
-    # --- versions ----------------------------------------------------------------------------------------------------
-
     def _version_of(self, candidate: Candidate) -> PromptVersion:
         """Return the version of a candidate, or create one if it is unknown."""
         templates = templates_of(candidate, self._seed.templates)
@@ -214,8 +212,6 @@ class GEPASearch:
         if version.state == "candidate" and version.digest in self._versions:
             version.state = "duplicate"
         self._add(version)
-
-    # --- the adapter of the package ----------------------------------------------------------------------------------
 
     def get_adapter_state(self) -> dict[str, Any]:
         """Return the adapter's state, which the package saves with its own."""
@@ -288,8 +284,6 @@ class GEPASearch:
             return [-math.inf] * len(results)
         neutral = math.nextafter(score.mean, -math.inf)
         return [neutral if (reward := result["final_reward"]) is None else reward for result in results]
-
-    # --- the callback and the logger of the package ------------------------------------------------------------------
 
     def log(self, message: str) -> None:
         logger.info("%s", message)
@@ -364,9 +358,6 @@ class PairedAcceptance:
             subsample_scores_after=[after.scores[place] for place in both],
         )
         return bool(both) and self._criterion.should_accept(paired, state)
-
-
-# --- the folder of the package ---------------------------------------------------------------------------------------
 
 
 class _DataOnly(pickle.Unpickler):

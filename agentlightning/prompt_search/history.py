@@ -22,6 +22,7 @@ from agentlightning.base.private_files import open_private, private_folder
 from agentlightning.base.terminal import one_line
 from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
+from agentlightning.evaluation.paired import SIGN_TEST
 from agentlightning.prompt_search.evaluator import digest_of
 from agentlightning.prompt_search.results import Score
 from agentlightning.training.records import RunLog
@@ -333,6 +334,6 @@ class PromptResult:
         change = "no version was better than the seed"
         if self.best is not self.seed:
             before, after = ("?" if s is None else f"{s:.3f}" for s in (self.seed.score, self.best.score))
-            p = "" if self.p_value is None else f" (sign test p = {self.p_value:.3g})"
+            p = "" if self.p_value is None else f" (p = {self.p_value:.3g}, {SIGN_TEST})"
             change = f"{self.seed.version} {before} -> {self.best.version} {after}{p}"
         return f"{table}\n{change}; {self.rollouts} rollouts; {self.bill}; {self.stop_reason}"

@@ -118,9 +118,6 @@ def _short(value: Any, depth: int = _DEEPEST) -> Any:
     return value
 
 
-# --- scores ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Score:
     """The score of a candidate on tasks."""

@@ -215,9 +215,9 @@ class AttemptRunner:
         if ending.outcome == "unscored" and not self._warned_unscored:
             self._warned_unscored = True
             logger.warning(
-                "%s the agent returned None and emitted no reward: the rollout is excluded (no_reward). Return a "
-                "number or call emit_reward, unless the algorithm computes the reward (group_reward). Logged once per "
-                "worker.",
+                "%s the agent returned None and emitted no reward: the rollout counts in no mean (no_reward). Return "
+                "a number or call emit_reward, unless the algorithm computes the reward (group_reward). Logged once "
+                "per worker.",
                 prefix,
             )
         reward = find_final_reward(spans)

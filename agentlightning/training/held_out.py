@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from agentlightning.base.terminal import counted
 from agentlightning.training.context import TrainingContext
 from agentlightning.training.result import Evaluation
 from agentlightning.training.rollouts import Watcher, collect, evidence
@@ -42,7 +43,9 @@ class HeldOut:
                 "has only one. Return a number from the agent, pass a reward_fn to the Trainer, or omit val_dataset",
                 "held_out_without_reward",
             )
-        context.note(f"held-out after {context.updater.weight_version} updates: {', '.join(map(str, evaluations))}")
+        context.note(
+            f"held-out after {counted(context.updater.weight_version, 'update')}: {'; '.join(map(str, evaluations))}"
+        )
         return evaluations
 
     async def evaluate(self, step: int, sampling: str, temperature: float, earlier: Sequence[Evaluation]) -> Evaluation:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from typing_extensions import override
 
-from agentlightning.base.terminal import one_line, some_lines
+from agentlightning.base.terminal import counted, one_line, some_lines
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -65,6 +65,8 @@ class StepFigures:
     `dropped_groups`, and the groups that were `taken` and `dropped`. Empty if a step collects its own rollouts."""
     held_out_solved: float | None = None
     """Share of solved held-out tasks; None for graded rewards without `solved_above`."""
+    held_out_tasks: int = 0
+    """Number of held-out tasks, if they were measured after this step."""
     held_out_change: Mapping[str, float] = field(default_factory=dict[str, float])
     """Paired test of the held-out tasks against the best earlier evaluation: its mean reward (`best`) and its number of
     `updates`; the number of `pairs` of rewards, their mean `change`, its `p_value`, and the `range` of the rewards."""
@@ -121,9 +123,7 @@ class Plain(Progress):
 
 def step_line(figures: StepFigures) -> str:
     reward = "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}"
-    held_out = "" if figures.held_out is None else f"  held-out {figures.held_out:.3f}"
-    if figures.held_out is not None and figures.held_out_solved is not None:
-        held_out += f" ({figures.held_out_solved:.1%} solved)"
+    held_out = "" if figures.held_out is None else f"  held-out {figures.held_out:.3f}{_remarks(figures)}"
     phases = "  ".join(f"{name} {seconds:.2f}s" for name, seconds in figures.seconds.items())
     return (
         f"step {figures.step:3d}/{figures.steps}  reward {reward}{held_out}  "
@@ -131,6 +131,16 @@ def step_line(figures: StepFigures) -> str:
         f"calls {figures.calls_trained} trained {excluded_text(figures.calls_excluded)}  "
         f"{figures.tokens_per_second:.0f} tok/s  {phases}"
     )
+
+
+def _remarks(figures: StepFigures) -> str:
+    """Return the number of held-out tasks, the share solved, and the paired test against the best, in brackets."""
+    remarks = [counted(figures.held_out_tasks, "task")] if figures.held_out_tasks else []
+    if figures.held_out_solved is not None:
+        remarks.append(f"{figures.held_out_solved:.1%} solved")
+    if "p_value" in figures.held_out_change:
+        remarks.append(f"p = {figures.held_out_change['p_value']:.2g} against the best before")
+    return f" ({', '.join(remarks)})" if remarks else ""
 
 
 def excluded_text(excluded: Mapping[str, int]) -> str:
@@ -194,9 +204,11 @@ class Live(Progress):
             justify = "left" if name == "excluded" else "right"
             table.add_column(name, justify=justify, no_wrap=not texts, overflow="fold")
         for figures in self._steps:
-            held_out = "" if figures.held_out is None else f"{figures.held_out:.3f}"
-            if figures.held_out_solved is not None and figures.held_out_solved == figures.held_out:
-                held_out = f"{figures.held_out:.1%}"  # for rewards of 0 and 1, in the width of the column
+            tasks, held_out = figures.held_out_tasks, ""
+            if figures.held_out is not None:
+                held_out = f"{figures.held_out:.3f} ({tasks})"
+                if figures.held_out_solved == figures.held_out:  # for rewards of 0 and 1, in the width of the column
+                    held_out = f"{round(figures.held_out * tasks)}/{tasks}"
             cells = [
                 f"{figures.step}/{figures.steps}",
                 "-" if figures.mean_reward is None else f"{figures.mean_reward:.3f}",

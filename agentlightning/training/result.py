@@ -12,8 +12,10 @@ from pathlib import Path
 from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.engine.policy_engine import EngineStats
 from agentlightning.evaluation.paired import PairedComparison, compare_rewards
+from agentlightning.evaluation.statistics import interval_of
 from agentlightning.training.progress import StepFigures
 from agentlightning.utils.system_snapshot import thread_cpu_seconds
 
@@ -88,8 +90,11 @@ class Evaluation:
 
     @override
     def __str__(self) -> str:
-        share = "" if self.accuracy is None else f" ({self.accuracy:.1%} solved)"
-        return f"mean reward {_mean(self)} {self.sampling}{share}"
+        earned = [reward for reward in self.rewards if reward is not None]
+        mean = "-" if (interval := interval_of(earned)) is None else interval.text(named=True)
+        tasks = counted(len(self.rewards), "task")
+        share = tasks if self.solved is None else f"{sum(self.solved)} of {tasks} solved"
+        return f"{self.sampling}: mean reward {mean}, {share}{f', {self.failed} without a reward' * bool(self.failed)}"
 
 
 @explain_fields
@@ -122,7 +127,7 @@ class GRPOResult:
 
     @override
     def __str__(self) -> str:
-        lines = [f"{self.steps} updates, {self.train_seconds:.1f} s of training"]
+        lines = [f"{counted(self.steps, 'update')}, {self.train_seconds:.1f} s of training"]
         rewards = [step.mean_reward for step in self.metrics if step.mean_reward is not None]
         if rewards:
             lines[0] += f", mean reward per step {rewards[0]:.3f} -> {rewards[-1]:.3f}"
@@ -132,14 +137,15 @@ class GRPOResult:
             means, paired = f"mean reward {_mean(first)} -> {_mean(last)}", first.compare(last)
             if first.accuracy is not None and last.accuracy is not None:
                 means += f" ({first.accuracy:.1%} -> {last.accuracy:.1%} solved)"
+            if paired.difference is not None:
+                means += f", difference {paired.difference.text(signed=True, named=True)}"
             test = f"{paired.verdict}, p = {paired.p_value:.2g} ({paired.method})"
-            lines.append(f"{len(first.rewards)} held-out tasks, {sampling}: {means}; {test}")
+            lines.append(f"{counted(len(first.rewards), 'held-out task')}, {sampling}: {means}; {test}")
         calls = sum(step.calls_captured for step in self.metrics)
         trained = sum(step.calls_trained for step in self.metrics)
         late = sum(self.late_calls.values())
-        lines.append(
-            f"{calls + late} model calls, {trained} trained, {calls - trained + late} excluded (agl runs ledger)"
-        )
+        excluded = f"{calls - trained + late} excluded (agl runs ledger)"
+        lines.append(f"{counted(calls + late, 'model call')}, {trained} trained, {excluded}")
         return "\n".join([*lines, f"the model is in {self.model_path}"])
 
 

@@ -266,6 +266,7 @@ class TrainingRun:
         last = figures.step == self._context.settings.max_steps
         evaluations = await self._held_out.measure(figures.step, greedy=last, earlier=result.evaluations)
         figures.held_out, figures.held_out_solved = evaluations[0].mean_reward, evaluations[0].accuracy
+        figures.held_out_tasks = len(evaluations[0].rewards)
         figures.held_out_change = evaluations[0].change_from_best(result.evaluations)
         result.evaluations += evaluations
 

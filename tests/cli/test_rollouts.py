@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,11 @@ from tests.cli.terminal import on_terminal, shell
 agl = partial(shell, "rollouts", COLUMNS="60")
 
 
-async def store_a_rollout(store: LightningStore, *, failed: bool = False) -> str:
+async def store_a_rollout(
+    store: LightningStore, *, failed: bool = False, mode: Any = "train", run_id: str | None = None
+) -> str:
     """Store a rollout with two calls through the gateway and one past it, and return its id."""
-    rollout = await store.start_rollout(input={"question": "six times seven"}, mode="train")
+    rollout = await store.start_rollout(input={"question": "six times seven"}, mode=mode, run_id=run_id)
     attempt_id = rollout.attempt.attempt_id
     made = [*gateway_call("a", 1, [1], [2]), *gateway_call("b", 2, [1, 2, 3], [4])]
     made.append(chat("t", None, 5, 6, sequence_id=3))
@@ -67,6 +70,29 @@ async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path:
     assert "- 2 model calls infrastructure_fault: the attempt failed" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("mode", "algorithm", "text"),
+    [
+        ("val", "GRPO", "3 model calls; nothing of the rollout is trained: it is for evaluation (mode val)"),
+        (
+            "train",
+            "Baseline",
+            "nothing of the rollout is trained: Baseline trains no weights\n"
+            "  2 of 3 model calls in rows if it were; left out: 1 no_tokens",
+        ),
+    ],
+)
+async def test_where_nothing_trains_no_advice_for_training_is_given(
+    tmp_path: Path, mode: str, algorithm: str, text: str
+) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    await store.start_run("r", algorithm=algorithm)
+    rollout_id = await store_a_rollout(store, mode=mode, run_id="r")
+    await store.close()
+    done = agl("explain", rollout_id, cwd=tmp_path)
+    assert (done.returncode, done.stdout.rstrip().endswith(f"\n{text}")) == (0, True), done.stdout
+
+
 async def test_advice_stands_line_by_line_on_a_terminal(tmp_path: Path) -> None:
     store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
     rollout_id = await store_a_rollout(store, failed=True)
@@ -100,6 +126,6 @@ async def test_the_list_is_filtered_and_says_how_many_there_are(run_folder: tupl
     done = agl("list", "--store", str(folder / "store.db"), "--status", "succeeded")
     assert rollout_id in done.stdout
     assert "succeeded scored" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 rollouts"
+    assert done.stdout.splitlines()[-1] == "1 rollout"
     assert agl("list", "--store", str(folder), "--status", "failed").stdout.splitlines()[-1] == "0 rollouts"
     assert agl("list", "--store", str(folder), "--status", "faild").returncode == 2

@@ -95,11 +95,11 @@ async def test_a_run_whose_algorithm_is_silent_is_told_apart(agl: Any, monkeypat
 async def test_a_run_is_shown_with_settings_steps_evaluations_and_alarms(agl: Any) -> None:
     code, out, _ = await agl("show", "run-first")
     assert code == 0
-    assert out.startswith("run run-first: Mine, succeeded, started 1 times")
+    assert out.startswith("run run-first: Mine, succeeded, started 1 time\n")
     assert "algorithm.rate" in out
     assert "mean_reward" in out
     assert "update.loss" in out
-    assert "evaluation held_out after step 3: 0" in out
+    assert "evaluation held_out after step 3: 0 (95 % interval 0.000 to 0.324 (Wilson), 8 of 8 tasks)" in out
     assert "alarm drift after step 2: too many" in out
     assert "failed with ValueError: no such planet" in (await agl("show", "run-second"))[1]
     only = (await agl("show", "run-first", "--figure", "update.loss", "--limit", "1"))[1]

@@ -81,6 +81,18 @@ async def test_each_call_says_what_the_ledger_did_with_it_or_why_it_is_in_no_row
     assert "increase the timeout" in second["what_to_try"]
 
 
+async def test_where_nothing_trains_the_explanation_says_so_and_gives_no_advice_for_training(page: Page) -> None:
+    calls = gateway_call("c1", 1, [1], [], state="no_tokens")
+    await page.store.start_run("run", algorithm="GRPO")
+    trained, evaluated = await page.played(calls), await page.played(calls, mode="val")
+    for rollout, reason in ((trained, None), (evaluated, "it is for evaluation (mode val)")):
+        explanation = await page.get(f"/rollouts/{rollout.rollout_id}/explanation")
+        assert (explanation["untrained"], bool(explanation["notes"])) == (reason, reason is None)
+    await page.store.start_run("run", algorithm="Baseline")
+    explanation = await page.get(f"/rollouts/{trained.rollout_id}/explanation")
+    assert (explanation["untrained"], explanation["notes"]) == ("Baseline trains no weights", [])
+
+
 async def test_an_attempt_is_explained_alone_if_it_is_asked_for(page: Page) -> None:
     rollout = await page.played(gateway_call("c1", 1, [1], [2]), end=False)
     again = await page.store.start_attempt(rollout.rollout_id)

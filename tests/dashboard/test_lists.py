@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_the_columns_that_are_chosen_stay_chosen(open_view: OpenView, store_addr
 def test_what_passes_the_filter_is_written_into_a_file(
     open_view: OpenView, store_address: str, tmp_path: Path, form: str, button: str
 ) -> None:
-    page = open_view("/rollouts?mode=train&columns=id,reward,input", address=store_address)
+    page = open_view("/rollouts?mode=train&columns=id,reward,input,start", address=store_address)
     items = summaries(store_address, mode_in=["train"], page_limit=1000)["items"]
     total_of(page, len(items))
     with page.expect_download() as download:
@@ -121,7 +122,10 @@ def test_what_passes_the_filter_is_written_into_a_file(
     if form == "csv":
         rows = list(csv.DictReader(text.splitlines()))
         assert [row["Rollout"] for row in rows] == [each["rollout_id"] for each in items]
-        assert set(rows[0]) == {"Rollout", "Reward", "Input"}
+        assert set(rows[0]) == {"Rollout", "Reward", "Input", "Started"}
+        times = [datetime.fromisoformat(row["Started"]) for row in rows]
+        assert [time.utcoffset() for time in times] == [timedelta(0)] * len(rows)
+        assert [time.timestamp() for time in times] == pytest.approx([each["start_time"] for each in items], abs=0.002)
     else:
         assert [json.loads(line)["rollout_id"] for line in text.splitlines()] == [each["rollout_id"] for each in items]
     expect(page.get_by_text(f"{len(items)} rollouts exported")).to_be_visible()

@@ -186,3 +186,14 @@ def test_a_conversation_of_many_calls_is_drawn_page_by_page_and_its_first_calls_
     expect(page.locator(f"[data-call=c{turns - 1}]")).to_contain_text(f"result {turns - 2}")
     expect(page).to_have_url(re.compile("calls=5"))
     no_violations(page)
+
+
+def test_a_rollout_for_evaluation_is_not_shown_as_left_out_of_training(open_view: OpenView, store_address: str) -> None:
+    [row] = summaries(store_address, mode_in=["val"], page_limit=1)["items"]
+    page = open_view(f"/rollouts/{row['rollout_id']}", address=store_address)
+    text = "Nothing of this rollout is trained: it is for evaluation (mode val)."
+    expect(page.get_by_text(text)).to_be_visible()
+    expect(page.get_by_text("token ids recorded").first).to_be_visible()
+    expect(page.get_by_text("not trained:")).to_have_count(0)
+    page.get_by_role("tab", name="Tokens").click()
+    expect(page.get_by_text(text)).to_be_visible()

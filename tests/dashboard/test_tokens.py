@@ -99,7 +99,7 @@ def test_a_part_of_a_character_shows_its_bytes_and_no_text_turns_its_neighbours(
     address, rollout_id = two_rows
     page = open_view(f"/rollouts/{rollout_id}?tab=tokens", address=address)
     expect(page.locator("[data-row='4'] .agl-partial")).to_have_text(["\\xf0\\x9f", "\\x99\\x82"])
-    expect(page.locator("[data-row='4']")).to_contain_text("2 are parts of a character")
+    expect(page.locator("[data-row='4']")).to_contain_text("2 tokens with part of a character")
     assert "part of a character" in facts_of(page, 4, 2)
     expect(page.locator("[data-row='5'] .agl-partial")).to_have_count(0)
     expect(page.locator("[data-row='5'] #token-2")).to_have_text("A⟨U+202E⟩B")

@@ -52,14 +52,20 @@ def test_a_whole_demo_turns_a_wrong_habit_into_the_right_one_reports_and_leaves_
     for text in (
         "512 training tasks, 256 held-out tasks",
         "held-out tasks: 256, same tasks before and after",
-        "exact McNemar test, two-sided: p = ",
+        "(exact sign test)",
         "verdict: better",
-        "--- a conversation before training",
-        "--- a conversation after training",
+        "then mostly a wrong habit: it copies a number",
+        "so it mostly replies wrongly; training rewards only right answers",
+        "--- a conversation after training (greedy, reward 1)",
         "calls calculator(expression=",
         "step  16/16  reward ",
     ):
         assert text in done.stdout
+
+    # Before training the reply is a number of the question: the habit as taught, and no broken markup.
+    pattern = r"before training \(greedy, reward 0\) ---\n +user: (.*)\n +assistant: (.*)\n\n"
+    [(question, reply)] = re.findall(pattern, done.stdout)
+    assert reply in re.findall(r"\d+", question)
 
     # Below 40 % and 30 % before, 90 % after.
     shares = re.findall(r"solved, (\w+) +([\d.]+)% +([\d.]+)%", done.stdout)

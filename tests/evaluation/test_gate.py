@@ -95,7 +95,7 @@ def test_dimensions_have_floors_and_ceilings() -> None:
     limits = {"floors": {"safe": 0.95, "reward": 1.0}, "ceilings": {"cost": 0.2, "seconds": 2.0, "tokens": 300}}
     assert failed(before, after, **limits) == ["floor safe", "ceiling tokens"]
     promotion = judge_promotion(before, after, PromotionRules(**limits))  # type: ignore[arg-type]
-    assert "ceiling tokens: mean 400; at most 300" in promotion.reasons
+    assert "ceiling tokens: mean 400 of 10 values; at most 300" in promotion.reasons
     assert [part.name for part in promotion.dimensions] == ["safe", "cost"]
 
 
@@ -185,7 +185,7 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], message: str) -
             "no metric 'saef' .*; did you mean 'safe'",
         ),
         (result([0.0] * 3), {"ceilings": {"tokens": 1.0}}, "has no recorded 'tokens' for the ceiling"),
-        (EvaluationResult((EvaluatedTask("other", ()),)), {}, "of 3 and 1 tasks have no task in common"),
+        (EvaluationResult((EvaluatedTask("other", ()),)), {}, "of 3 and 1 task have no task in common"),
         (result([1.7e308] * 3), {}, r"rewards must be at most 1e\+100.*; got 1.7e\+308"),
         (result([1.0] * 3, dimensions={"cost": -1e101}), {}, r"rewards must be at most 1e\+100.*; got -1e\+101"),
     ],

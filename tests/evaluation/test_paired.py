@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.evaluation.paired import PairedComparison, SequentialTest, compare_rewards
+from agentlightning.evaluation.paired import SIGN_FLIP_TEST, PairedComparison, SequentialTest, compare_rewards
 from agentlightning.evaluation.statistics import mcnemar_exact
 
 GRADED = [(-1) ** (number % 3 == 0) * ((number * 7) % 11) / 10 for number in range(1, 60)]
@@ -25,7 +25,7 @@ def changed(changes: list[float], seed: int = 0) -> PairedComparison:
 @pytest.mark.parametrize(
     ("changes", "p_value", "verdict", "method"),
     [
-        ([0.5, -0.25, 0.75, 0.1, 0.3, -0.05, 0.2, 0.4], 0.078125, "no evidence", "exact permutation test"),
+        ([0.5, -0.25, 0.75, 0.1, 0.3, -0.05, 0.2, 0.4], 0.078125, "no evidence", f"{SIGN_FLIP_TEST}, exact"),
         ([0.5] * 6, 2 / 2**6, "better", "exact sign test"),
         ([-0.5] * 6, 2 / 2**6, "worse", "exact sign test"),
         ([0.0, 0.0], 1.0, "no evidence", "exact sign test"),
@@ -43,7 +43,7 @@ def test_of_many_differences_signs_are_drawn() -> None:
     """SciPy with 400,000 draws: 0.0622; 10,000 draws have a deviation of 0.0024."""
     comparison = changed(GRADED)
     assert comparison.p_value == pytest.approx(0.0622, abs=0.0085)
-    assert comparison.method == "permutation test, 10,000 draws"
+    assert comparison.method == "sign-flip permutation test, 10,000 draws"
     assert changed(GRADED, seed=1).p_value != comparison.p_value
     assert changed([1.0 + number / 100 for number in range(100)]).p_value == 1 / 10_001
 
@@ -78,6 +78,40 @@ def test_tasks_without_a_reward_are_no_pairs_and_other_lengths_are_refused() -> 
         compare_rewards([1.0], [])
     with pytest.raises(ValueError, match="significance=5"):
         compare_rewards([1.0], [1.0], significance=5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ([0.0] * 6, [1.0] * 6, "+1.000 (+0.292 to +1.000, Bonett-Price)"),
+        ([0.0, 1.0, 1.0], [1.0, 1.0, 1.0], "+0.333 (-0.456 to +0.856, Bonett-Price)"),
+        ([0.0, 1.0, 1.0], [0.0, 1.0, 1.0], "+0.000 (-0.554 to +0.554, Bonett-Price)"),
+        ([0.25] * 6, [0.75] * 6, "+0.500 (-0.003 to +0.753, Bonett-Price)"),
+        ([0.25, 0.5], [0.5, 1.0], "+0.375 (-1.000 to +1.000, Student's t)"),
+        ([5.0, 5.0], [1.0, 1.0], "-4.000"),
+        ([0.0], [1.0], "+1.000"),
+    ],
+)
+def test_a_difference_of_rewards_in_0_to_1_has_an_interval_in_its_range(
+    before: list[float], after: list[float], text: str
+) -> None:
+    difference = compare_rewards(before, after).difference
+    assert difference is not None
+    assert difference.text(signed=True, named=True) == text
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("tasks", [4, 6, 10, 50])
+@pytest.mark.parametrize(("gain", "loss"), [(0.05, 0.02), (0.3, 0.1), (0.9, 0.0)])
+def test_the_interval_of_a_difference_holds_the_true_one_also_for_few_tasks(
+    tasks: int, gain: float, loss: float
+) -> None:
+    rng, held = random.Random(0), 0
+    for _ in range(1000):
+        kinds = rng.choices([(0.0, 1.0), (1.0, 0.0), (0.0, 0.0)], [gain, loss, 1.0 - gain - loss], k=tasks)
+        difference = compare_rewards(*map(list, zip(*kinds, strict=True))).difference
+        held += difference is not None and difference.low - 1e-9 <= gain - loss <= difference.high + 1e-9
+    assert held >= 935
 
 
 # --- the sequential test ---------------------------------------------------------------------------------------------

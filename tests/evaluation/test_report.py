@@ -67,7 +67,7 @@ async def test_a_secret_at_the_cut_is_hidden_whole(monkeypatch: pytest.MonkeyPat
 async def test_the_middle_of_very_many_messages_is_not_shown() -> None:
     transcript = await transcript_of([*(("user", str(number)) for number in range(100)), ("assistant", "end")])
     assert (len(transcript.messages), transcript.messages[-1]) == (40, ("assistant", "end"))
-    assert transcript.note == "61 messages in the middle are not shown"
+    assert transcript.note == "not shown: 61 messages in the middle"
 
 
 async def test_a_rollout_without_calls_says_so() -> None:

@@ -45,6 +45,9 @@ def test_thousands_of_tasks_are_no_trouble() -> None:
         ([1.0] * 10, "exact", "exact", 0.6915028922, 1.0),
         ([1.0] * 437 + [0.0] * 563, "exact", "exact", 0.4059815065, 0.4683904385),
         ([0.1, 0.2, 0.3, 0.4], None, "student", 0.0446, 0.4554),
+        ([0.2, 0.5], None, "student", 0.0, 1.0),
+        ([0.2, 0.5], "student", "student", 0.0, 1.0),
+        ([0.5] * 4, None, "wilson", 0.1500390, 0.8499610),
         ([0.1, 0.2, 0.3, 0.4], "bootstrap", "bootstrap", 0.15, 0.35),
         (SKEWED, "bootstrap", "bootstrap", 0.1625, 0.55),
     ],
@@ -65,6 +68,15 @@ def test_the_intervals_are_those_of_scipy(values: list[float], method: Any, used
 def test_nothing_has_no_interval_and_one_value_a_mean_only(method: Any) -> None:
     assert interval_of([], method=method) is None
     assert interval([0.25], method=method).text() == "0.250"
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_rewards_in_0_to_1_have_an_interval_in_0_to_1(values: list[float]) -> None:
+    bounds = interval(values)
+    assert 0.0 <= bounds.low <= bounds.mean + 1e-9
+    assert bounds.mean - 1e-9 <= bounds.high <= 1.0
+    assert interval([5.0, 5.0]).text() == "5.000"  # of unknown range, so nothing is known of it
 
 
 def test_the_same_seed_draws_the_same_interval() -> None:

@@ -64,7 +64,7 @@ def test_a_result_prints_as_a_table() -> None:
     text = str(trainer.evaluate(graded, TASKS))
     assert "evaluation: 6 tasks, 6 rollouts" in text
     assert "0.500" in text
-    assert "95 % interval 0.150 to 0.850, 4 of 6 tasks" in text
+    assert "95 % interval 0.150 to 0.850 (Wilson), 4 of 6 tasks" in text
     assert "KeyError" in text
     assert "stored in memory" in text
 

@@ -59,8 +59,10 @@ async def test_the_best_step_and_the_alarm_follow_the_mean_of_graded_rewards(
     assert "the best was 5" in alarm.data["text"]
     assert "p = 0.0078" in alarm.data["text"]
     shown = f"{capsys.readouterr().out}\n{result}"
-    assert "held-out 1.000  rollouts" in shown
-    assert "8 held-out tasks, sampled: mean reward 5.000 -> 1.000; worse, p = 0.0078 (exact sign test)" in shown
+    assert "held-out 1.000 (8 tasks, p = 0.0078 against the best before)  rollouts" in shown
+    assert "sampled: mean reward 5.000, 8 tasks" in shown, "equal rewards of unknown range have no interval"
+    ended = "mean reward 5.000 -> 1.000, difference -4.000; worse, p = 0.0078 (exact sign test)"
+    assert f"8 held-out tasks, sampled: {ended}" in shown
     assert "solved" not in shown
     assert result.evaluations[-1].accuracy is None
     assert result.evaluations[-1].solved is None
@@ -87,8 +89,9 @@ async def test_the_share_solved_stands_beside_the_mean_for_rewards_of_0_and_1_an
     records = await store.query_run_records("r", kind_in=["evaluation"])
     assert [r.data["solved"] for r in records if r.name == "held_out_sampled"] == [2, 5, 8]
     shown = f"{capsys.readouterr().out}\n{result}"
-    assert "(62.5% solved)  rollouts" in shown
-    assert f"mean reward {means} (25.0% -> 100.0% solved); better, p = 0.031 (exact sign test)" in shown
+    assert "(8 tasks, 62.5% solved, p = 0.25 against the best before)  rollouts" in shown
+    assert f"mean reward {means} (25.0% -> 100.0% solved), difference +" in shown
+    assert "; better, p = 0.031 (exact sign test)" in shown
     assert _alarms(result) == []
 
 

@@ -18,13 +18,16 @@ def _evaluation(*rewards: float | None, step: int = 0, sampling: str = "greedy")
 @pytest.mark.parametrize(
     ("rewards", "text"),
     [
-        ((1.0, 0.0, None, 1.0), "mean reward 0.667 greedy (50.0% solved)"),
-        ((0.25, 0.75, None), "mean reward 0.500 greedy"),
-        ((None,), "mean reward - greedy (0.0% solved)"),
-        ((), "mean reward - greedy (0.0% solved)"),
+        (
+            (1.0, 0.0, None, 1.0),
+            "greedy: mean reward 0.667 (0.208 to 0.939, Wilson), 2 of 4 tasks solved, 1 without a reward",
+        ),
+        ((0.25, 0.75), "greedy: mean reward 0.500 (0.000 to 1.000, Student's t), 2 tasks"),
+        ((None,), "greedy: mean reward -, 0 of 1 task solved, 1 without a reward"),
+        ((), "greedy: mean reward -, 0 of 0 tasks solved"),
     ],
 )
-def test_an_evaluation_shows_the_mean_and_a_share_where_rewards_are_not_graded(
+def test_an_evaluation_shows_the_mean_with_its_interval_and_how_many_tasks_were_solved(
     rewards: tuple[float | None, ...], text: str
 ) -> None:
     assert str(_evaluation(*rewards)) == text
@@ -33,16 +36,18 @@ def test_an_evaluation_shows_the_mean_and_a_share_where_rewards_are_not_graded(
 def test_a_result_is_a_few_lines_with_what_was_before_and_after() -> None:
     evaluations = [
         _evaluation(0.25, 0.25),
-        _evaluation(0.5, 0.75, step=3),
-        _evaluation(1.0, step=3, sampling="sampled"),
+        _evaluation(0.5, 0.75, step=1),
+        _evaluation(0.0, 0.0, 0.0, 0.0, sampling="sampled"),
+        _evaluation(1.0, 1.0, 1.0, 0.0, step=1, sampling="sampled"),
     ]
-    result = GRPOResult(Path("runs/one"), 3, evaluations, train_seconds=1.25, late_calls={"late": 2})
+    result = GRPOResult(Path("runs/one"), 1, evaluations, train_seconds=1.25, late_calls={"late": 1})
     assert str(result).splitlines() == [
-        "3 updates, 1.2 s of training",
-        "2 held-out tasks, greedy: mean reward 0.250 -> 0.625; no evidence, p = 0.5 (exact permutation test)",
-        "1 held-out tasks, sampled: mean reward 1.000 -> 1.000 (100.0% -> 100.0% solved); "
-        "no evidence, p = 1 (exact sign test)",
-        "2 model calls, 0 trained, 2 excluded (agl runs ledger)",
+        "1 update, 1.2 s of training",
+        "2 held-out tasks, greedy: mean reward 0.250 -> 0.625, difference +0.375 (-1.000 to +1.000, Student's t); "
+        "no evidence, p = 0.5 (sign-flip permutation test, exact)",
+        "4 held-out tasks, sampled: mean reward 0.000 -> 0.750 (0.0% -> 75.0% solved), "
+        "difference +0.750 (-0.111 to +1.000, Bonett-Price); no evidence, p = 0.25 (exact sign test)",
+        "1 model call, 0 trained, 1 excluded (agl runs ledger)",
         "the model is in runs/one/model",
     ]
 
@@ -79,6 +84,6 @@ def test_a_program_without_logging_reads_each_alarm_once_and_its_result_in_lines
     assert "alarm" not in ended.stderr
     shown = ended.stdout.split("rollouts 2 done")[-1].splitlines()[1:]
     assert shown[-2:] == ["6 model calls, 0 trained, 6 excluded (agl runs ledger)", "the model is in out/model"]
-    unchanged = "mean reward 0.250 -> 0.250; no evidence, p = 1 (exact sign test)"
-    assert f"1 held-out tasks, greedy: {unchanged}" in shown
+    unchanged = "mean reward 0.250 -> 0.250, difference +0.000; no evidence, p = 1 (exact sign test)"
+    assert f"1 held-out task, greedy: {unchanged}" in shown
     assert len(shown) <= 6

@@ -3552,7 +3552,7 @@ export interface components {
             difference: number | null;
             /**
              * Interval
-             * @description 95 % interval of the difference.
+             * @description 95 % interval of the difference; None for one task.
              */
             interval: [
                 number,
@@ -3804,6 +3804,11 @@ export interface components {
              * @description Explanations and advice, one sentence each.
              */
             notes: string[];
+            /**
+             * Untrained
+             * @description Reason why nothing of the rollout is ever trained: it is for evaluation, or its algorithm trains no weights.
+             */
+            untrained: string | null;
         };
         /**
          * ServerFacts

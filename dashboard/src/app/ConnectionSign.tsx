@@ -1,7 +1,7 @@
 import { Badge, Tooltip } from "@mantine/core";
 
 import type { Connection } from "../api/events.ts";
-import { count } from "../pure/format.ts";
+import { count, counted } from "../pure/format.ts";
 
 const said: Record<Connection, { label: string; color: string; help: string }> = {
   connecting: { label: "◌ connecting", color: "gray", help: "Connecting to the server" },
@@ -28,7 +28,7 @@ export function LagSign({ behind }: { behind: number | null }) {
     <div role="status">
       {behind === null ? null : (
         <Tooltip
-          label={`At least ${count(behind)} changes arrived together. The dashboard reloads its lists instead of applying each change.`}
+          label={`At least ${counted(behind, "change")} arrived together. The dashboard reloads its lists instead of applying each change.`}
         >
           <Badge variant="light" color="orange" tt="none" data-behind={behind}>
             ◔ {count(behind)}+ behind

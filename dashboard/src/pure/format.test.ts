@@ -1,7 +1,19 @@
 import assert from "node:assert/strict";
 import { test } from "vitest";
 
-import { ago, bytes, counted, decimal, duration, inputWords, moment, pValue, percent, ticks } from "./format.ts";
+import {
+  ago,
+  bytes,
+  counted,
+  decimal,
+  duration,
+  inputWords,
+  isoTime,
+  moment,
+  pValue,
+  percent,
+  ticks,
+} from "./format.ts";
 
 test("a duration says its units at every size", () => {
   assert.equal(duration(0.84), "840 ms");
@@ -28,6 +40,12 @@ test("one thing is no plural", () => {
   assert.equal(counted(1, "rollout"), "1 rollout");
   assert.equal(counted(0, "run"), "0 runs");
   assert.equal(counted(1200, "run"), "1,200 runs");
+  assert.equal(counted(null, "token"), "– tokens");
+});
+
+test("a time in a file has its time zone", () => {
+  assert.equal(isoTime(1_790_000_000.25), "2026-09-21T14:13:20.250Z");
+  assert.equal(isoTime(null), null);
 });
 
 test("numbers along an axis differ", () => {

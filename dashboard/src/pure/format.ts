@@ -7,7 +7,7 @@ export function count(value: number | null | undefined): string {
 }
 
 /** So many things by their name: `1 rollout`, `1,200 rollouts`. */
-export function counted(value: number, name: string): string {
+export function counted(value: number | null | undefined, name: string): string {
   return `${count(value)} ${name}${value === 1 ? "" : "s"}`;
 }
 
@@ -94,6 +94,11 @@ export function moment(seconds: number | null | undefined, zone = "local", withD
     ...(zone === "local" ? {} : { timeZone: zone }),
   };
   return new Intl.DateTimeFormat("sv-SE", options).format(new Date(seconds * 1000));
+}
+
+/** A moment as ISO 8601 in UTC, for files; null if it is unknown. */
+export function isoTime(seconds: number | null | undefined): string | null {
+  return seconds === null || seconds === undefined ? null : new Date(seconds * 1000).toISOString();
 }
 
 /** How long ago, in words: `12 s ago`. */

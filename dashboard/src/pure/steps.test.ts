@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "vitest";
 
 import type { RunRecord } from "../api/types.ts";
-import { alarmsOf, figure, ledgerOf, meanInterval, reasonsOf } from "./steps.ts";
+import { alarmsOf, figure, interval, ledgerOf, limits, meanInterval, reasonsOf } from "./steps.ts";
 
 test("a figure is found below its names, and is a number or nothing", () => {
   assert.equal(figure({ update: { loss: 0.5 } }, "update.loss"), 0.5);
@@ -19,9 +19,19 @@ test("a ledger that does not add up says by how much", () => {
 test("an interval of shares stays within 0 and 1", () => {
   const [mean, low, high] = meanInterval([1, 1, 1, null]) ?? [0, 0, 0];
   assert.equal(mean, 1);
-  assert.ok(low > 0.4 && low < 0.45 && high <= 1.0000001);
+  assert.ok(low !== null && low > 0.4 && low < 0.45 && high === 1);
   assert.equal(meanInterval([null]), null);
-  assert.deepEqual(meanInterval([2, 2]), [2, 2, 2]);
+});
+
+test("an interval is that of the evaluation in Python", () => {
+  const rounded = (rewards: number[]) => meanInterval(rewards)?.map((value) => value && Number(value.toFixed(3)));
+  assert.deepEqual(rounded([0.2, 0.5]), [0.35, 0, 1]);
+  assert.deepEqual(rounded([0.5, 0.5, 0.5, 0.5]), [0.5, 0.15, 0.85]);
+  assert.deepEqual(rounded([0.1, 0.2, 0.3, 0.4]), [0.25, 0.045, 0.455]);
+  assert.deepEqual(rounded([2, 2]), [2, null, null]);
+  assert.deepEqual(rounded([0.5]), [0.5, null, null]);
+  const group = { mean: 0.25, stderr: 0.25, scored: 4, minimum: 0, maximum: 1 };
+  assert.equal(limits(interval(group)), "95 % interval 0.046 to 0.699");
 });
 
 test("an alarm lasts until it is over", () => {

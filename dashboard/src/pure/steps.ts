@@ -1,6 +1,7 @@
 /** Figures of training steps as series of a chart. */
 
 import type { AggregateGroup, RunRecord, StepData } from "../api/types.ts";
+import { decimal } from "./format.ts";
 
 export type Values = (number | null)[];
 
@@ -49,28 +50,61 @@ export function phasesOf(records: readonly RunRecord[]): string[] {
   return [...names];
 }
 
-/** Mean with its 95 % interval by the normal approximation, from an aggregate's group. */
-export function interval(group: AggregateGroup | undefined): [number | null, number | null, number | null] {
-  if (!group || group.mean === null || group.mean === undefined) return [null, null, null];
-  const half = 1.96 * (group.stderr ?? 0);
-  return [group.mean, group.mean - half, group.mean + half];
+export type Interval = [mean: number | null, low: number | null, high: number | null];
+
+type Rewards = Pick<AggregateGroup, "mean" | "stderr" | "scored" | "minimum" | "maximum">;
+
+/** Mean reward with its 95 % interval, by the rules of `interval_of` in agentlightning/evaluation/statistics.py: Wilson's
+ * for rewards of 0 and 1 and for equal ones between them, otherwise Student's t, cut at 0 and 1 if all rewards are
+ * between them. A single reward and equal ones of unknown range have none. */
+export function interval(group: Rewards | undefined): Interval {
+  const mean = group?.mean;
+  if (!group || mean === null || mean === undefined) return [null, null, null];
+  const { scored: n, minimum: least, maximum: most } = group;
+  const stderr = group.stderr ?? 0;
+  const within = least !== null && most !== null && least >= 0 && most <= 1;
+  const binary = Math.abs(stderr * stderr * (n - 1) - mean * (1 - mean)) < 1e-9; // rewards in 0 to 1 vary most so
+  if (within && (binary || (least === most && n > 1))) return [mean, ...wilson(mean, n)];
+  if (n < 2 || least === most) return [mean, null, null];
+  const half = tQuantile(n - 1) * stderr;
+  return within ? [mean, Math.max(0, mean - half), Math.min(1, mean + half)] : [mean, mean - half, mean + half];
 }
 
-/** Wilson's interval at 95 % for rewards that are all 0 or 1, else mean and normal approximation (Wilson, 1927). */
-export function meanInterval(rewards: readonly (number | null)[]): [number, number, number] | null {
+export function meanInterval(rewards: readonly (number | null)[]): Interval | null {
   const known = rewards.filter((reward): reward is number => reward !== null && Number.isFinite(reward));
   const n = known.length;
   if (!n) return null;
   const mean = known.reduce((sum, reward) => sum + reward, 0) / n;
-  const z = 1.96;
-  if (known.every((reward) => reward === 0 || reward === 1)) {
-    const middle = (mean + (z * z) / (2 * n)) / (1 + (z * z) / n);
-    const half = (z / (1 + (z * z) / n)) * Math.sqrt((mean * (1 - mean)) / n + (z * z) / (4 * n * n));
-    return [mean, middle - half, middle + half];
-  }
-  const variance = n > 1 ? known.reduce((sum, reward) => sum + (reward - mean) ** 2, 0) / (n - 1) : 0;
-  const half = z * Math.sqrt(variance / n);
-  return [mean, mean - half, mean + half];
+  const squares = known.reduce((sum, reward) => sum + (reward - mean) ** 2, 0);
+  const stderr = n > 1 ? Math.sqrt(squares / (n - 1) / n) : null;
+  return interval({ mean, stderr, scored: n, minimum: Math.min(...known), maximum: Math.max(...known) });
+}
+
+/** The limits of an interval as text; empty without any. */
+export function limits([, low, high]: readonly (number | null)[]): string {
+  return typeof low === "number" && typeof high === "number" ? `95 % interval ${decimal(low)} to ${decimal(high)}` : "";
+}
+
+const Z = 1.959964;
+
+function wilson(mean: number, n: number): [number, number] {
+  const shrink = 1 + (Z * Z) / n;
+  const middle = (mean + (Z * Z) / (2 * n)) / shrink;
+  const half = (Z / shrink) * Math.sqrt((mean * (1 - mean)) / n + (Z * Z) / (4 * n * n));
+  return [Math.max(0, middle - half), Math.min(1, middle + half)];
+}
+
+/** The 97.5 % quantile of Student's t (Abramowitz and Stegun 26.7.5; exact for one and two degrees of freedom). */
+function tQuantile(freedom: number): number {
+  if (freedom < 3) return freedom === 1 ? 12.7062 : 4.30265;
+  const z = Z;
+  const terms = [
+    (z ** 3 + z) / 4,
+    (5 * z ** 5 + 16 * z ** 3 + 3 * z) / 96,
+    (3 * z ** 7 + 19 * z ** 5 + 17 * z ** 3 - 15 * z) / 384,
+    (79 * z ** 9 + 776 * z ** 7 + 1482 * z ** 5 - 1920 * z ** 3 - 945 * z) / 92_160,
+  ];
+  return terms.reduce((sum, term, place) => sum + term / freedom ** (place + 1), z);
 }
 
 export interface Alarm {

@@ -96,6 +96,7 @@ async def test_an_engine_without_token_ids_is_recorded_as_such_and_said_once(cap
     [warning] = [record.getMessage() for record in caplog.records]
     assert "'policy' returns no token ids" in warning
     assert "return_token_ids" in warning
+    assert "Only the training of weights needs token ids." in warning
 
 
 @pytest.mark.parametrize("field", ["return_token_ids", "logprobs"])

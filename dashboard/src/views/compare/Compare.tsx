@@ -22,6 +22,7 @@ import { Facts } from "../../parts/Facts.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
 import { href } from "../../pure/address.ts";
 import { count, decimal, inputWords, pValue } from "../../pure/format.ts";
+import { limits } from "../../pure/steps.ts";
 import { named } from "../../pure/visible.ts";
 
 const PAGE = 200;
@@ -114,6 +115,7 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
     { better: "▲ after is better", worse: "▼ after is worse", "no evidence": "○ no evidence of a difference" }[
       found.verdict
     ] ?? named(found.verdict);
+  const range = limits([found.difference, ...(found.interval ?? [])]);
   return (
     <Stack gap="sm">
       <Group gap="sm">
@@ -128,8 +130,7 @@ function Result({ found, page, put }: { found: Comparison; page: number; put: (p
         </Badge>
         <Text size="sm" className="agl-number">
           {decimal(found.before_mean)} → {decimal(found.after_mean)}; difference {decimal(found.difference)}
-          {found.interval ? ` [${decimal(found.interval[0])}, ${decimal(found.interval[1])}]` : ""},{" "}
-          {pValue(found.p_value)} ({found.test})
+          {range ? ` (${range})` : ""}, {pValue(found.p_value)} ({found.test})
         </Text>
       </Group>
       <Facts

@@ -11,7 +11,8 @@ import { Moment } from "../../parts/Moment.tsx";
 import { Answer } from "../../parts/States.tsx";
 import { Tree } from "../../parts/Tree.tsx";
 import { href } from "../../pure/address.ts";
-import { bytes, count, counted, decimal } from "../../pure/format.ts";
+import { bytes, counted, decimal } from "../../pure/format.ts";
+import { interval, limits } from "../../pure/steps.ts";
 import { named, visible } from "../../pure/visible.ts";
 import { foldedPieces, wordDiff } from "../../pure/words.ts";
 
@@ -46,11 +47,11 @@ function Versions({ resourcesId, last }: { resourcesId: string; last: number }) 
   };
   const earned = (number: number) => {
     const group = rewards.data?.groups.find(({ key }) => key === `${resourcesId}@${number}`);
-    const interval = group?.stderr ? ` ± ${decimal(1.96 * group.stderr)} (95 %)` : "";
+    const range = limits(interval(group));
     return (
       <>
         {decimal(group?.mean)}
-        {interval}, {counted(group?.count ?? 0, "rollout")}{" "}
+        {range ? ` (${range})` : ""}, {counted(group?.count ?? 0, "rollout")}{" "}
         <Anchor size="sm" underline="always" href={href(["rollouts"], { resources: resourcesId, version: number })}>
           view rollouts of version {number}
         </Anchor>
@@ -211,7 +212,7 @@ function VersionTable({
                   Older
                 </Button>
                 <Text size="sm" c="dimmed">
-                  {count(page.total)} versions
+                  {counted(page.total, "version")}
                 </Text>
               </Group>
             ) : null}

@@ -8,7 +8,7 @@ import type { CallExplanation, ConversationCall, ShownMessage } from "../../api/
 import { useAddress } from "../../app/useAddress.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
-import { bytes, count, decimal, duration } from "../../pure/format.ts";
+import { bytes, count, counted, decimal, duration } from "../../pure/format.ts";
 import { TrainedSign } from "./TrainedSign.tsx";
 import { named } from "../../pure/visible.ts";
 
@@ -33,7 +33,11 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
   return (
     <Stack gap="md">
       {error ? <AgentError error={error} /> : null}
-      {explanation.data?.verdict ? (
+      {explanation.data?.untrained ? (
+        <Text size="sm" c="dimmed">
+          Nothing of this rollout is trained: {named(explanation.data.untrained)}.
+        </Text>
+      ) : explanation.data?.verdict ? (
         <Text size="sm" c="dimmed">
           This rollout is not trained:{" "}
           {explanation.data.verdict === "no_reward" && reward !== null
@@ -68,7 +72,7 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
             <>
               {shortened ? (
                 <Text size="sm" c="dimmed">
-                  {shortened} long {shortened === 1 ? "text is" : "texts are"} shortened. The span has the full text.
+                  {counted(shortened, "long text")} shortened. The span has the full text.
                 </Text>
               ) : null}
               {whole && pages === 1 ? null : (
@@ -80,7 +84,12 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
               )}
               {pager}
               {calls.slice(from, from + CALLS).map((call) => (
-                <Call key={call.call_id} call={call} told={told.get(`${attemptId} ${call.call_id}`)} />
+                <Call
+                  key={call.call_id}
+                  call={call}
+                  told={told.get(`${attemptId} ${call.call_id}`)}
+                  trains={!explanation.data?.untrained}
+                />
               ))}
               {pager}
             </>
@@ -105,7 +114,13 @@ function AgentError({ error }: { error: NonNullable<Props["error"]> }) {
   );
 }
 
-function Call({ call, told }: { call: ConversationCall; told: CallExplanation | undefined }) {
+interface CallProps {
+  call: ConversationCall;
+  told: CallExplanation | undefined;
+  trains: boolean;
+}
+
+function Call({ call, told, trains }: CallProps) {
   const seconds = call.start_time && call.end_time ? call.end_time - call.start_time : null;
   return (
     <section aria-label={`Call ${call.number}`} data-call={call.call_id}>
@@ -135,7 +150,7 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
               call.model === null ? null : named(call.model, 60),
               call.prompt_tokens === null
                 ? null
-                : `${count(call.prompt_tokens)} → ${count(call.completion_tokens)} tokens`,
+                : `${count(call.prompt_tokens)} → ${counted(call.completion_tokens, "token")}`,
               seconds === null ? null : duration(seconds),
               call.weight_version === null ? null : `weights ${call.weight_version}`,
               call.finish_reason,
@@ -146,7 +161,7 @@ function Call({ call, told }: { call: ConversationCall; told: CallExplanation | 
           {call.late ? <Sign color="orange" text="⧖ late: arrived after the end of the attempt" /> : null}
           {call.cut_off ? <Sign color="orange" text="✂ cut off" /> : null}
           {call.state === "ok" ? null : <Sign color="orange" text={`✕ ${call.state.replaceAll("_", " ")}`} />}
-          <TrainedSign told={told} />
+          <TrainedSign told={told} trains={trains} />
         </Group>
         {call.error ? <LongText text={call.error} mono /> : null}
       </Stack>

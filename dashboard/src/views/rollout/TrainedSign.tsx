@@ -6,15 +6,25 @@ import type { CallExplanation } from "../../api/types.ts";
 import { decimal } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
 
-export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
+interface Props {
+  told: CallExplanation | undefined;
+  /** Whether calls of the rollout may be trained; otherwise only what was recorded of them is shown. */
+  trains: boolean;
+}
+
+export function TrainedSign({ told, trains }: Props) {
   if (!told) return null;
   const trained = told.ledger?.ending === "trained";
   const reason = told.ledger?.reason ?? told.reason;
-  const text = trained
-    ? `✓ trained, advantage ${decimal(told.ledger?.advantage)}`
-    : reason
-      ? `○ not trained: ${named(reason.replaceAll("_", " "), 80)}`
-      : `◌ row ${told.row}, no ledger`;
+  const text = !trains
+    ? told.has_tokens
+      ? "◌ token ids recorded"
+      : "◌ no token ids"
+    : trained
+      ? `✓ trained, advantage ${decimal(told.ledger?.advantage)}`
+      : reason
+        ? `○ not trained: ${named(reason.replaceAll("_", " "), 80)}`
+        : `◌ row ${told.row}, no ledger`;
   return (
     <Popover width={360} position="bottom-start" withArrow>
       <Popover.Target>
@@ -32,9 +42,9 @@ export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
               {told.ledger.row === null ? "" : ` in row ${told.ledger.row}`}
               {told.ledger.weight_version === null ? "" : `, sampled by weights ${told.ledger.weight_version}`}.
             </Text>
-          ) : (
+          ) : trains ? (
             <Text size="sm">The ledger of the run has no record of this rollout.</Text>
-          )}
+          ) : null}
           {told.begins ? (
             <Text size="sm">
               Starts row {told.row}: {told.begins.replaceAll("_", " ")}.
@@ -45,7 +55,7 @@ export function TrainedSign({ told }: { told: CallExplanation | undefined }) {
             {told.matched_by ? `, matched by ${told.matched_by.replaceAll("_", " ")}` : ""}; token ids{" "}
             {told.has_tokens ? "recorded" : "not recorded"}.
           </Text>
-          {told.what_to_try && !trained ? <Text size="sm">{told.what_to_try}</Text> : null}
+          {told.what_to_try && trains && !trained ? <Text size="sm">{told.what_to_try}</Text> : null}
         </Stack>
       </Popover.Dropdown>
     </Popover>

@@ -5,7 +5,7 @@ import type { ReactNode } from "react";
 import type { RolloutSummary } from "../../api/types.ts";
 import { Moment } from "../../parts/Moment.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
-import { count, decimal, duration, inputWords } from "../../pure/format.ts";
+import { count, decimal, duration, inputWords, isoTime } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
 
 export interface Column {
@@ -32,7 +32,7 @@ export const columns: Column[] = [
   { id: "step", label: "Step", width: 60, right: true, sort: "step", show: (row) => count(row.step), value: (row) => row.step },
   { id: "task", label: "Task", width: 60, right: true, show: (row) => row.task ?? "–", value: (row) => row.task },
   { id: "input", label: "Input", show: (row) => <span title={named(row.input_preview, 1000)}>{named(inputWords(row.input_preview))}</span>, value: (row) => row.input_preview },
-  { id: "start", label: "Started", width: 174, sort: "start_time", show: (row) => <Moment at={row.start_time} />, value: (row) => row.start_time },
+  { id: "start", label: "Started", width: 174, sort: "start_time", show: (row) => <Moment at={row.start_time} />, value: (row) => isoTime(row.start_time) },
   { id: "duration", label: "Duration", width: 92, right: true, sort: "duration", show: (row) => duration(seconds(row)), value: seconds },
   { id: "attempts", label: "Attempts", width: 88, right: true, sort: "attempts", show: (row) => count(row.attempts), value: (row) => row.attempts },
   { id: "spans", label: "Spans", width: 72, right: true, sort: "spans", show: (row) => count(row.spans), value: (row) => row.spans },

@@ -5,7 +5,7 @@ import { useQuery } from "@tanstack/react-query";
 import { useMemo } from "react";
 
 import { aggregateQuery } from "../../api/questions.ts";
-import type { Run, RunRecord, StepData } from "../../api/types.ts";
+import type { AggregateGroup, Run, RunRecord, StepData } from "../../api/types.ts";
 import { palette, series as colours } from "../../app/palette.ts";
 import { Chart, type Series } from "../../parts/Chart.tsx";
 import { Loading } from "../../parts/States.tsx";
@@ -173,7 +173,7 @@ export function Curves({ run, steps, records, alarms }: Props) {
   );
 }
 
-type Groups = { key?: string | number | null; mean: number | null; stderr: number | null }[];
+type Groups = AggregateGroup[];
 
 /** Training rewards by the rollouts of each step, held-out ones by the evaluations, over the union of their steps. */
 function rewardSeries(
@@ -194,7 +194,7 @@ function rewardSeries(
   ].sort((a, b) => a - b);
   const series: Series[] = [];
   if (train.size) {
-    const values = at.map((step) => interval(train.get(step) as never));
+    const values = at.map((step) => interval(train.get(step)));
     series.push({
       label: "training rollouts",
       values: values.map(([mean]) => mean),

@@ -6,7 +6,8 @@ import { useState } from "react";
 import type { RunRecord } from "../../api/types.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
-import { decimal } from "../../pure/format.ts";
+import { counted, decimal } from "../../pure/format.ts";
+import { limits } from "../../pure/steps.ts";
 import { named } from "../../pure/visible.ts";
 
 interface PromptData {
@@ -15,6 +16,7 @@ interface PromptData {
   state?: string;
   score?: number | null;
   interval?: [number, number] | null;
+  tasks?: number;
   critique?: string | null;
   templates?: Record<string, unknown>;
   target?: string;
@@ -58,7 +60,7 @@ export function Prompts({ records }: { records: RunRecord[] }) {
                   <Table.Td>{each.round}</Table.Td>
                   <Table.Td ta="right" className="agl-number">
                     {decimal(each.score)}
-                    {each.interval ? ` [${decimal(each.interval[0])}, ${decimal(each.interval[1])}]` : ""}
+                    {each.interval ? ` (${limits([null, ...each.interval])}, ${counted(each.tasks ?? 0, "task")})` : ""}
                   </Table.Td>
                   <Table.Td>
                     <StatusBadge status={each.state} />

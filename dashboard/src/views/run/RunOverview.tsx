@@ -16,8 +16,8 @@ import { Answer, Empty, Failure, Loading } from "../../parts/States.tsx";
 import { StatusBadge } from "../../parts/StatusBadge.tsx";
 import { useNow } from "../../parts/useNow.ts";
 import { href } from "../../pure/address.ts";
-import { count, decimal, duration, pValue } from "../../pure/format.ts";
-import { alarmsOf, type Alarm } from "../../pure/steps.ts";
+import { count, counted, decimal, duration, pValue } from "../../pure/format.ts";
+import { alarmsOf, limits, type Alarm } from "../../pure/steps.ts";
 import { StopRun } from "../runs/StopRun.tsx";
 import { Curves } from "./Curves.tsx";
 import { Prompts } from "./Prompts.tsx";
@@ -139,10 +139,13 @@ function VerdictLine({ run, records }: { run: Run; records: RunRecord[] }) {
       worse: "▼ worse than at the start",
       "no evidence": "○ no evidence of a change",
     }[data.verdict] ?? data.verdict;
+  const range = limits([data.difference, ...(data.interval ?? [])]);
   return (
     <Text size="sm" data-verdict={data.verdict}>
       <b>{words}</b>: {named(name?.replaceAll("_", " ") ?? "")} {decimal(data.before_mean)} → {decimal(data.after_mean)}
-      , {pValue(data.p_value)} ({data.test}), {data.gained} of {data.tasks} tasks gained, {data.lost} lost.{" "}
+      , difference {decimal(data.difference)}
+      {range ? ` (${range})` : ""}, {pValue(data.p_value)} ({data.test}), {data.gained} of {counted(data.tasks, "task")}{" "}
+      gained, {data.lost} lost.{" "}
       <Anchor fz="sm" underline="always" href={href(["compare"], { before, after })}>
         Compare by task
       </Anchor>
@@ -157,7 +160,7 @@ function Alarms({ alarms }: { alarms: Alarm[] }) {
   return (
     <Alert
       color="orange"
-      title={`⚠ ${alarms.length} ${alarms.length === 1 ? "alarm" : "alarms"}, ${alarms.filter((alarm) => alarm.lasts).length} active`}
+      title={`⚠ ${counted(alarms.length, "alarm")}, ${alarms.filter((alarm) => alarm.lasts).length} active`}
       data-testid="alarms"
     >
       <Stack gap={4}>

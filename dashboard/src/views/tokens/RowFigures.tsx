@@ -3,7 +3,7 @@
 import { Group, Text } from "@mantine/core";
 import { useMemo } from "react";
 
-import { count, decimal } from "../../pure/format.ts";
+import { count, counted, decimal } from "../../pure/format.ts";
 import { COLOURINGS, colourOf, valueOf, type Colouring, type TokenAt } from "../../pure/tokenRows.ts";
 import { histogramOf, statisticsOf } from "../../pure/tokenStatistics.ts";
 
@@ -26,7 +26,7 @@ export function RowFigures({ tokens, range, colouring }: Props) {
     const all = values.filter((value) => value !== null).length;
     return (
       <Text size="xs" className="agl-number" data-testid="row-figures">
-        {count(marked)} of {count(all)} tokens {colouring === "mask" ? "trained" : "clipped"}
+        {count(marked)} of {counted(all, "token")} {colouring === "mask" ? "trained" : "clipped"}
       </Text>
     );
   }
@@ -46,7 +46,7 @@ export function RowFigures({ tokens, range, colouring }: Props) {
         width={PARTS * PART}
         height={HEIGHT}
         role="img"
-        aria-label={`${COLOURINGS[colouring].label} of ${known.count} tokens from ${told(known.low)} to ${told(known.high)}`}
+        aria-label={`${COLOURINGS[colouring].label} of ${counted(known.count, "token")} from ${told(known.low)} to ${told(known.high)}`}
       >
         {parts.map((size, at) => {
           const tall = size ? Math.max(2, (HEIGHT * size) / most) : 0;
@@ -65,8 +65,8 @@ export function RowFigures({ tokens, range, colouring }: Props) {
         })}
       </svg>
       <Text size="xs" className="agl-number">
-        {count(known.count)} tokens · {colouring === "ratio" ? "geometric mean" : "mean"} {told(known.mean)} · median{" "}
-        {told(known.median)} · {told(known.low)} to {told(known.high)}
+        {counted(known.count, "token")} · {colouring === "ratio" ? "geometric mean" : "mean"} {told(known.mean)} ·
+        median {told(known.median)} · {told(known.low)} to {told(known.high)}
       </Text>
     </Group>
   );

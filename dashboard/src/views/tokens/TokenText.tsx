@@ -4,6 +4,7 @@ import { useElementSize } from "@mantine/hooks";
 import { useVirtualizer } from "@tanstack/react-virtual";
 import { memo, useLayoutEffect, useMemo, useRef, useState, type KeyboardEvent } from "react";
 
+import { counted } from "../../pure/format.ts";
 import { linesOf } from "../../pure/lines.ts";
 import type { RowPart } from "../../pure/tokenStatistics.ts";
 import type { TokenAt } from "../../pure/tokenRows.ts";
@@ -82,7 +83,7 @@ export function TokenText({ tokens, texts, partial, parts, colours, chosen, choo
         style={{ height: Math.min(MOST_HEIGHT, lines.length * LINE + 10) }}
         tabIndex={0}
         role="listbox"
-        aria-label={`${tokens.length} tokens`}
+        aria-label={counted(tokens.length, "token")}
         aria-activedescendant={chosen ? `token-${chosen.at}` : undefined}
         onKeyDown={move}
       >

@@ -10,7 +10,7 @@ import type { CallExplanation, LedgerCall, LedgerData, LedgerRow } from "../../a
 import { useAddress } from "../../app/useAddress.ts";
 import { LongText } from "../../parts/LongText.tsx";
 import { Answer, Empty } from "../../parts/States.tsx";
-import { count, decimal } from "../../pure/format.ts";
+import { count, counted, decimal } from "../../pure/format.ts";
 import {
   COLOURINGS,
   colourOf,
@@ -33,8 +33,9 @@ export function Tokens({ rolloutId, runId }: { rolloutId: string; runId: string 
   const explanation = useQuery(explanationQuery(rolloutId));
   const calls = explanation.data?.calls ?? [];
   const seams = explanation.data?.rows ? explanation.data.notes : []; // without rows, the notes are advice
-  if (runId === null)
-    return <NoLedger calls={calls} text="This rollout belongs to no run, so it is in no ledger." />;
+  if (explanation.data?.untrained)
+    return <NoLedger calls={[]} text={`Nothing of this rollout is trained: ${named(explanation.data.untrained)}.`} />;
+  if (runId === null) return <NoLedger calls={calls} text="This rollout belongs to no run, so it is in no ledger." />;
   if (record.isSuccess && record.data === null) {
     return (
       <NoLedger
@@ -159,7 +160,7 @@ function Row({
   return (
     <section aria-label={`Row ${row.row}`} data-row={row.row}>
       <Text size="sm" fw={600}>
-        Row {row.row}: {count(tokens.length)} tokens, {count(trained)} trained
+        Row {row.row}: {counted(tokens.length, "token")}, {count(trained)} trained
         {row.policy ? ` · policy ${named(row.policy, 60)}` : ""}
         {first?.begins ? (
           <Text span size="sm" c="dimmed">
@@ -170,7 +171,7 @@ function Row({
         {partial.size ? (
           <Text span size="sm" c="dimmed">
             {" "}
-            · {count(partial.size)} are parts of a character, shown as bytes and dotted
+            · {counted(partial.size, "token")} with part of a character, shown as bytes and dotted
           </Text>
         ) : null}
       </Text>
