@@ -120,7 +120,7 @@ class DecodeLoop:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                    raise TimeoutError(f"{len(self._in_flight)} completions are still in flight after {timeout} s")
+                    raise TimeoutError(f"completions in flight after {timeout} s: {len(self._in_flight)}")
             yield
         finally:
             with self._changed:
@@ -147,7 +147,7 @@ class DecodeLoop:
                 self._lacked = False
             except Exception as error:  # the boundary: any error of the model is the answer to those in flight
                 if not is_out_of_memory(error):
-                    logger.exception("decoding failed; %d completions are lost", len(self._in_flight))
+                    logger.exception("decoding failed; lost completions: %d", len(self._in_flight))
                     self._fail(RequestError(f"decoding failed: {error}", status=500, code="internal_error"))
                     continue
                 cause = short_cause(error)

@@ -73,7 +73,7 @@ class WeightGate:
         try:
             await asyncio.wait_for(drained, timeout)
         except TimeoutError:
-            raise TimeoutError(f"{self.in_flight} model calls still run after {timeout} seconds of draining") from None
+            raise TimeoutError(f"model calls still running after {timeout} s of draining: {self.in_flight}") from None
         finally:
             self._drained.discard(drained)
 

@@ -55,7 +55,7 @@ def _problems_of_file(db: sqlite3.Connection, *, complete: bool) -> Iterator[str
             if counter is None or newest > counter:
                 yield f"the newest change has number {newest}, and the counter of changes stands at {counter}"
             if distinct != count:
-                yield f"{count - distinct} rollouts or runs share the number of their change with another"
+                yield f"rollouts or runs with the change number of another: {count - distinct}"
             yield from problems(SQLiteLink(db))
     except sqlite3.DatabaseError as error:
         yield f"the file cannot be read further: {error}"

@@ -70,7 +70,7 @@ def _read(name: str, items: Iterable[object], most: int) -> list[object]:
             f"{name} is a {type(items).__name__} with more than {most} items, and is read whole before the run. Give a "
             "part of it, such as list(itertools.islice(tasks, 10_000)), or something with a length and items by index"
         )
-    logger.info("%s: %d items read from a %s", name, len(rows), type(items).__name__)
+    logger.info("%s: items read: %d, from a %s", name, len(rows), type(items).__name__)
     return rows
 
 

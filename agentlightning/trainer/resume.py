@@ -102,9 +102,9 @@ async def past_of(
     if not ended and not still_open:
         return None
     if not resumable:
-        logger.info("Run %s begins anew; %d open rollouts of its last start are cancelled", name, still_open)
+        logger.info("Run %s begins anew; open rollouts of its last start, which are cancelled: %d", name, still_open)
         return None
-    logger.info("Run %s goes on: %d rollouts ended, %d open", name, ended, still_open)
+    logger.info("Run %s goes on: rollouts ended %d, open %d", name, ended, still_open)
     return past
 
 

@@ -451,7 +451,7 @@ class Ledger:
         if wrong:
             more = f"; and {len(wrong) - _NAMED_AT_MOST} more" if len(wrong) > _NAMED_AT_MOST else ""
             raise LedgerError(
-                f"step {self.step}: {len(wrong)} of {len(self._calls)} model calls do not add up: "
+                f"step {self.step}: model calls that do not add up: {len(wrong)} of {len(self._calls)}: "
                 + "; ".join(wrong[:_NAMED_AT_MOST])
                 + more
             )

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
+from agentlightning.base.terminal import counted
 from agentlightning.engine.torch_setup import deterministic_torch
 from agentlightning.errors import GoneError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -151,7 +152,7 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     count = int(figures["rows"])
     if len(rows) < count:
         evicted = sum(bool(record.data.get("evicted")) for record in records)
-        why = f"the store has given up those of {evicted} rollouts for want of room" if evicted else (
+        why = f"the store has given up those of {counted(evicted, 'rollout')} for want of room" if evicted else (
             "train with record_tokens='all' to have them; 'auto' keeps a sample of the rows of a large model"
         )  # fmt: skip
         raise GoneError(f"Of the {count} rows of step {step}, {len(rows)} are recorded with their tokens: {why}")

@@ -228,7 +228,7 @@ async def find_resumption(
     await resumption.read_rollouts(store)
     last = max(resumption.recorded, default=resumption.steps)
     logger.info(
-        "Run %s goes on after step %d (%s); %d later steps are repeated with the rollouts that they had",
+        "Run %s goes on after step %d (%s); later steps to repeat with their rollouts: %d",
         *(run_id, resumption.steps, checkpoint.path if checkpoint else "no checkpoint yet", last - resumption.steps),
     )
     return resumption

@@ -343,7 +343,7 @@ class TrainingRun:
         skipped = update.figures["skipped_steps"]
         self._skipped = self._skipped + 1 if update.figures["steps"] == 0 and skipped > 0 else 0
         if skipped:
-            text = f"{skipped:.0f} optimizer steps skipped: loss or probabilities are not finite"
+            text = f"skipped optimizer steps: {skipped:.0f}; loss or probabilities are not finite"
             context.alarm(text, "skipped_steps")
         return update
 
@@ -398,7 +398,7 @@ class TrainingRun:
             self._reported_constraints = True
             names = ", ".join(f"{name} ({count})" for name, count in summary.constrained.items())
             self._context.note(
-                f"step {step}: some of {summary.trained} trained calls were constrained by {names}: their tokens were "
+                f"step {step}: some trained calls ({summary.trained}) were constrained by {names}: their tokens were "
                 "drawn from another distribution than the one that learns from them"
             )
 
@@ -411,5 +411,5 @@ class TrainingRun:
         await self._context.recorder.ledger(ledger)
         excluded = {str(reason): count for reason, count in summary.excluded.items()}
         if excluded:
-            logger.info("%d model calls ended after the last step: %s", summary.captured, excluded)
+            logger.info("model calls that ended after the last step: %d, %s", summary.captured, excluded)
         return excluded

@@ -16,6 +16,7 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.seams import describe
+from agentlightning.base.terminal import counted
 from agentlightning.errors import NoScoredRolloutError, NoTrainableCallError, TooMuchDriftError
 from agentlightning.training.ledger import RolloutRecord
 from agentlightning.training.rollouts import Evidence
@@ -79,8 +80,8 @@ class RunGuard:
             return None
         self._told_of_refusals = True
         return (
-            f"{len(refused)} of {len(records)} rollouts had a model call that was refused for good; they are left out "
-            f"as {REFUSED_CALL}, and this is said once. The first, rollout {refused[0].rollout_id}: "
+            f"{len(refused)} of {counted(len(records), 'rollout')} left out as {REFUSED_CALL}: a call was refused for "
+            f"good. This is said once. The first, rollout {refused[0].rollout_id}: "
             f"{_first_refusal(refused[0])}. Change what the program asks for, or train such rollouts with "
             "refused_calls='train'"
         )
@@ -99,7 +100,7 @@ class RunGuard:
         record = next(record for record in records if record.reading.drifts)
         example = describe(record.reading.drifts[0], record.calls, self.decode)
         raise TooMuchDriftError(
-            f"{self.drifts} of {self.turns} turns came back in other tokens than were recorded ({self.drift_rate:.1%}, "
+            f"turns that came back in other tokens: {self.drifts} of {self.turns} ({self.drift_rate:.1%}, "
             f"max_drift={self.max_drift}). Each of them begins a row of its own. An example, of rollout "
             f"{record.rollout_id}:\n{example}\n"
             "To try: a chat template that shows earlier turns as they were said, or a higher max_drift"
@@ -120,13 +121,11 @@ class RunGuard:
         report = f"The first of them, rollout {without[0].rollout_id}:\n{without[0].explain(self.decode)}"
         if first and len(without) == len(earned):
             raise NoTrainableCallError(
-                f"None of the {len(earned)} rollouts with a reward in the first step has a model call that can be "
+                f"No rollout with a reward in the first step (of {len(earned)}) has a model call that can be "
                 f"trained: there is nothing to learn from. {report}"
             )
-        return (
-            f"{len(without)} of {len(earned)} rollouts with a reward have no model call that can be trained; they are "
-            f"left out, and this is said once. {report}"
-        )
+        counts = f"{len(without)} of {counted(len(earned), 'rollout')} with a reward"
+        return f"{counts} left out: no model call that can be trained. This is said once. {report}"
 
 
 class Endings:
@@ -165,7 +164,7 @@ class Endings:
         counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
         error = f" The first error, of rollout {self._first_error}." if self._first_error else ""
         raise NoScoredRolloutError(
-            f"The run took no rollout to learn from: of {self._counts.total()} rollouts {counts}.{error} Its model is "
+            f"The run took no rollout to learn from, of {self._counts.total()}: {counts}.{error} Its model is "
             "the one that it began with. See one of them with: agl rollouts list, agl rollouts explain <rollout id>"
         )
 

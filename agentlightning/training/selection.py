@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
 from agentlightning.store.base import FINISHED, UNSET, LightningStore, Unset
 from agentlightning.store.cursors import pages_of
@@ -123,7 +124,7 @@ class SelectingCollector(StepCollector):
         self.endings.best = max([*rewards, *([] if self.endings.best is None else [self.endings.best])], default=None)
         if rewards and not rows.samples:
             self._context.alarm(
-                f"step {ledger.step}: none of {len(rewards)} scored rollouts was chosen: their best reward is "
+                f"step {ledger.step}: none of {counted(len(rewards), 'scored rollout')} was chosen: the best reward is "
                 f"{max(rewards):g}; left out: {counts_text(reasons)}",
                 "none_chosen",
             )
@@ -204,7 +205,7 @@ async def choose_stored(
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
         examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of the {len(settings.named)} rollouts that were named cannot be trained: {examples}. "
+            f"{len(unusable)} of {counted(len(settings.named), 'named rollout')} cannot be trained: {examples}. "
             "See why with: agl rollouts explain <rollout id>; leave them out of rollouts="
         )
     total = len(candidates) + len(reasons)
@@ -215,8 +216,8 @@ async def choose_stored(
         why = f"left out: {counts_text(reasons)}; the best reward is {best}" if total else "there are none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"No rollout is chosen out of the {total} ended training rollouts{of} of the store: {why}. Rollouts need a "
-            "reward, and model calls with token ids and log-probabilities, as the engine of GRPO and vLLM give them"
+            f"No rollout is chosen out of {counted(total, 'ended training rollout')}{of} of the store: {why}. Rollouts "
+            "need a reward, and model calls with token ids and log-probabilities, as GRPO's engine and vLLM give them"
         )
     return chosen, reasons
 
