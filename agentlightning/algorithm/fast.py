@@ -15,6 +15,7 @@ from typing_extensions import override
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import running_llm_proxy
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.tasks import tasks_of
 from agentlightning.training.rollouts import Evidence, LatePolicy, collect, evidence
@@ -65,7 +66,7 @@ class BaselineResult:
     def __str__(self) -> str:
         mean = "no reward" if self.mean_reward is None else f"mean reward {self.mean_reward:.3f}"
         outcomes = ", ".join(f"{number} {name}" for name, number in sorted(self.outcomes.items()))
-        return f"{len(self.rewards)} rollouts ({outcomes}), {mean}"
+        return f"{counted(len(self.rewards), 'rollout')} ({outcomes}), {mean}"
 
 
 class Baseline(FastAlgorithm[BaselineResult]):

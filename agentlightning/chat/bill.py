@@ -11,6 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError, ServiceError
 
 
@@ -186,5 +187,6 @@ class Bill:
     def __str__(self) -> str:
         cost = "" if self.cost is None else f", cost {self.cost:.4f}" if self.cost else ""
         failed = f", {self.failed_calls} failed" if self.failed_calls else ""
-        retries = f", {self.retries} retries" if self.retries else ""
-        return f"{self.calls} calls{failed}{retries}, {self.prompt_tokens} + {self.completion_tokens} tokens{cost}"
+        retries = f", {counted(self.retries, 'retry')}" if self.retries else ""
+        tokens = f"{self.prompt_tokens} + {counted(self.completion_tokens, 'token')}"
+        return f"{counted(self.calls, 'call')}{failed}{retries}, {tokens}{cost}"

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import JSON, say, show_json, show_table
 from agentlightning.env_var import PROGRAM_VARIABLES, LightningEnvVar
 from agentlightning.errors import closest_name
@@ -120,7 +121,7 @@ def _python() -> Iterator[CheckResult]:
         yield CheckResult("wrong", "agentlightning", problem)
     new_enough = sys.version_info >= (3, 11)
     yield CheckResult("ok" if new_enough else "wrong", "python", f"{platform.python_version()}, {sys.executable}")
-    yield CheckResult("ok", "machine", f"{platform.platform()}, {os.cpu_count()} cores")
+    yield CheckResult("ok", "machine", f"{platform.platform()}, {counted(os.cpu_count() or 1, 'core')}")
     upsert = sqlite3.sqlite_version_info >= (3, 35)
     yield CheckResult("ok" if upsert else "wrong", "sqlite", f"{sqlite3.sqlite_version}; 3.35 or newer is required")
 
@@ -208,7 +209,7 @@ def _store(location: str) -> Iterator[CheckResult]:
         yield CheckResult("wrong", f"store {public_form(location)}", str(error))
     else:
         kind, count = statistics.get("name"), statistics.get("total_rollouts", 0)
-        yield CheckResult("ok", f"store {public_form(location)}", f"{kind}, {count} rollouts")
+        yield CheckResult("ok", f"store {public_form(location)}", f"{kind}, {counted(count, 'rollout')}")
 
 
 def misplaced(package: Path, distributions: Iterable[Distribution]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import STORE, say, with_store
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def replay(
     from agentlightning.training.replay import replay as run_replay
 
     result = with_store(store, lambda connection: run_replay(connection, run, step, folder))
-    say(f"step {step} of run {run}, from {result.source}: {result.updates} updates repeated")
+    say(f"step {step} of run {run}, from {result.source}: {counted(result.updates, 'update')} repeated")
     for difference in result.differences:
         say(f"differs: {difference}")
     if not result.differences:
-        say(f"bit-identical: weights, loss, gradient norm, log-probabilities of {result.tokens} tokens")
+        say(f"bit-identical: weights, loss, gradient norm, log-probabilities of {counted(result.tokens, 'token')}")
     return 1 if result.differences else 0

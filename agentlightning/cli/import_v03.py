@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import JSON, STORE, say, show_json, show_table, spec_of_place
 from agentlightning.exit_codes import ExitCode
 
@@ -137,7 +138,8 @@ def _show(report: Report, as_json: bool) -> None:
     show_table(["", "read", "new", "already present", "not imported"], lines)
     for (kind, reason), missed in report.missed.items():
         more = "" if missed.count <= len(missed.examples) else ", ..."
-        say(f"{missed.count} {kind} not imported ({reason}): {', '.join(missed.examples)}{more}")
+        count = counted(missed.count, kind.removesuffix("s"))
+        say(f"{count} not imported ({reason}): {', '.join(missed.examples)}{more}")
         say(f"  {missed.message[:_LONGEST_MESSAGE]}")
     for text, counts in (
         ("values changed", report.changed),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import JSON, STORE, number, say, show_json, show_table, with_store
 from agentlightning.cli.run_texts import (
     FIRST,
@@ -199,7 +200,7 @@ def _write_report(
     ids = [each.before.rollout_id for each in (*won, *lost)], [each.after.rollout_id for each in (*won, *lost)]
     shown: list[Side] = []
     for (run, records), chosen, place, rollout_ids in zip(sides, pair, places, ids, strict=True):
-        text = f"{chosen.name} after step {chosen.step}, {len(chosen.result.tasks)} tasks"
+        text = f"{chosen.name} after step {chosen.step}, {counted(len(chosen.result.tasks), 'task')}"
         texts = with_store(place, lambda connection, rollout_ids=rollout_ids: transcripts(connection, rollout_ids))
         shown.append(Side(run, records, text, texts))
     page = report(promotion, shown[0], shown[1], won, lost, judged=judged)
@@ -228,7 +229,7 @@ def _show_comparison(
         curve = comparison.figures[name]
         shown = curve[offset : offset + limit]
         show_table((f"step: {name}", *names), [(str(step), figure_text(a), figure_text(b)) for step, a, b in shown])
-        say_rest(len(shown), offset, len(curve), "steps")
+        say_rest(len(shown), offset, len(curve), "step")
         rest = [each for each in comparison.figures if each != name]
         if rest:
             say(f"other metrics for --figure: {', '.join(rest)}")

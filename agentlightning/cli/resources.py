@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import JSON, STORE, moment, say, shortened, show_json, show_table, with_store
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def list_resources(
         for name, resource in each.resources.items()
     ]
     show_table(("resources", "version", "run", "changed", "name", "what"), lines)
-    say(f"{len(updates)} sets of resources")
+    say(f"{counted(len(updates), 'set')} of resources")
 
 
 @app.command("show")
@@ -105,7 +106,7 @@ def workers(
         show_json(shown)
         return
     show_table(("worker", "status", "run", "last heartbeat", "rollout", "attempt"), [_line(worker) for worker in shown])
-    say(f"{len(shown)} workers")
+    say(counted(len(shown), "worker"))
 
 
 def _line(worker: Worker) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.output import say
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ def figure_text(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def say_rest(shown: int, offset: int, total: int, what: str) -> None:
+def say_rest(shown: int, offset: int, total: int, noun: str, remark: str = "") -> None:
     """Print the number of items, and how to show the rest."""
     if offset + shown < total:
-        say(f"{shown} of {total} {what}; use --offset {offset + shown} for the next page")
+        say(f"{shown} of {counted(total, noun)}{remark}; use --offset {offset + shown} for the next page")
     else:
-        say(f"{total} {what}")
+        say(f"{counted(total, noun)}{remark}")

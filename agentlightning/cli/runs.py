@@ -74,7 +74,7 @@ def list_runs(
         for run in shown
     ]
     show_table(("run", "algorithm", "state", "step", "best", "started"), table)
-    say_rest(len(table), offset, page.total, "runs")
+    say_rest(len(table), offset, page.total, "run")
 
 
 @app.command("show")
@@ -115,7 +115,7 @@ def show(
     if shown:
         lines = [(str(step), *(figure_text(figures.get(name)) for name in names)) for step, figures in shown]
         show_table(("step", *names), lines)
-        say_rest(len(lines), offset, steps.total, "steps, counted from the latest")
+        say_rest(len(lines), offset, steps.total, "step", ", counted from the latest")
     for record in reversed(others):
         result = record.data.get("path") or record.data.get("value")
         say(f"{record.kind} {record.name or '-'} after step {record.step}: {figure_text(result)}{_tasks_of(record)}")
@@ -152,7 +152,7 @@ def ledger(
             return await show_row(connection, run.run_id, last_or_step or 0, row, as_json=as_json)
         counts = await show_calls(connection, run.run_id, last_or_step, rollout, limit, offset, as_json=as_json)
         if not as_json:
-            say_rest(counts[0], offset, counts[1], "rollouts")
+            say_rest(counts[0], offset, counts[1], "rollout")
         return 0
 
     return with_store(store, ask)
@@ -244,15 +244,17 @@ async def show_check(store: LightningStore, run_id: str, *, as_json: bool) -> in
         return 0 if result.adds_up else 1
     reasons = ", ".join(f"{reason} {count}" for reason, count in result.excluded.most_common())
     say(
-        f"{result.captured} model calls: {result.trained} trained ({result.trained_tokens} tokens), "
+        f"{counted(result.captured, 'model call')}: "
+        f"{result.trained} trained ({counted(result.trained_tokens, 'token')}), "
         f"{result.excluded.total()} excluded{f' ({reasons})' if reasons else ''}; "
-        f"{result.evaluation_calls} evaluation calls; {result.rows} token rows"
+        f"{counted(result.evaluation_calls, 'evaluation call')}; {counted(result.rows, 'token row')}"
     )
     if result.without_span:
-        say(f"spans deleted: {result.without_span} recorded calls")
+        say(f"spans deleted: {counted(result.without_span, 'recorded call')}")
     for line in result.wrong:
         say(f"wrong: {line}")
-    say("the ledger adds up" if result.adds_up else f"the ledger does not add up: {result.wrong_count} errors")
+    errors = counted(result.wrong_count, "error")
+    say("the ledger adds up" if result.adds_up else f"the ledger does not add up: {errors}")
     return 0 if result.adds_up else 1
 
 

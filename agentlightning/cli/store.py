@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from agentlightning.base.terminal import counted
 from agentlightning.cli.main import main_of
 from agentlightning.cli.output import HOST, JSON, LOG_JSON, LOG_LEVEL, log_to_stderr, say, show_json, with_store
 from agentlightning.errors import BadRequestError
@@ -260,9 +261,10 @@ def check(db: str = _DB, as_json: bool = JSON) -> int:
     for problem in report.problems:
         say(problem)
     if report.found:
-        say(f"{db}: {report.found} problems, {len(report.problems)} of them listed")
+        say(f"{db}: {counted(report.found, 'problem')}, {len(report.problems)} of them listed")
         return 1
-    say(f"{db}: ok, {report.rollouts} rollouts, {report.spans} spans, schema version {report.schema_version}")
+    size = f"{counted(report.rollouts, 'rollout')}, {counted(report.spans, 'span')}"
+    say(f"{db}: ok, {size}, schema version {report.schema_version}")
     if not report.complete:
         say("This schema version is old. The store is upgraded when it is opened. A file is not checked further.")
     return 0

@@ -8,6 +8,7 @@ from math import inf
 from statistics import fmean
 from typing import Any
 
+from agentlightning.base.terminal import counted
 from agentlightning.dashboard.reading import known_run
 from agentlightning.dashboard.values import Comparison, TaskPair
 from agentlightning.errors import BadRequestError, NotFoundError
@@ -76,7 +77,7 @@ async def compare(store: LightningStore, before: str, after: str, *, limit: int 
     if not pairs:
         raise BadRequestError(
             f"{first} and {second} have no task in common with a reward on both sides "
-            f"({len(one.tasks)} and {len(other.tasks)} tasks)"
+            f"({len(one.tasks)} and {counted(len(other.tasks), 'task')})"
         )
     mine, its = [pair[0].reward or 0.0 for pair in pairs], [pair[1].reward or 0.0 for pair in pairs]
     result = compare_rewards(mine, its, stopped_in=sequential_range(one, other))

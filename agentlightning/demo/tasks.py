@@ -16,6 +16,7 @@ from typing import Final, Literal, cast
 
 from typing_extensions import TypedDict
 
+from agentlightning.base.terminal import counted
 from agentlightning.demo.settings import HELD_OUT_TASKS, MIN_USER_TASKS, TRAIN_TASKS
 
 Part = Literal["train", "held_out", "imitation"]
@@ -122,7 +123,7 @@ def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Tas
     questions = list(dict.fromkeys(task["question"] for task in tasks))
     if len(questions) < MIN_USER_TASKS:
         raise ValueError(
-            f"{path} contains {len(questions)} different questions. At least {MIN_USER_TASKS} are required "
+            f"{path} contains {counted(len(questions), 'different question')}. At least {MIN_USER_TASKS} are required "
             f"(a fifth is held out for measurement). Example of a line: {EXAMPLE_LINE}"
         )
     random.Random(f"split {seed}").shuffle(questions)

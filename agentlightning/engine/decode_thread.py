@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from agentlightning.base.terminal import counted
 from agentlightning.engine.completion import Completion, DecodeText
 from agentlightning.engine.decoder import Decoder
 from agentlightning.engine.policy_engine import EngineStats
@@ -121,7 +122,8 @@ class DecodeLoop:
         try:
             with self._changed:
                 if not self._changed.wait_for(lambda: not self._in_flight, timeout):
-                    raise TimeoutError(f"{len(self._in_flight)} completions are still in progress after {timeout} s")
+                    open_now = counted(len(self._in_flight), "completion")
+                    raise TimeoutError(f"{open_now} still in progress after {timeout} s")
             yield
         finally:
             with self._changed:
@@ -148,7 +150,7 @@ class DecodeLoop:
                 self._lacked = False
             except Exception as error:  # the boundary: any error of the model is the answer to those in flight
                 if not is_out_of_memory(error):
-                    logger.exception("decoding failed; %d completions failed", len(self._in_flight))
+                    logger.exception("decoding failed; failed completions: %d", len(self._in_flight))
                     self._fail(RequestError(f"decoding failed: {error}", status=500, code="internal_error"))
                     continue
                 cause = short_cause(error)

@@ -16,7 +16,6 @@ from typing import Annotated, Any, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.evaluation.paired import Stopping
 from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
@@ -206,9 +205,7 @@ def same_tasks(
 
     one, other = max(itertools.product(*sides), key=rank)
     if not rank((one, other))[0]:
-        lists = (
-            ", ".join(f"{each.name} ({counted(len(each.result.tasks), 'task')})" for each in side) for side in sides
-        )
+        lists = (", ".join(f"{each.name} (tasks: {len(each.result.tasks)})" for each in side) for side in sides)
         held = "; ".join(f"run {run or '-'} has {names}" for run, names in zip(runs, lists, strict=True))
         raise BadRequestError(
             f"the evaluations of these runs have no task in common: {held}. Evaluate both on the same dataset"

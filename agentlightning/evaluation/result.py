@@ -192,7 +192,7 @@ class EvaluationResult:
         check_share("confidence", confidence)
         if not 1 <= k <= max(1, self.n_samples):
             raise ValueError(
-                f"pass@{k} requires k between 1 and the {self.n_samples} samples per task. Use evaluate(n_samples={k})"
+                f"pass@{k} requires k from 1 to the samples per task ({self.n_samples}). Use evaluate(n_samples={k})"
             )
         if threshold is None:
             if (graded := self._graded) is not None:
@@ -284,7 +284,7 @@ class EvaluationResult:
     def _same_tasks(self, other: EvaluationResult) -> list[tuple[EvaluatedTask, EvaluatedTask]]:
         if len(self.tasks) != len(other.tasks):
             raise ValueError(
-                f"a paired comparison requires the same tasks; got {len(self.tasks)} and {len(other.tasks)} tasks"
+                f"a paired comparison requires the same tasks; got {len(self.tasks)} and {len(other.tasks)}"
             )
         pairs = list(zip(self.tasks, other.tasks, strict=True))
         for number, (mine, its) in enumerate(pairs):

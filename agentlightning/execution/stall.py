@@ -132,7 +132,7 @@ async def stall_report(
         last = _by_worker([rollout for rollout in ended if rollout.end_time is not None])
         shown = mine[:SHOWN]
         lines += [f"  {_runner(w, at_work.get(w.worker_id), last.get(w.worker_id), now)}" for w in shown]
-        lines += [f"  ... and {len(mine) - SHOWN} more runners"] if len(mine) > SHOWN else []
+        lines += [f"  ... and others: {len(mine) - SHOWN}"] if len(mine) > SHOWN else []
     else:
         lines.append("  runners: none has requested work of this run")
     calls = "not in use"

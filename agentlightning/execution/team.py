@@ -274,7 +274,7 @@ class ProcessTeam:
     def _restarted(self) -> str:
         """Return the restarts of the failed children for a message; empty without restarts."""
         spent = max((self._restarts.get(exit_.index, 0) for exit_ in self._failed), default=0)
-        return f" (restarted {spent} times; the limit is max_runner_restarts={self.max_restarts})" if spent else ""
+        return f" (restarts: {spent}; the limit is max_runner_restarts={self.max_restarts})" if spent else ""
 
 
 async def until_readable(filenos: Sequence[int], timeout: float | None) -> None:

@@ -181,7 +181,7 @@ class Gateway:
             if loss is not None:
                 logger.error("%s: the record of an interrupted call was not stored: %r", call.call_id, loss)
         if calls:
-            logger.warning("%d calls were in progress when an earlier gateway process ended", len(calls))
+            logger.warning("calls in progress when an earlier gateway process ended: %d", len(calls))
 
     async def _count_tokens(self, address: CallAddress, scope: Scope, receive: Receive) -> JsonReply | None:
         """Count the tokens of a prompt; no model call, so nothing is recorded. None if the agent disconnected."""

@@ -73,7 +73,7 @@ class WeightGate:
         try:
             await asyncio.wait_for(drained, timeout)
         except TimeoutError:
-            raise TimeoutError(f"Draining: {self.in_flight} model calls still run after {timeout} s") from None
+            raise TimeoutError(f"Draining: model calls still running after {timeout} s: {self.in_flight}") from None
         finally:
             self._drained.discard(drained)
 

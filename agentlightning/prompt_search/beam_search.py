@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agentlightning.base.terminal import cut
+from agentlightning.base.terminal import counted, cut
 from agentlightning.chat.asking import all_of
 from agentlightning.chat.bill import LimitReached
 from agentlightning.chat.chat import ChatError
@@ -192,7 +192,7 @@ class BeamSearch:
         width = self.steps.beam_width
         if len(beam) < width:
             logger.warning(
-                "%s beam of %d prompts, %d to expand: some are expanded more than once",
+                "%s prompts in the beam: %d, to expand: %d: some are expanded more than once",
                 *(prefix_of(number), len(beam), width),
             )
             return [beam[place % len(beam)] for place in range(width)]
@@ -273,8 +273,8 @@ class BeamSearch:
         if not beam:
             first = f". First failure: {failures[0]}" if failures else ""
             raise NoCandidateError(
-                f"No beam candidates left: none of {len(candidates)} versions has a reward on at least "
-                f"{steps.minimum_coverage:.0%} of {len(tasks)} validation tasks{first}"
+                f"No beam candidates left: none of {counted(len(candidates), 'version')} has a reward on at least "
+                f"{steps.minimum_coverage:.0%} of {counted(len(tasks), 'validation task')}{first}"
             )
         return beam
 
@@ -284,7 +284,7 @@ class BeamSearch:
         version.judge(state.score(state.evaluator.known(version.templates, "val") or results))
         score = state.score(results)
         if not state.is_enough(score):
-            logger.warning("%s only %d of %d tasks have a reward", prefix, score.scored, score.tasks)
+            logger.warning("%s tasks with a reward: only %d of %d", prefix, score.scored, score.tasks)
             mean = None
         return version, mean, results
 
@@ -293,7 +293,7 @@ class BeamSearch:
         [(_, _, results)] = await self._validate(0, [seed], "validation")
         if seed.failures == seed.tasks:
             raise NoCandidateError(
-                f"The seed has no reward on any of {seed.tasks} validation tasks. First failure: "
+                f"The seed has no reward on any of {counted(seed.tasks, 'validation task')}. First failure: "
                 f"{next(filter(None, (result['failure'] for result in results)), 'no reward')}"
             )
 

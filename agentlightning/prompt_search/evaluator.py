@@ -166,7 +166,7 @@ class CandidateEvaluator:
         results = await self._run_tasks(unknown, seconds, is_final=not self._retries)
         failed = {key: unknown[key] for key, result in results.items() if result["final_reward"] is None}
         if failed and self._retries and self._seconds_left() > 0:
-            logger.info("%d of %d rollouts have no reward and run once more", len(failed), len(unknown))
+            logger.info("rollouts without a reward, which run once more: %d of %d", len(failed), len(unknown))
             results |= await self._run_tasks(failed, seconds, is_final=True)
         for key, pending in unknown.items():
             if not pending.result.done():

@@ -267,7 +267,7 @@ class GEPASearch:
         is_seed = version is self._seed
         if is_seed and not score.scored:
             failures = ", ".join(sorted({str(result["failure"]) for result in results}))
-            raise NoCandidateError(f"The seed has no reward on any of {len(results)} validation tasks: {failures}")
+            raise NoCandidateError(f"The seed has no reward on any validation task (of {len(results)}): {failures}")
         if len(results) < len(state.val):  # the package tries a merged candidate on a few of them
             if version.digest not in state.validated:
                 version.judge(score)

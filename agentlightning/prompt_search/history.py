@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.base.private_files import open_private, private_folder
-from agentlightning.base.terminal import one_line
+from agentlightning.base.terminal import counted, one_line
 from agentlightning.chat.bill import Bill
 from agentlightning.errors import BadRequestError
 from agentlightning.evaluation.paired import SIGN_TEST
@@ -183,7 +183,7 @@ class History:
             if version.digest == data[name]["digest"]:
                 self._recorded[name] = version
         if versions:
-            logger.info("run %s: resumed with %d versions", self._log.run_id, len(self._recorded))
+            logger.info("run %s: resumed with %s", self._log.run_id, counted(len(self._recorded), "version"))
         return Bill().merge(*(version.bill for version in versions.values()), *spent)
 
     async def resume(self, *, discard: bool) -> list[PromptVersion]:
@@ -191,7 +191,7 @@ class History:
         versions, self._recorded = sorted(self._recorded.values(), key=lambda each: each.number), {}
         if discard:
             if versions:
-                logger.warning("run %s: restarted, %d versions discarded", self._log.run_id, len(versions))
+                logger.warning("run %s: restarted, %s discarded", self._log.run_id, counted(len(versions), "version"))
             if self._log.run_id:
                 await self._rewind(0)
             return []
@@ -336,4 +336,4 @@ class PromptResult:
             before, after = ("?" if s is None else f"{s:.3f}" for s in (self.seed.score, self.best.score))
             p = "" if self.p_value is None else f" (p = {self.p_value:.3g}, {SIGN_TEST})"
             change = f"{self.seed.version} {before} -> {self.best.version} {after}{p}"
-        return f"{table}\n{change}; {self.rollouts} rollouts; {self.bill}; {self.stop_reason}"
+        return f"{table}\n{change}; {counted(self.rollouts, 'rollout')}; {self.bill}; {self.stop_reason}"

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast, get_args
 from typing_extensions import override
 
 from agentlightning.base.process_secrets import server_token
+from agentlightning.base.terminal import counted
 from agentlightning.litagent.decorator import as_agent
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.runner.agent_process import ProcessExecutor, pickled_parts
@@ -283,7 +284,7 @@ class LitAgentRunner(Runner[T]):
                     await stopping.close()
                     await claims.close()
         finally:
-            logger.info("%s finished after %d rollouts", self._log_prefix(), self._finished)
+            logger.info("%s finished after %s", self._log_prefix(), counted(self._finished, "rollout"))
 
     @override
     async def step(
@@ -354,7 +355,7 @@ class LitAgentRunner(Runner[T]):
                 await attempts.run_by(self.execute, rollout)
             self._finished += 1
             if self._finished == 1 or self._finished % 100 == 0:
-                logger.info("%s %d rollouts done", self._log_prefix(), self._finished)
+                logger.info("%s %s done", self._log_prefix(), counted(self._finished, "rollout"))
 
     def _log_prefix(self, rollout_id: str | None = None) -> str:
         """Return `[Worker-0] [ro-...]`, or `[Worker-0]` without a rollout."""

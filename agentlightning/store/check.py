@@ -55,7 +55,7 @@ def _problems_of_file(db: sqlite3.Connection, *, complete: bool) -> Iterator[str
             if counter is None or newest > counter:
                 yield f"the newest change has number {newest}, but the counter of changes is {counter}"
             if distinct != count:
-                yield f"{count - distinct} rollouts or runs have the same change number as another"
+                yield f"rollouts or runs with the same change number as another: {count - distinct}"
             yield from problems(SQLiteLink(db))
     except sqlite3.DatabaseError as error:
         yield f"the check stopped because the file cannot be read: {error}"

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentlightning.base.terminal import counted
 from agentlightning.errors import AgentLightningError, BusyError
 from agentlightning.semconv import CHANGED_TEXTS, HIDDEN_KEYS
 from agentlightning.store.base import LightningStore, recording
@@ -91,7 +92,7 @@ async def _show_observers(scope: TraceScope, store: LightningStore) -> None:
         done, late = await asyncio.wait(mine, timeout=_METRICS_SECONDS)
         failed = [error for task in done if (error := task.exception()) is not None]
         if failed or late:
-            text = "[Rollout %s] %d metrics were not recorded; first error: %r"
+            text = "[Rollout %s] metrics not recorded: %d; first error: %r"
             logger.warning(text, scope.rollout_id, len(failed) + len(late), next(iter(failed), "no response in time"))
 
 
@@ -110,8 +111,8 @@ async def deliver_spans(store: LightningStore, spans: Sequence[Span], seconds: f
             stored += await retry_for(outage, lambda batch=batch: store.add_many_spans(batch), "spans")
     except Exception as error:  # the boundary: any error of the store means that evidence is missing
         raise TraceDeliveryError(
-            f"{len(spans)} spans of rollout {spans[0].rollout_id}, attempt {spans[0].attempt_id} were not delivered: "
-            f"{type(error).__name__}: {error}",
+            f"{counted(len(spans), 'span')} of rollout {spans[0].rollout_id}, attempt {spans[0].attempt_id} "
+            f"not delivered: {type(error).__name__}: {error}",
             unanswered=isinstance(error, (OSError, BusyError)),
         ) from error
     finally:

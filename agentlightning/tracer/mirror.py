@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError
 from agentlightning.tracer.collector import collector_of
 from agentlightning.types import Span
@@ -211,9 +212,8 @@ class Mirror:
             first, self._warned = not self._warned, True
         if first:
             logger.warning(
-                "%d spans were not mirrored to %s (%s). No rollout is affected. Further losses are counted, but not "
-                "logged",
-                count,
+                "%s not mirrored to %s (%s). No rollout is affected. Further losses are counted, but not logged",
+                counted(count, "span"),
                 self._name,
                 why,
             )

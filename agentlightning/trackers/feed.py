@@ -65,10 +65,10 @@ class Feed:
         if self._thread.is_alive():
             self._given_up = True
             lost = max(0, self._waiting.qsize() - 1)  # one of them is the ending
-            logger.warning("%s did not finish in time; %d records are lost", self.name, lost)
+            logger.warning("%s did not finish in time; records lost: %d", self.name, lost)
             return False
         if self.failures or self.dropped:
-            logger.warning("%s: %d calls failed, %d records were dropped", self.name, self.failures, self.dropped)
+            logger.warning("%s: failed calls: %d, dropped records: %d", self.name, self.failures, self.dropped)
         return True
 
     def _feed(self) -> None:

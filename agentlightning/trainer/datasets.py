@@ -71,7 +71,7 @@ def _read(name: str, items: Iterable[object], most: int) -> list[object]:
             "Pass a part of it, such as list(itertools.islice(tasks, 10_000)), or an object with a length and items by "
             "index"
         )
-    logger.info("%s: read %d items from a %s", name, len(rows), type(items).__name__)
+    logger.info("%s: items read from a %s: %d", name, type(items).__name__, len(rows))
     return rows
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TextIO
 
 from agentlightning.adapter.spans.rewards import final_reward
-from agentlightning.base.terminal import one_line
+from agentlightning.base.terminal import counted, one_line
 from agentlightning.semconv import AGL_ANNOTATION
 from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.training.progress import Style
@@ -223,7 +223,7 @@ class RunReport:
 
     def line(self, seconds: float) -> str:
         """Return the end of the run in one line."""
-        parts = [f"{len(self.ended)} rollouts in {seconds:.1f} s{_listed(self.outcomes)}"]
+        parts = [f"{counted(len(self.ended), 'rollout')} in {seconds:.1f} s{_listed(self.outcomes)}"]
         if self.statuses:
             parts.append(f"{len(self.statuses)} not at an end")
         parts.append(self.reward_text())

@@ -102,9 +102,9 @@ async def past_of(
     if not ended and not still_open:
         return None
     if not resumable:
-        logger.info("Run %s starts from the beginning; cancelled %d earlier open rollouts", name, still_open)
+        logger.info("Run %s starts from the beginning; earlier open rollouts cancelled: %d", name, still_open)
         return None
-    logger.info("Run %s resumed: %d rollouts ended, %d open", name, ended, still_open)
+    logger.info("Run %s resumed: rollouts ended %d, open %d", name, ended, still_open)
     return past
 
 

@@ -17,6 +17,7 @@ from operator import itemgetter
 from statistics import fmean, pstdev
 from typing import Any, Final, Literal, cast
 
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.training.progress import StepFigures, excluded_text
 from agentlightning.utils.setting_checks import Bounds, check_number
@@ -352,8 +353,8 @@ def held_out_drop(steps: Steps, *, limit: float = 0.1, significance: float = 0.0
         return _compared(best - now, limit, text, now=now, best=best)
     threshold = limit * change["range"]
     text = (
-        f"held-out mean reward is {now:.4g}; the best was {change['best']:.4g} after {change['updates']} updates "
-        f"(limit {threshold:.3g} below), p = {change['p_value']:.2g} over {change['pairs']} tasks"
+        f"held-out mean reward is {now:.4g}; the best was {change['best']:.4g} after update {change['updates']} "
+        f"(limit {threshold:.3g} below), p = {change['p_value']:.2g} over {counted(int(change['pairs']), 'task')}"
     )
     loss, is_chance = -change["change"], change["pairs"] >= _LEAST_PAIRS and change["p_value"] >= significance
     return Measurement(loss, threshold, text, is_bad=loss > threshold and not is_chance)
@@ -371,8 +372,8 @@ def infrastructure(steps: Steps, *, limit: float = 0.5) -> Measurement | None:
     if not rollouts:
         return None
     faults = _number(figures.rollouts_excluded.get("infrastructure_fault")) or 0.0
-    text = "{faults:.0f} of {rollouts} rollouts ended with an infrastructure error (limit {threshold:.0%})"
-    return _compared(faults / rollouts, limit, text, faults=faults, rollouts=rollouts)
+    text = "{faults:.0f} of {rollouts} ended with an infrastructure error (limit {threshold:.0%})"
+    return _compared(faults / rollouts, limit, text, faults=faults, rollouts=counted(rollouts, "rollout"))
 
 
 @_rule(
@@ -404,8 +405,8 @@ def no_calls(steps: Steps) -> Measurement | None:
     rollouts = figures.rollouts_done + figures.rollouts_failed
     if not rollouts:
         return None
-    text = "{value} model calls were captured in {rollouts} rollouts"
-    return _compared(figures.calls_captured, 1, text, below=True, rollouts=rollouts)
+    text = "model calls captured in {rollouts}: {value}"
+    return _compared(figures.calls_captured, 1, text, below=True, rollouts=counted(rollouts, "rollout"))
 
 
 @_rule(
@@ -416,7 +417,7 @@ def no_calls(steps: Steps) -> Measurement | None:
 def nothing_trained(steps: Steps) -> Measurement | None:
     """No model call of a step was trained."""
     figures = steps[-1]
-    text = "{value} of {captured} calls were trained; {reasons}"
+    text = "calls used for training: {value} of {captured}; {reasons}"
     captured, reasons = figures.calls_captured, excluded_text(figures.calls_excluded)
     return _compared(figures.calls_trained, 1, text, below=True, captured=captured, reasons=reasons)
 

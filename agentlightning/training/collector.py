@@ -19,6 +19,7 @@ from typing import Any
 
 from agentlightning.adapter.calls.calls import CallRef
 from agentlightning.adapter.rows.samples import UNKNOWN_WEIGHTS, SampleReading
+from agentlightning.base.terminal import counted
 from agentlightning.training.context import TrainingContext
 from agentlightning.training.group_rewards import store_group_rewards, with_group_rewards
 from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord
@@ -146,7 +147,7 @@ class StepCollector:
             if not keys:
                 break
             replaced.update(equal[: len(keys)])
-            context.note(f"step {step}: {len(keys)} groups with equal rewards are replaced by other groups")
+            context.note(f"step {step}: {counted(len(keys), 'group')} with equal rewards replaced by others")
             others = {key: await self._next_group([key]) for key in keys}
             await self._judge(list(others.values()))
             selected += others.values()
@@ -186,8 +187,8 @@ class StepCollector:
             size = settings.num_generations
             context.progress.rollouts(len(selected) * size, self._plan.size * size, f"step {step}")
         if dropped:
-            text = f"step {step}: {len(dropped)} groups were older than max_staleness={settings.most_stale} allows"
-            context.note(text + " and are dropped")
+            groups = counted(len(dropped), "group")
+            context.note(f"step {step}: {groups} dropped, older than max_staleness={settings.most_stale}")
 
         def in_order(groups: dict[GroupKey, Group]) -> list[Group]:
             return sorted(groups.values(), key=lambda group: group.key.place)
@@ -330,7 +331,7 @@ class StepCollector:
         if (report := context.guard.refusals(rows.records)) is not None:
             context.alarm(f"step {step}: {report}", "refused_calls")
         if not rows.rewards:
-            text = f"step {step}: none of {len(ended)} rollouts has a reward to learn from; most often: "
+            text = f"step {step}: none of {counted(len(ended), 'rollout')} has a reward to learn from; most often: "
             context.alarm(text + why_failed(ended), "no_reward")
 
     def _look_at(self, ended: Sequence[Evidence]) -> None:

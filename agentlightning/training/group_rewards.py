@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
 from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.base.terminal import counted
 from agentlightning.chat.asking import all_of
 from agentlightning.chat.ranking import MOST_ANSWERS, Ranking, RankingReward
 from agentlightning.emitter.reward import reward_attributes
@@ -98,9 +99,10 @@ async def with_group_rewards(
         judged[place] = _with_reward(collected[place], None)
     await all_of(*map(judge, members.values()))
     if failed:
-        tasks = "a task" if len(failed) == 1 else f"{len(failed)} tasks"
-        rollouts = sum(count for count, _ in failed)
-        note(f"{rollouts} rollouts of {tasks} have no reward because they were not judged: {failed[0][1]}")
+        rollouts = counted(sum(count for count, _ in failed), "rollout")
+        note(
+            f"no reward for {rollouts} of {counted(len(failed), 'task')}, because they were not judged: {failed[0][1]}"
+        )
     return judged, questions_by_rollout
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from agentlightning.adapter.rows.samples import Sample
+from agentlightning.base.terminal import counted
 from agentlightning.engine.torch_setup import deterministic_torch
 from agentlightning.errors import GoneError, NotFoundError
 from agentlightning.store.base import LightningStore
@@ -150,7 +151,7 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
     count = int(figures["rows"])
     if len(rows) < count:
         evicted = sum(bool(record.data.get("evicted")) for record in records)
-        why = f"the store evicted {evicted} rollouts because it was full" if evicted else (
+        why = f"the store evicted those of {counted(evicted, 'rollout')} because it was full" if evicted else (
             "train with record_tokens='all' to record all rows; 'auto' records a sample of the rows of a large model"
         )  # fmt: skip
         raise GoneError(f"Only {len(rows)} of the {count} rows of step {step} are recorded with their tokens: {why}")

@@ -226,7 +226,7 @@ async def find_resumption(
     await resumption.read_rollouts(store)
     last = max(resumption.recorded, default=resumption.steps)
     logger.info(
-        "Run %s resumes after step %d (%s); %d later steps are repeated with their original rollouts",
+        "Run %s resumes after step %d (%s); later steps repeated with their original rollouts: %d",
         *(run_id, resumption.steps, checkpoint.path if checkpoint else "no checkpoint yet", last - resumption.steps),
     )
     return resumption

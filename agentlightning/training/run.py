@@ -343,7 +343,7 @@ class TrainingRun:
         skipped = update.figures["skipped_steps"]
         self._skipped = self._skipped + 1 if update.figures["steps"] == 0 and skipped > 0 else 0
         if skipped:
-            text = f"{skipped:.0f} optimizer steps skipped because the loss or a probability is not finite"
+            text = f"skipped optimizer steps: {skipped:.0f}; the loss or a probability is not finite"
             context.alarm(text, "skipped_steps")
         return update
 
@@ -411,5 +411,5 @@ class TrainingRun:
         await self._context.recorder.ledger(ledger)
         excluded = {str(reason): count for reason, count in summary.excluded.items()}
         if excluded:
-            logger.info("%d model calls ended after the last step and are excluded: %s", summary.captured, excluded)
+            logger.info("model calls that ended after the last step, excluded: %d, %s", summary.captured, excluded)
         return excluded

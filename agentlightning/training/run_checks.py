@@ -16,6 +16,7 @@ from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.calls.refusals import REFUSED_CALL, refused_for_good
 from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.seams import describe
+from agentlightning.base.terminal import counted
 from agentlightning.errors import NoScoredRolloutError, NoTrainableCallError, TooMuchDriftError
 from agentlightning.training.ledger import RolloutRecord
 from agentlightning.training.rollouts import Evidence
@@ -79,7 +80,7 @@ class RunGuard:
             return None
         self._told_of_refusals = True
         return (
-            f"{len(refused)} of {len(records)} rollouts had a model call that finally failed; they are excluded as "
+            f"{len(refused)} of {counted(len(records), 'rollout')} had a permanently refused call and are excluded as "
             f"{REFUSED_CALL}. This is reported only once. The first, rollout {refused[0].rollout_id}: "
             f"{_first_refusal(refused[0])}. Change the request of the program, or train such rollouts with "
             "refused_calls='train'"
@@ -99,7 +100,7 @@ class RunGuard:
         record = next(record for record in records if record.reading.drifts)
         example = describe(record.reading.drifts[0], record.calls, self.decode)
         raise TooMuchDriftError(
-            f"{self.drifts} of {self.turns} turns were rendered as different tokens than were sampled "
+            f"{self.drifts} of {counted(self.turns, 'turn')} were rendered as different tokens than were sampled "
             f"({self.drift_rate:.1%}, max_drift={self.max_drift}). Each of these turns begins a new row. Example, from "
             f"rollout {record.rollout_id}:\n{example}\nUse a chat template that renders earlier turns "
             "unchanged, or increase max_drift"
@@ -120,13 +121,11 @@ class RunGuard:
         report = f"The first of them, rollout {without[0].rollout_id}:\n{without[0].explain(self.decode)}"
         if first and len(without) == len(earned):
             raise NoTrainableCallError(
-                f"None of the {len(earned)} rollouts with a reward in the first step has a model call that can be "
-                f"used for training. {report}"
+                f"No rollout with a reward in the first step (of {len(earned)}) has a model call that can be used for "
+                f"training. {report}"
             )
-        return (
-            f"{len(without)} of {len(earned)} rollouts with a reward are excluded, because they have no model call "
-            f"that can be used for training. This is reported only once. {report}"
-        )
+        counts = f"{len(without)} of {counted(len(earned), 'rollout')} with a reward"
+        return f"{counts} excluded: no model call can be used for training. This is reported only once. {report}"
 
 
 class Endings:
@@ -165,7 +164,7 @@ class Endings:
         counts = ", ".join(f"{number} {reason}" for reason, number in self._counts.most_common())
         error = f" The first error, of rollout {self._first_error}." if self._first_error else ""
         raise NoScoredRolloutError(
-            f"None of the run's {self._counts.total()} rollouts could be used for training: {counts}.{error} The "
+            f"No rollout of the run, of {self._counts.total()}, could be used for training: {counts}.{error} The "
             "model is unchanged. To inspect a rollout: agl rollouts list, agl rollouts explain <rollout id>"
         )
 

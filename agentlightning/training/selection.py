@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from agentlightning.adapter import TraceToTripletBase
 from agentlightning.adapter.messages import TraceToMessages
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError, NoScoredRolloutError, NotFoundError
 from agentlightning.store.base import FINISHED, UNSET, LightningStore, Unset
 from agentlightning.store.cursors import pages_of
@@ -123,7 +124,7 @@ class SelectingCollector(StepCollector):
         self.endings.best = max([*rewards, *([] if self.endings.best is None else [self.endings.best])], default=None)
         if rewards and not rows.samples:
             self._context.alarm(
-                f"step {ledger.step}: none of {len(rewards)} scored rollouts was chosen: their best reward is "
+                f"step {ledger.step}: none of {counted(len(rewards), 'scored rollout')} was chosen: the best reward is "
                 f"{max(rewards):g}; excluded: {counts_text(reasons)}",
                 "none_chosen",
             )
@@ -204,8 +205,8 @@ async def choose_stored(
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
         examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of the {len(settings.named)} listed rollouts cannot be used for training: {examples}. To "
-            "see why: agl rollouts explain <rollout id>. Remove them from rollouts="
+            f"{len(unusable)} of {counted(len(settings.named), 'listed rollout')} cannot be used for training: {examples}. "
+            "To see why: agl rollouts explain <rollout id>. Remove them from rollouts="
         )
     total = len(candidates) + len(reasons)
     reasons |= left_out(candidates, settings)
@@ -215,8 +216,8 @@ async def choose_stored(
         why = f"excluded: {counts_text(reasons)}; the best reward is {best}" if total else "the store has none"
         of = "" if settings.from_run is None else f" of run {settings.from_run!r}"
         raise BadRequestError(
-            f"None of the {total} ended training rollouts{of} in the store is chosen: {why}. A rollout needs a reward "
-            "and model calls with token ids and log-probabilities, as GRPO's engine and vLLM return them"
+            f"No rollout is chosen out of {counted(total, 'ended training rollout')}{of} in the store: {why}. A "
+            "rollout needs a reward and model calls with token ids and log-probabilities, as from vLLM or GRPO's engine"
         )
     return chosen, reasons
 

@@ -48,7 +48,7 @@ def test_a_fault_of_the_policy_earns_its_reward_and_without_any_reward_there_is_
     result = fit(faulty, ["a"])
     assert (result.rewards, result.outcomes, result.mean_reward) == ([-1.0], {"policy_fault": 1}, -1.0)
     result = fit(agent, [0])
-    assert (str(result), result.mean_reward) == ("1 rollouts (1 unscored), no reward", None)
+    assert (str(result), result.mean_reward) == ("1 rollout (1 unscored), no reward", None)
 
 
 def test_initial_resources_reach_the_agent() -> None:

@@ -20,7 +20,7 @@ def test_bills_are_merged_by_purpose_and_model() -> None:
     ]
     assert (both.calls, both.failed_calls, both.retries, both.requests, both.tokens) == (4, 1, 1, 6, 17)
     assert (both.cost, both.seconds) == (0.75, 2.0)
-    assert str(both) == "4 calls, 1 failed, 1 retries, 11 + 6 tokens, cost 0.7500"
+    assert str(both) == "4 calls, 1 failed, 1 retry, 11 + 6 tokens, cost 0.7500"
     assert one.calls == 2, "what is merged stays as it was"
 
 

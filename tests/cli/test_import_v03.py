@@ -201,7 +201,7 @@ async def test_people_are_told_in_a_table(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "new.db").exists()
     assert "Nothing was written (--dry-run)." in done.stdout
-    assert "1 rollouts not imported (not_ended): ro-000000000000" in done.stdout
+    assert "1 rollout not imported (not_ended): ro-000000000000" in done.stdout
     done = agl("import-v03", dump, "--store", str(tmp_path / "new.db"))
     lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line and line[0].islower()}
     assert lines["rollouts"] == ["4", "3", "0", "1"]
@@ -242,7 +242,7 @@ async def test_one_of_several_partitions_is_chosen(mongo_uri: str, tmp_path: Pat
     refused = agl("import-v03", named, "--store", str(tmp_path / "new.db"))
     assert refused.returncode == 2
     assert "2 partitions" in refused.stderr
-    assert "pt-b (3 rollouts), pt-a (2 rollouts)" in refused.stderr
+    assert "pt-b (rollouts: 3), pt-a (rollouts: 2)" in refused.stderr
     assert not (tmp_path / "new.db").exists()
     code, report = await imported(named, tmp_path, "--partition", "pt-a")
     assert (code, report["rollouts"]["new"]) == (0, 2)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentlightning.algorithm.fast import BaselineResult
 from agentlightning.cli import main
+from agentlightning.evaluation.gate import judge_promotion
+from agentlightning.evaluation.paired import Stopping
+from agentlightning.evaluation.result import EvaluatedRollout, EvaluatedTask, EvaluationResult
 from agentlightning.execution.run_state import stop_note, stop_run
 from agentlightning.store import SQLiteLightningStore
+from agentlightning.training.result import Evaluation, GRPOResult
 from agentlightning.types import (
     LLM,
     AttemptError,
@@ -215,3 +221,33 @@ async def test_no_command_that_looks_shows_a_secret_of_a_task_a_worker_an_error_
             output = capsys.readouterr()
             assert code == 0, (command, output.err)
             assert SECRET not in output.out + output.err, (command, output.out)
+
+
+async def test_a_count_of_one_has_its_noun_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    rollout_id = await store_a_rollout(store)
+    await store.add_resources({"prompt": PromptTemplate(template="Hello", engine="f-string")})
+    await store.update_worker("worker-1", {"cpu": 1})
+    await store.start_run("r", algorithm="Mine")
+    await store.add_run_records("r", [RunRecord(kind="step", step=1, data={"mean_reward": 1.0})])
+    await store.add_run_records("r", [RunRecord(kind="evaluation", step=1, name="e", data={"rewards": [1.0]})])
+    await store.close()
+    words = ("rollouts list", f"rollouts explain {rollout_id}", "rollouts export", "resources list", "workers")
+    words += ("runs list", "runs show r", "runs ledger r", "runs ledger r --check", "store check")
+    for command in words:
+        place = (
+            ["--db", str(tmp_path / "agl.db")] if command == "store check" else ["--store", str(tmp_path / "agl.db")]
+        )
+        await asyncio.to_thread(main, [*command.split(), *place])
+    task = EvaluatedTask("a", (EvaluatedRollout("ro-1", "scored", 1.0, 0.1),))
+    evaluation = EvaluationResult((task,), stopping=Stopping("no evidence", 1.0, 1, 1, "baseline"))
+    result = GRPOResult(tmp_path, 1, [Evaluation(0, "greedy", [1.0], ["ro-1"], 0.1)], late_calls={"stale": 1})
+    texts = [evaluation, evaluation.compare(evaluation), judge_promotion(evaluation, evaluation), result]
+    texts += [result.evaluations[0], BaselineResult([1.0], {"scored": 1})]
+    shown = capsys.readouterr()
+    text = "\n".join([shown.out, shown.err, *map(str, texts)])
+    assert text.count("1 rollout") + text.count("1 task") >= 8
+    assert (
+        re.findall(r"\b1 (?:[a-z-]+ )?(?:task|rollout|call|token|pair|worker|run|step|line|span|sample|value)s\b", text)
+        == []
+    )

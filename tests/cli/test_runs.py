@@ -79,7 +79,7 @@ async def test_runs_are_listed_the_newest_first(agl: Any) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["lost", "run-second", "run-first", "3"]
     assert "failed" in lines[2]
     assert "1 held_out (step 3)" in lines[2]
-    assert (await agl("list", "--state", "failed"))[1].splitlines()[-1] == "1 runs"
+    assert (await agl("list", "--state", "failed"))[1].splitlines()[-1] == "1 run"
     out = (await agl("list", "--limit", "2"))[1]
     assert "2 of 3 runs; use --offset 2 for the next page" in out
     listed_runs = json.loads((await agl("list", "--contains", "first", "--json"))[1])

@@ -247,7 +247,7 @@ async def test_a_served_file_is_copied_and_checked_while_it_is_served(
     assert await asyncio.to_thread(main, ["store", "backup", copy, "--db", served, "--force"]) == 0
     for path in (served, copy, f"sqlite:///{copy}?synchronous=FULL"):
         assert await asyncio.to_thread(main, ["store", "check", "--db", path]) == 0
-        assert "ok, 1 rollouts, 0 spans" in capsys.readouterr().out
+        assert "ok, 1 rollout, 0 spans" in capsys.readouterr().out
     for where in (endpoint, served, f"sqlite:///{copy}"):
         assert await asyncio.to_thread(main, ["store", "stats", where]) == 0
         shown = {tuple(line.rsplit(maxsplit=1)) for line in capsys.readouterr().out.splitlines()}
@@ -270,7 +270,7 @@ def test_a_file_that_is_not_whole_is_exit_code_1_and_a_list(tmp_path: Path, caps
     assert main(["store", "check", "--db", str(path)]) == 1
     assert capsys.readouterr().out.splitlines() == [
         f"rollout {rollout_id}: column attempts is 3, but the record has 0",
-        f"{path}: 1 problems, 1 of them listed",
+        f"{path}: 1 problem, 1 of them listed",
     ]
 
 

@@ -192,12 +192,12 @@ def test_a_pause_that_cannot_wait_leaves_the_engine_as_it_was(endless: Policy, e
             future = pool.submit(ask, endless_engine, max_tokens=LONG)
             await_load(endless_engine, 1)
             with (
-                pytest.raises(TimeoutError, match="1 completions are still in progress"),
+                pytest.raises(TimeoutError, match="1 completion still in progress"),
                 endless_engine.paused(timeout=0.01),
             ):
                 pass
             updater = Updater([Learner(None, GRPOSettings(model="any"), endless)], [endless_engine])
-            with pytest.raises(DrainTimeoutError, match="1 completions are still in progress"), updater.paused(0.01):
+            with pytest.raises(DrainTimeoutError, match="1 completion still in progress"), updater.paused(0.01):
                 pytest.fail("the weights were about to change")
         assert tokens(future.result())
     with endless_engine.paused(), pytest.raises(RuntimeError, match="already paused"), endless_engine.paused():

@@ -126,7 +126,7 @@ def test_a_record_of_another_algorithm_is_read() -> None:
     ("data", "message"),
     [
         ({"rewards": ["x"]}, "not readable: 0: "),
-        ({"rewards": [1.0, 2.0]}, "2 rewards, 1 tasks"),
+        ({"rewards": [1.0, 2.0]}, "2 rewards, 1 task"),
         ({"samples": [[{"outcome": 1}]]}, r"not readable: 0\.0\."),
         ({"samples": 7}, "not readable"),
         ({"slices": [["a", 3]]}, "not readable"),

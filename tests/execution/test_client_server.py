@@ -149,7 +149,7 @@ def test_a_runner_that_always_fails_ends_the_run_with_worker_exit_code_and_cause
     text = str(raised.value)
     assert "Subprocesses failed with unexpected exit codes: runner-" in text
     assert "(exitcode=1)" in text
-    assert "restarted 1 times; the limit is max_runner_restarts=1" in text
+    assert "restarts: 1; the limit is max_runner_restarts=1" in text
     assert "LookupError: worker" in text
     assert "bundles.py" in text
 

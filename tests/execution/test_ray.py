@@ -199,7 +199,7 @@ def test_actors_that_always_die_end_the_run_with_their_name_and_cause(
     with pytest.raises(RunnerDiedError) as caught:
         strategy(nodes, max_runner_restarts=1).execute(Tasks(1), runner, InMemoryLightningStore())
     text = str(caught.value)
-    for part in ("runner-0 (pid ", "restarted 1 times; the limit is max_runner_restarts=1", *causes):
+    for part in ("runner-0 (pid ", "restarts: 1; the limit is max_runner_restarts=1", *causes):
         assert part in text
 
 

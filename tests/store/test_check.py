@@ -26,7 +26,7 @@ async def test_damaged_and_stray_records_of_runs_are_listed_with_their_removal(t
         db.execute("UPDATE run_records SET step = 7 WHERE run_id = 'r' AND step = 2")
         db.execute("DELETE FROM rows WHERE kind = 'run' AND key = 'gone'")
     stray, unreadable, elsewhere = check_file(path).problems
-    assert stray == "3 records belong to run 'gone', which does not exist"
+    assert stray == "3 records of run 'gone', which does not exist"
     assert unreadable.startswith("run 'r': the step record '' of step 1 cannot be read. Remove it: DELETE FROM")
     assert "step 7 is stored under a different kind, step or name" in elsewhere
     with pytest.raises(DamagedRecordError, match="of run 'r'"):

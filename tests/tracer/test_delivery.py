@@ -96,7 +96,7 @@ async def test_the_exception_of_the_body_goes_before_a_failed_delivery(
 
     with pytest.raises(KeyError), caplog.at_level(logging.ERROR):
         await body()
-    assert "were not delivered" in caplog.text
+    assert "not delivered" in caplog.text
 
 
 async def test_a_store_that_stays_away_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ async def test_spans_that_the_store_does_not_take_are_kept_and_told_of() -> None
     tracer.open_attempt()
     tracer.emit_span("tool_execution")
     await store.delete_rollouts(rollout_ids=[claimed.rollout_id], force=True)
-    with pytest.raises(RuntimeError, match=r"1 spans of rollout .* were not delivered"):
+    with pytest.raises(RuntimeError, match=r"1 span of rollout .* not delivered"):
         tracer.close_attempt()
     tracer.close_rollout()
     with tracer.lifespan():

@@ -134,7 +134,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_and_others_go_on(
     lines = [record.getMessage() for record in caplog.records if "Fails" in record.getMessage()]
     assert len([line for line in lines if f"failed ({where}); training continues" in line]) == 1
     count, dropped = (len(EVERYTHING), 0) if where == "record" else (1, len(EVERYTHING) if where == "start" else 0)
-    assert f"Fails: {count} calls failed, {dropped} records were dropped" in lines[-1]
+    assert f"Fails: failed calls: {count}, dropped records: {dropped}" in lines[-1]
 
 
 def test_a_tracker_that_hangs_keeps_nobody_waiting_and_what_it_missed_is_counted(
@@ -151,7 +151,7 @@ def test_a_tracker_that_hangs_keeps_nobody_waiting_and_what_it_missed_is_counted
     try:
         assert run(tracker).result is not None
         assert tracker.endings == []
-        assert any("Hangs did not finish in time; 8 records are lost" in r.getMessage() for r in caplog.records)
+        assert any("Hangs did not finish in time; records lost: 8" in r.getMessage() for r in caplog.records)
     finally:
         free.set()
 

@@ -109,7 +109,7 @@ def test_what_the_algorithm_raises_is_summed_up_too(caplog: pytest.LogCaptureFix
 
     with caplog.at_level(logging.INFO, "agentlightning"), pytest.raises(OverflowError):
         agl.Trainer(algorithm=broken, strategy="shm").fit(tenth)
-    assert "1 rollouts in" in caplog.text
+    assert "1 rollout in" in caplog.text
 
 
 async def test_what_ends_before_the_first_question_for_changes_is_answered_is_counted() -> None:

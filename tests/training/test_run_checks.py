@@ -136,7 +136,7 @@ async def test_a_rollout_that_took_a_refusal_in_is_not_trained_and_says_so_every
     assert figures.mean_reward >= 1.0
     output = capsys.readouterr().out
     assert "rollouts 8 done 0 failed (not trained: refused_call 4)" in output
-    assert output.count("4 of 8 rollouts had a model call that finally failed") == 1
+    assert output.count("4 of 8 rollouts had a permanently refused call") == 1
     assert "gpt-unknown" in output
     for rollout in await rollouts_of(store):
         [attempt] = await store.query_attempts(rollout.rollout_id)

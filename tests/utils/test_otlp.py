@@ -477,7 +477,7 @@ def test_only_a_few_reasons_are_kept() -> None:
     assert rejections.spans == 1005
     assert len(rejections.message) < 2000
     assert "(6 spans)" in rejections.message
-    assert rejections.message.endswith("and 995 spans for other reasons")
+    assert rejections.message.endswith("other reasons (995)")
 
 
 # --- the body ----------------------------------------------------------------------------------------------------

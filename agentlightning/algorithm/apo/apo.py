@@ -18,7 +18,7 @@ from typing_extensions import TypeVar, override
 
 from agentlightning.algorithm.prompt_algorithm import PromptSearch
 from agentlightning.base.field_help import explain_fields
-from agentlightning.base.terminal import cut
+from agentlightning.base.terminal import counted, cut
 from agentlightning.chat.chat import Chat
 from agentlightning.prompt_search.beam_search import BeamSearch
 from agentlightning.prompt_search.critic import (
@@ -145,7 +145,7 @@ class APO(PromptSearch, Generic[T]):
         assert self._state is not None, "evaluate_prompt_on_batch can only be called during a run"
         prefix = prefix or f"[Prompt {prompt.version}]"
         text = cut(prompt.templates[resource_name].template, 50)
-        logger.info("%s running on %d tasks (%s): %r", prefix, len(dataset), mode, text)
+        logger.info("%s running on %s (%s): %r", prefix, counted(len(dataset), "task"), mode, text)
         results = await self._state.evaluator.evaluate(prompt.version, prompt.templates, dataset, mode)
         score = self._state.score(results)
         statuses = [result["status"] for result in results]
@@ -162,7 +162,7 @@ class APO(PromptSearch, Generic[T]):
         branch = current_branch.get() or Branch(random.Random(self.seed))
         prefix = prefix or f"[Prompt {prompt.version}]"
         if len(results) < self.gradient_batch_size:
-            logger.warning("%s the critic sees only %d results, below gradient_batch_size", prefix, len(results))
+            logger.warning("%s the critic sees fewer results than gradient_batch_size: %d", prefix, len(results))
         critic = self._critic(self._chat)
         file, critique = await critic.critique(prompt.prompt_template, results, self.gradient_batch_size, branch)
         logger.info("%s critique by %s with %s:\n%s", prefix, critic.gradient_model, file.name, critique)

@@ -65,7 +65,7 @@ class MongoSource:
                     f"{self.name} holds no collections of v0.3 ({', '.join(KINDS)}). Put the name of the database into "
                     "the URI: mongodb://host/database"
                 )
-            names = ", ".join(f"{name} ({count} rollouts)" for name, count in list(partitions.items())[:_MOST_NAMED])
+            names = ", ".join(f"{name} (rollouts: {count})" for name, count in list(partitions.items())[:_MOST_NAMED])
             if self._partition is None and len(partitions) > 1:
                 raise BadRequestError(
                     f"{self.name} holds {len(partitions)} partitions, each a separate store: {names}. "

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
+from agentlightning.base.terminal import counted
 from agentlightning.store.base import FINISHED, QUEUING, RUNNING
 from agentlightning.store.rules.durable import record_type
 from agentlightning.store.rules.rewards import problems_of_rewards
@@ -37,10 +38,10 @@ def problems(link: Link) -> Iterator[str]:
     """Yield the problems, within one reading transaction."""
     yield from _problems_of_rollouts(link)
     for rollout_id, count in link.each(_STRAY_SPANS):
-        yield f"{count} spans belong to rollout {rollout_id}, which does not exist"
+        yield f"{counted(count, 'span')} of rollout {rollout_id}, which does not exist"
     for table, stray in _STRAY_SUMMARIES:
         if count := link.fetch(f"SELECT count(*) FROM @{table} {stray}")[0][0]:
-            yield f"{count} rows of {table} belong to rollouts that do not exist"
+            yield f"{counted(count, 'row')} of {table} for rollouts that do not exist"
     yield from _problems_of_rows(link)
     yield from _problems_of_runs(link)
 
@@ -107,7 +108,8 @@ def _problems_of_record(link: Link, record: Record) -> Iterator[str]:
         if attempt_id not in attempts:
             yield f"span {span_id} belongs to attempt {attempt_id}, which the rollout does not have"
     if (count, size) != (record.span_count, record.span_bytes):
-        yield f"it has {count} spans of {size} bytes, but the record has {record.span_count} of {record.span_bytes}"
+        known = f"{record.span_count} of {record.span_bytes}"
+        yield f"it has {counted(count, 'span')} of {size} bytes, but the record has {known}"
     if highest > record.spans_issued:
         yield f"a span has number {highest}, but only {record.spans_issued} numbers were assigned"
     yield from problems_of_rewards(record, rewarding)
@@ -135,7 +137,7 @@ def _problems_of_rows(link: Link) -> Iterator[str]:
 
 def _problems_of_runs(link: Link) -> Iterator[str]:
     for run_id, count in link.each(_STRAY_RECORDS):
-        yield f"{count} records belong to run {run_id!r}, which does not exist"
+        yield f"{counted(count, 'record')} of run {run_id!r}, which does not exist"
     query = "SELECT number, run_id, kind, step, name, body FROM @run_records WHERE @here ORDER BY number"
     for number, run_id, kind, step, name, body in link.each(query):
         try:

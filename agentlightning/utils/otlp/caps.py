@@ -156,4 +156,4 @@ class Rejections:
             return ""
         reasons = [reason if count == 1 else f"{reason} ({count} spans)" for reason, count in self._reasons.items()]
         rest = self.spans - sum(self._reasons.values())
-        return "; ".join([*reasons, f"and {rest} spans for other reasons"] if rest else reasons)
+        return "; ".join([*reasons, f"other reasons ({rest})"] if rest else reasons)

@@ -96,9 +96,9 @@ async def test_a_store_in_the_midst_of_life_is_whole(store: SQLiteLightningStore
         ("UPDATE spans SET attempt_id = 'at-other' WHERE number = 1", "belongs to attempt at-other, which the rollout"),
         ("UPDATE spans SET body = 'x' WHERE number = 1", "cannot be read: Invalid JSON"),
         ("UPDATE spans SET span_id = 'other' WHERE number = 1", "span other is stored under different ids"),
-        ("DELETE FROM rollouts WHERE status = 'succeeded'", "3 spans belong to rollout ro-"),
+        ("DELETE FROM rollouts WHERE status = 'succeeded'", "3 spans of rollout ro-"),
         ("UPDATE counters SET value = 1", "the newest change has number"),
-        ("UPDATE rollouts SET change = 1", "8 rollouts or runs have the same change number"),
+        ("UPDATE rollouts SET change = 1", "rollouts or runs with the same change number as another: 8"),
         ("UPDATE rows SET body = 'x' WHERE kind = 'worker'", "the row 'w' of kind 'worker' cannot be read"),
         ("UPDATE rows SET kind = 'thing' WHERE kind = 'worker'", "the row 'w' of kind 'thing' cannot be read"),
         (

@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from agentlightning.adapter.calls.calls import model_calls
 from agentlightning.adapter.rows.samples import Sample, samples_from_calls
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -157,7 +158,7 @@ class VERLUpdater(RemoteUpdater):
         update = StepUpdate(figures)
         lost = {sample.rollout_id for sample, row in zip(rows.samples, reported, strict=True) if row is None}
         if lost:
-            text = f"VERL excluded {len(lost)} rollouts, such as {min(lost)}. See VERL's log for the reason"
+            text = f"VERL excluded {counted(len(lost), 'rollout')}, such as {min(lost)}. See VERL's log for the reason"
             update.untrained, update.alarms = frozenset(lost), [("left_out_by_verl", text)]
         if report["optimizer_steps"]:
             self.advance(self.weight_version + 1)
