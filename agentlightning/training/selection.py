@@ -205,8 +205,8 @@ async def choose_stored(
     if settings.named is not None and (unusable := {i: why for i, why in reasons.items() if why != "not_picked"}):
         examples = ", ".join(f"{i} ({why})" for i, why in list(unusable.items())[:_NAMED_AT_MOST])
         raise BadRequestError(
-            f"{len(unusable)} of {counted(len(settings.named), 'listed rollout')} cannot be used for training: {examples}. "
-            "To see why: agl rollouts explain <rollout id>. Remove them from rollouts="
+            f"{len(unusable)} of {counted(len(settings.named), 'listed rollout')} cannot be used for training: "
+            f"{examples}. To see why: agl rollouts explain <rollout id>. Remove them from rollouts="
         )
     total = len(candidates) + len(reasons)
     reasons |= left_out(candidates, settings)

@@ -79,9 +79,9 @@ export async function call<T>(path: string, options: CallOptions = {}): Promise<
 
 async function reasonOf(reply: Response): Promise<string> {
   try {
-    const told = (await reply.json()) as { detail?: unknown; message?: unknown; error?: unknown };
-    const text = told.detail ?? told.message ?? told.error;
-    return typeof text === "string" ? text : JSON.stringify(text ?? told);
+    const body = (await reply.json()) as { detail?: unknown; message?: unknown; error?: unknown };
+    const text = body.detail ?? body.message ?? body.error;
+    return typeof text === "string" ? text : JSON.stringify(text ?? body);
   } catch {
     return `${reply.status} ${reply.statusText}`;
   }

@@ -11,7 +11,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the counters. */
+        /** Return the counters of the store. */
         get: operations["statistics"];
         put?: never;
         post?: never;
@@ -28,10 +28,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names. */
+        /** Return the rollouts that match the filters. A rollout with attempts is an `AttemptedRollout`. */
         get: operations["query_rollouts_2"];
         put?: never;
-        /** Create a rollout with its first attempt (status `preparing`); it is never queued. */
+        /** Create a rollout with its first attempt (status `preparing`), without queuing it. */
         post: operations["start_rollout"];
         delete?: never;
         options?: never;
@@ -48,7 +48,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Enqueue a batch in order, all or none. An empty batch returns an empty list. */
+        /** Enqueue a batch of rollouts in order: either all of them or none. An empty batch returns an empty list. */
         post: operations["enqueue_many_rollouts"];
         delete?: never;
         options?: never;
@@ -65,7 +65,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Claim up to `limit` rollouts, oldest first. Waits up to `timeout` seconds for the first of them. */
+        /** Claim up to `limit` rollouts, in the order of the queue. Waits up to `timeout` seconds for the first one. */
         post: operations["dequeue_many_rollouts"];
         delete?: never;
         options?: never;
@@ -80,10 +80,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the attempts of a rollout; an empty list for an unknown one. */
+        /** Return the attempts of a rollout; an empty page if the rollout does not exist. */
         get: operations["query_attempts_2"];
         put?: never;
-        /** Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status. */
+        /** Start another attempt of a rollout, whatever its status. This also reopens a rollout that has ended. */
         post: operations["start_attempt"];
         delete?: never;
         options?: never;
@@ -100,7 +100,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status. */
+        /** Start another attempt of a rollout, whatever its status. This also reopens a rollout that has ended. */
         post: operations["start_attempt_2"];
         delete?: never;
         options?: never;
@@ -117,7 +117,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Begin another attempt, whatever the rollout's status; besides queuing, the only way out of a terminal status. */
+        /** Start another attempt of a rollout, whatever its status. This also reopens a rollout that has ended. */
         post: operations["start_attempt_3"];
         delete?: never;
         options?: never;
@@ -132,10 +132,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return spans of a rollout, or of one attempt. Unknown ids give an empty page. */
+        /** Return the spans of a rollout, or of one attempt; an empty page if the id is unknown. */
         get: operations["query_spans_2"];
         put?: never;
-        /** Store one span and return it; None if its (rollout, attempt, span id) exists already. */
+        /** Store one span and return it; return None if a span with this rollout, attempt and span id exists already. */
         post: operations["add_span"];
         delete?: never;
         options?: never;
@@ -152,7 +152,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Store spans in one step and return those that were new, in the given order. */
+        /** Store spans in one step and return the new ones, in the given order. */
         post: operations["add_many_spans"];
         delete?: never;
         options?: never;
@@ -169,7 +169,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return the next number of the rollout, 1 first. Numbers never repeat; attempts of a rollout share them. */
+        /** Return the next span number of a rollout, starting at 1. All attempts share one sequence without repeats. */
         post: operations["get_next_span_sequence_id"];
         delete?: never;
         options?: never;
@@ -186,7 +186,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return one number per (rollout, attempt) pair, in the given order. */
+        /** Return the next span number for each (rollout, attempt) pair, in the given order. */
         post: operations["get_many_span_sequence_ids"];
         delete?: never;
         options?: never;
@@ -201,10 +201,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return one rollout, with its latest attempt if it has one; None if unknown. */
+        /** Return one rollout, with its latest attempt if it has one; None if the id is unknown. */
         get: operations["get_rollout_by_id"];
         put?: never;
-        /** Change the given fields. Values are replaced, not merged. */
+        /** Change the given fields of a rollout. A new value replaces the old one; dictionaries are not merged. */
         post: operations["update_rollout"];
         delete?: never;
         options?: never;
@@ -221,7 +221,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Change the given fields; a new status of the latest attempt also changes the rollout's status. */
+        /** Change the given fields of an attempt. The status of the latest attempt also sets the rollout's status. */
         post: operations["update_attempt"];
         delete?: never;
         options?: never;
@@ -238,7 +238,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remove rollouts with their attempts and spans; return the number removed by this call (0 for a repeated one). */
+        /** Remove rollouts with their attempts and spans; return the number of removed rollouts. */
         post: operations["delete_rollouts"];
         delete?: never;
         options?: never;
@@ -255,7 +255,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if unknown. */
+        /** Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if it is unknown. */
         post: operations["update_worker"];
         delete?: never;
         options?: never;
@@ -270,10 +270,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return one worker; None if unknown. */
+        /** Return one worker; None if the id is unknown. */
         get: operations["get_worker_by_id"];
         put?: never;
-        /** Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if unknown. */
+        /** Record a heartbeat of a worker, which renews the leases of its claims. Creates the worker if it is unknown. */
         post: operations["update_worker_2"];
         delete?: never;
         options?: never;
@@ -288,10 +288,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the newest version of each set of resources; API keys are null. */
+        /** Return the newest version of each set of resources, with API keys set to null. */
         get: operations["query_resources"];
         put?: never;
-        /** Publish a new set of resources under a new id as version 1; it becomes the latest of its run. */
+        /** Publish a new set of resources under a new id, as version 1. It becomes the latest set of its run. */
         post: operations["add_resources"];
         delete?: never;
         options?: never;
@@ -306,11 +306,11 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return one version of a set (the newest by default), API keys included; None if unknown. */
+        /** Return one version of a set of resources (the newest by default), with API keys; None if unknown. */
         get: operations["get_resources_by_id"];
-        /** Publish the next version of a set, which becomes the latest of its run; an unknown id begins at version 1. */
+        /** Publish the next version of a set of resources (1 for a new id). It becomes the latest set of its run. */
         put: operations["update_resources_2"];
-        /** Publish the next version of a set, which becomes the latest of its run; an unknown id begins at version 1. */
+        /** Publish the next version of a set of resources (1 for a new id). It becomes the latest set of its run. */
         post: operations["update_resources"];
         delete?: never;
         options?: never;
@@ -327,7 +327,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return rollouts, those with attempts as `AttemptedRollout`. `status` and `rollout_ids` are old names. */
+        /** Return the rollouts that match the filters. A rollout with attempts is an `AttemptedRollout`. */
         post: operations["query_rollouts"];
         delete?: never;
         options?: never;
@@ -344,7 +344,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return the attempts of a rollout; an empty list for an unknown one. */
+        /** Return the attempts of a rollout; an empty page if the rollout does not exist. */
         post: operations["query_attempts"];
         delete?: never;
         options?: never;
@@ -361,7 +361,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return spans of a rollout, or of one attempt. Unknown ids give an empty page. */
+        /** Return the spans of a rollout, or of one attempt; an empty page if the id is unknown. */
         post: operations["query_spans"];
         delete?: never;
         options?: never;
@@ -378,7 +378,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return workers; notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins with that. */
+        /** Return workers. Notes of runs are included if `worker_id_contains` begins with `semconv.CONTROL_PREFIX`. */
         post: operations["query_workers"];
         delete?: never;
         options?: never;
@@ -393,10 +393,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return workers; notes of runs (`semconv.CONTROL_PREFIX`) only if `worker_id_contains` begins with that. */
+        /** Return workers. Notes of runs are included if `worker_id_contains` begins with `semconv.CONTROL_PREFIX`. */
         get: operations["query_workers_2"];
         put?: never;
-        /** Register a worker before its first claim; same as its first heartbeat (`update_worker`). */
+        /** Register a worker before its first claim. Same as its first heartbeat (`update_worker`). */
         post: operations["register_worker"];
         delete?: never;
         options?: never;
@@ -411,7 +411,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the attempt with the highest number; None if there is none. */
+        /** Return the latest attempt of a rollout; None if it has none. */
         get: operations["get_latest_attempt"];
         put?: never;
         post?: never;
@@ -428,7 +428,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the resources published last for the run, else the last ones of no run; None if there are none. */
+        /** Return the latest resources of the run; if it has none, the latest ones without a run, or None. */
         get: operations["get_latest_resources"];
         put?: never;
         post?: never;
@@ -447,7 +447,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Wait until all of the rollouts have ended or time is up; return those that have ended, in the given order. */
+        /** Wait until all given rollouts have ended or the timeout is over; return the ended ones, in the given order. */
         post: operations["wait_for_rollouts"];
         delete?: never;
         options?: never;
@@ -464,7 +464,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return the rollouts and runs that changed after a cursor, each once in its present state. */
+        /** Return the rollouts and runs that changed after a cursor, each once and in its current state. */
         post: operations["query_events"];
         delete?: never;
         options?: never;
@@ -481,7 +481,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Begin a run, or continue a known one: its state is `running`, and its end, error and stop note are cleared. */
+        /** Start a run, or continue an existing one. */
         post: operations["start_run"];
         delete?: never;
         options?: never;
@@ -496,10 +496,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return one run; None if unknown. */
+        /** Return one run; None if the id is unknown. */
         get: operations["get_run_by_id"];
         put?: never;
-        /** Change the given fields. A state other than `running` ends the run. */
+        /** Change the given fields of a run. A state other than `running` ends the run. */
         post: operations["update_run"];
         delete?: never;
         options?: never;
@@ -516,7 +516,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return the runs that pass every filter. */
+        /** Return the runs that match all filters. */
         post: operations["query_runs"];
         delete?: never;
         options?: never;
@@ -531,7 +531,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the runs that pass every filter. */
+        /** Return the runs that match all filters. */
         get: operations["query_runs_2"];
         put?: never;
         post?: never;
@@ -548,10 +548,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return records that pass every filter, by step and then in the order of storing; none of an unknown run. */
+        /** Return the records that match all filters, by step and then in the order in which they were stored. */
         get: operations["query_run_records_2"];
         put?: never;
-        /** Store records, all or none; return the number of new ones. The call counts as a heartbeat of the run. */
+        /** Store records of a run, either all or none; return the number of new ones. Counts as a heartbeat of the run. */
         post: operations["add_run_records"];
         delete?: never;
         options?: never;
@@ -568,7 +568,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return records that pass every filter, by step and then in the order of storing; none of an unknown run. */
+        /** Return the records that match all filters, by step and then in the order in which they were stored. */
         post: operations["query_run_records"];
         delete?: never;
         options?: never;
@@ -585,7 +585,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remove the records of every kind after a step, for a run that continues there; return the number removed. */
+        /** Remove all records after a step, so that the run can continue from it; return the number of removed records. */
         post: operations["rewind_run"];
         delete?: never;
         options?: never;
@@ -602,7 +602,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Remove runs with their records; return the number removed. Unknown ones are ignored, rollouts stay. */
+        /** Remove runs with their records, not their rollouts; return the number removed. Unknown ids are ignored. */
         post: operations["delete_runs"];
         delete?: never;
         options?: never;
@@ -617,10 +617,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the text of each token id; None if unknown. */
+        /** Return the text of each token id of a vocabulary; None if the id is unknown. */
         get: operations["get_vocabulary"];
         put?: never;
-        /** Store the text of each token id of a tokenizer; return False if the vocabulary exists already and stays. */
+        /** Store the text of each token id of a tokenizer; return False and change nothing if the vocabulary exists. */
         post: operations["add_vocabulary"];
         delete?: never;
         options?: never;
@@ -635,10 +635,10 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return summaries of the rollouts that pass the filter, and their exact number. */
+        /** Return summaries of the rollouts that match the filter, and their exact number. */
         get: operations["query_rollout_summaries_2"];
         put?: never;
-        /** Return summaries of the rollouts that pass the filter, and their exact number. */
+        /** Return summaries of the rollouts that match the filter, and their exact number. */
         post: operations["query_rollout_summaries"];
         delete?: never;
         options?: never;
@@ -655,7 +655,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return figures of the rollouts that pass the filter, in groups: counts, mean and quantiles of the rewards. */
+        /** Return statistics of the rollouts that match the filter, by group: counts, mean and quantiles of the rewards. */
         post: operations["aggregate_rollouts"];
         delete?: never;
         options?: never;
@@ -672,7 +672,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Add a value to a histogram of the program, which the store's page of metrics shows (`/v1/prometheus`). */
+        /** Add a value to a histogram of your program. It appears among the metrics of the store (`/v1/prometheus`). */
         post: operations["observe_metric"];
         delete?: never;
         options?: never;
@@ -687,7 +687,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return spans of a rollout, or of one attempt, without their attributes, by number. */
+        /** Return the spans of a rollout, or of one attempt, without their attributes, in the order of their numbers. */
         get: operations["query_span_outlines"];
         put?: never;
         post?: never;
@@ -704,7 +704,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return one span; None if unknown. If several traces have a span with this id, the lowest number wins. */
+        /** Return one span; None if unknown. If several traces have a span with this id, return the lowest-numbered one. */
         get: operations["get_span"];
         put?: never;
         post?: never;
@@ -721,7 +721,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Return the versions of a set of resources, the newest first; API keys are null. None for an unknown one. */
+        /** Return the versions of a set of resources, with API keys set to null; an empty page if the id is unknown. */
         get: operations["query_resource_versions"];
         put?: never;
         post?: never;
@@ -740,7 +740,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Return the text of each token id in a vocabulary of `add_vocabulary`; None if there is no such vocabulary. */
+        /** Return the text of each token id in a vocabulary of `add_vocabulary`; None if the vocabulary does not exist. */
         post: operations["get_token_texts"];
         delete?: never;
         options?: never;
@@ -757,7 +757,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** Import pieces of a finished history with their ids, times, statuses and numbers. */
+        /** Import parts of a finished history with their ids, times, statuses and numbers. */
         post: operations["import_history"];
         delete?: never;
         options?: never;
@@ -774,7 +774,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** End an attempt; same as `update_attempt` with a status. */
+        /** End an attempt. Same as `update_attempt` with a status. */
         post: operations["finish_attempt"];
         delete?: never;
         options?: never;
@@ -791,7 +791,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** End a rollout as succeeded; `response` goes to the attempt's metadata under the key `response`. */
+        /** End a rollout as succeeded. `response` is stored in the attempt's metadata under the key `response`. */
         post: operations["finish_rollout"];
         delete?: never;
         options?: never;
@@ -927,7 +927,7 @@ export interface paths {
         };
         /**
          * Follow changes of rollouts and runs as server-sent events
-         * @description Messages: `cursor` (where the stream begins), `rollout` and `run` (how a changed one stands), `error` (the last). Their ids are cursors: come back with the last one as `Last-Event-ID` or `after` and nothing is missed.
+         * @description Messages: `cursor` (the start of the stream), `rollout` and `run` (current state after a change), `worker`, `resources`, `lag` and `error` (the last message). Message ids are cursors: to continue without gaps, reconnect with the last id as `Last-Event-ID` or `after`.
          */
         get: operations["events"];
         put?: never;
@@ -947,7 +947,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** OTLP/HTTP traces: spans become spans of their attempts */
+        /** OTLP/HTTP traces: store spans of attempts */
         post: operations["otlp_traces"];
         delete?: never;
         options?: never;
@@ -964,7 +964,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** OTLP/HTTP metrics: accepted and not stored */
+        /** OTLP/HTTP metrics: accept without storing */
         post: operations["otlp_metrics"];
         delete?: never;
         options?: never;
@@ -981,7 +981,7 @@ export interface paths {
         };
         get?: never;
         put?: never;
-        /** OTLP/HTTP logs: accepted and not stored */
+        /** OTLP/HTTP logs: accept without storing */
         post: operations["otlp_logs"];
         delete?: never;
         options?: never;
@@ -996,7 +996,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Metrics as Prometheus reads them */
+        /** Return metrics in the Prometheus format */
         get: operations["prometheus"];
         put?: never;
         post?: never;
@@ -1013,7 +1013,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Metrics as Prometheus reads them */
+        /** Return metrics in the Prometheus format */
         get: operations["prometheus_2"];
         put?: never;
         post?: never;
@@ -1030,7 +1030,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The server answers; needs no token */
+        /** Check that the server responds; needs no token */
         get: operations["health"];
         put?: never;
         post?: never;
@@ -1047,7 +1047,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The server answers; needs no token */
+        /** Check that the server responds; needs no token */
         get: operations["health_2"];
         put?: never;
         post?: never;
@@ -1080,12 +1080,12 @@ export interface components {
     schemas: {
         /**
          * AggregateGroup
-         * @description Figures of the rollouts of one group. Those of rewards are null if none of them has a reward.
+         * @description Statistics of one group of rollouts. Statistics of rewards are null if no rollout has a reward.
          */
         AggregateGroup: {
             /**
              * Key
-             * @description Common value of the group; for resources `id@version`. None: the rollouts have no value.
+             * @description Common value of the group; `id@version` for resources. None if the rollouts have no value.
              * @default null
              */
             key: number | string | null;
@@ -1107,7 +1107,7 @@ export interface components {
             mean: number | null;
             /**
              * Stderr
-             * @description Standard error of the mean: the standard deviation of the sample over the root of `scored`. None below two.
+             * @description Standard error of the mean: sample standard deviation / sqrt(`scored`). None for fewer than two rewards.
              * @default null
              */
             stderr: number | null;
@@ -1125,49 +1125,49 @@ export interface components {
             maximum: number | null;
             /**
              * P10
-             * @description 10 % of the rewards are not greater; between two rewards quantiles are interpolated.
+             * @description 10th percentile of the rewards. Percentiles are interpolated between two rewards.
              * @default null
              */
             p10: number | null;
             /**
              * P25
-             * @description The first quartile.
+             * @description 25th percentile of the rewards.
              * @default null
              */
             p25: number | null;
             /**
              * P50
-             * @description The median.
+             * @description Median of the rewards.
              * @default null
              */
             p50: number | null;
             /**
              * P75
-             * @description The third quartile.
+             * @description 75th percentile of the rewards.
              * @default null
              */
             p75: number | null;
             /**
              * P90
-             * @description 90 % of the rewards are not greater.
+             * @description 90th percentile of the rewards.
              * @default null
              */
             p90: number | null;
             /**
              * Outcomes
-             * @description Number of rollouts by outcome; excludes those without one.
+             * @description Number of rollouts by outcome. Rollouts without an outcome are not counted.
              */
             outcomes?: {
                 [key: string]: number;
             };
             /**
              * Buckets
-             * @description Number of rewards in each bucket (`RolloutAggregate.bucket_edges`).
+             * @description Number of rewards in each histogram bucket (see `RolloutAggregate.bucket_edges`).
              */
             buckets?: number[];
             /**
              * Seconds Mean
-             * @description Mean seconds from start to end of the ended rollouts; None if none has ended.
+             * @description Mean duration of the ended rollouts in seconds; None if no rollout has ended.
              * @default null
              */
             seconds_mean: number | null;
@@ -1184,22 +1184,22 @@ export interface components {
         };
         /**
          * Attempt
-         * @description One try at a rollout by one worker.
+         * @description One execution of a rollout by one worker.
          */
         Attempt: {
             /**
              * Rollout Id
-             * @description The rollout that it carries out.
+             * @description The rollout that this attempt runs.
              */
             rollout_id: string;
             /**
              * Attempt Id
-             * @description Assigned by the store.
+             * @description Id of the attempt; assigned by the store.
              */
             attempt_id: string;
             /**
              * Sequence Id
-             * @description 1 for the first attempt of the rollout.
+             * @description Number of the attempt within its rollout, starting at 1.
              */
             sequence_id: number;
             /**
@@ -1209,7 +1209,7 @@ export interface components {
             start_time: number;
             /**
              * End Time
-             * @description Time of the end; None while it runs.
+             * @description Time of the end; None while the attempt runs.
              * @default null
              */
             end_time: number | null;
@@ -1222,13 +1222,13 @@ export interface components {
             status: "preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout";
             /**
              * Worker Id
-             * @description The worker that claimed it; None if none is known.
+             * @description Worker that claimed the rollout; None if unknown.
              * @default null
              */
             worker_id: string | null;
             /**
              * Last Heartbeat Time
-             * @description Time of its last span or of its worker's last heartbeat; None before the first.
+             * @description Time of the last span or of the worker's last heartbeat; None before the first one.
              * @default null
              */
             last_heartbeat_time: number | null;
@@ -1248,25 +1248,25 @@ export interface components {
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
             /**
              * Outcome Reason
-             * @description A short word that refines the outcome: `no_reward`, `exception`, `lease_expired`, `runner_died`, `budget`, ...
+             * @description Reason for the outcome: `no_reward`, `exception`, `lease_expired`, `runner_died`, `budget`, ...
              * @default null
              */
             outcome_reason: string | null;
             /**
-             * @description The exception that ended it; None if none did.
+             * @description Exception that ended the attempt; None if there was none.
              * @default null
              */
             error: components["schemas"]["AttemptError"] | null;
             /**
              * Reward
-             * @description Final reward: the reward of the last span that has one, kept up to date by the store. Spans that arrive after
-             *     the end do not count; None if there is none, or if it is not a finite number.
+             * @description Final reward: the reward of the last span that has one. The store updates it until the attempt ends. None if
+             *     there is no reward or it is not a finite number.
              * @default null
              */
             reward: number | null;
             /**
              * Rewards
-             * @description The dimensions of the final reward by name, the primary one first; None if it has none.
+             * @description Dimensions of the final reward by name, with the primary one first; None if it has no dimensions.
              * @default null
              */
             rewards: {
@@ -1285,12 +1285,12 @@ export interface components {
             type: string;
             /**
              * Message
-             * @description Text of the exception.
+             * @description Message of the exception.
              */
             message: string;
             /**
              * Traceback
-             * @description The last frames, trimmed to 8 KiB.
+             * @description Last frames of the traceback, at most 8 KiB.
              * @default null
              */
             traceback: string | null;
@@ -1302,7 +1302,7 @@ export interface components {
         AttemptedRollout: {
             /**
              * Rollout Id
-             * @description Assigned by the store.
+             * @description Id of the rollout; assigned by the store.
              */
             rollout_id: string;
             /**
@@ -1312,24 +1312,24 @@ export interface components {
             input: unknown;
             /**
              * Start Time
-             * @description Time of the enqueue or start.
+             * @description Time at which the rollout was enqueued or started.
              */
             start_time: number;
             /**
              * End Time
-             * @description Time of the end; None before.
+             * @description Time of the end; None before it.
              * @default null
              */
             end_time: number | null;
             /**
              * Mode
-             * @description Training, validation or test; None if it does not matter.
+             * @description Purpose of the rollout: `train`, `val` or `test`; None if not set.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets, chosen at enqueue; None if no resources were published then.
+             * @description Resources for the agent, set when the rollout is enqueued; None if no resources were published by then.
              * @default null
              */
             resources_id: string | null;
@@ -1352,29 +1352,29 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run.
+             * @description Run of the rollout; None for no run. Runners claim only the rollouts of their run.
              * @default null
              */
             run_id: string | null;
             /**
              * Resources Version
-             * @description The version of `resources_id` that it was created with.
+             * @description Version of the resources, set when the rollout is enqueued.
              * @default null
              */
             resources_version: number | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
+             * @description Rollouts with a higher priority are claimed first; with the same priority, in the order they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description Earliest time of a claim; a retry with a delay sets it.
+             * @description Earliest time of a claim. A retry with a delay sets it.
              * @default null
              */
             not_before: number | null;
-            /** @description The attempt; has the same `rollout_id` as the rollout. */
+            /** @description Attempt with the same `rollout_id` as the rollout. */
             attempt: components["schemas"]["Attempt"];
         };
         /**
@@ -1384,12 +1384,12 @@ export interface components {
         BestFigure: {
             /**
              * Name
-             * @description Name of the figure, such as `held_out_sampled` or `mean_reward`.
+             * @description Name of the metric, such as `held_out_sampled` or `mean_reward`.
              */
             name: string;
             /**
              * Value
-             * @description Value of the figure; a greater one is better.
+             * @description Value of the metric; greater is better.
              */
             value: number;
             /**
@@ -1400,23 +1400,23 @@ export interface components {
         };
         /**
          * CustomResource
-         * @description Your own settings: a dictionary, or the fields of your own class. Read by key, `resource["top_k"]`.
+         * @description Your own settings: a dictionary or the fields of your class. Read a value with `resource["top_k"]`.
          */
         CustomResource: {
             /**
-             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @description Tag of the class in stored data. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             resource_type: "custom";
             /**
              * Kind
-             * @description Name of your own class; None is a plain dictionary.
+             * @description Kind of your class; None for a plain dictionary.
              * @default null
              */
             kind: string | null;
             /**
              * Values
-             * @description The settings, any JSON values.
+             * @description Settings by name; any JSON values.
              */
             values: {
                 [key: string]: unknown;
@@ -1424,7 +1424,7 @@ export interface components {
         };
         /**
          * DroppedCounts
-         * @description Numbers of attributes, events and links that were dropped where the span was made, because of its limits.
+         * @description Numbers of attributes, events and links that were dropped when the span was created, because of its limits.
          */
         DroppedCounts: {
             /**
@@ -1458,18 +1458,18 @@ export interface components {
             input: unknown;
             /**
              * Mode
-             * @description Training, validation or test; None if it does not matter.
+             * @description Purpose of the rollout: `train`, `val` or `test`; None if not set.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets; None is the latest of the run.
+             * @description Resources for the agent; None for the latest ones of the run.
              * @default null
              */
             resources_id: string | null;
             /**
-             * @description Limits and retries; None is the defaults of `RolloutConfig`.
+             * @description Limits and retries; None for the defaults of `RolloutConfig`.
              * @default null
              */
             config: components["schemas"]["RolloutConfig-Input"] | null;
@@ -1483,13 +1483,13 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; None: it belongs to no run.
+             * @description Run of the rollout; None for no run.
              * @default null
              */
             run_id: string | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
+             * @description Rollouts with a higher priority are claimed first; with the same priority, in the order they became claimable.
              * @default 0
              */
             priority: number;
@@ -1501,14 +1501,14 @@ export interface components {
             not_before: number | null;
             /**
              * Task Id
-             * @description The program's name of the task; stored in `metadata["task_id"]`.
+             * @description Your id of the task; stored in `metadata["task_id"]`.
              * @default null
              */
             task_id: string | null;
         };
         /**
          * Event
-         * @description Something that happened at one moment of a span.
+         * @description An event at one time within a span.
          */
         Event: {
             /**
@@ -1518,7 +1518,7 @@ export interface components {
             name: string;
             /**
              * Attributes
-             * @description Details of the event.
+             * @description Attributes of the event.
              */
             attributes: {
                 [key: string]: string | boolean | number | string[] | boolean[] | number[] | number[];
@@ -1531,7 +1531,7 @@ export interface components {
             timestamp: number | null;
             /**
              * Dropped Attributes
-             * @description Number of attributes that were dropped where the event was made.
+             * @description Number of attributes that were dropped when the event was created.
              * @default 0
              */
             dropped_attributes: number;
@@ -1540,22 +1540,22 @@ export interface components {
         };
         /**
          * EventPage
-         * @description Changes after a cursor, the oldest first, and the cursor to continue from.
+         * @description Changes after a cursor, oldest first, and the cursor to continue from.
          */
         EventPage: {
             /**
              * Events
-             * @description Changes of rollouts, the oldest first.
+             * @description Changes of rollouts, oldest first.
              */
             events: components["schemas"]["RolloutEvent"][];
             /**
              * Runs
-             * @description Changes of runs, the oldest first.
+             * @description Changes of runs, oldest first.
              */
             runs?: components["schemas"]["RunEvent"][];
             /**
              * Cursor
-             * @description Cursor to pass for the changes after these.
+             * @description Cursor for the next changes.
              */
             cursor: string;
         };
@@ -1566,54 +1566,55 @@ export interface components {
         HistoryImport: {
             /**
              * Resources
-             * @description Versions of resources that are new.
+             * @description Number of imported versions of resources.
              * @default 0
              */
             resources: number;
             /**
              * Rollouts
-             * @description Rollouts that are new.
+             * @description Number of imported rollouts.
              * @default 0
              */
             rollouts: number;
             /**
              * Attempts
-             * @description Attempts that are new.
+             * @description Number of imported attempts.
              * @default 0
              */
             attempts: number;
             /**
              * Spans
-             * @description Spans that are new.
+             * @description Number of imported spans.
              * @default 0
              */
             spans: number;
             /**
              * Present
-             * @description Pieces that the store had already.
+             * @description Number of parts that existed already.
              * @default 0
              */
             present: number;
             /**
              * Refused
-             * @description Pieces that were not imported; pieces that do not depend on them were.
+             * @description Parts that were not imported. All parts that do not depend on them were imported.
              */
             refused?: components["schemas"]["HistoryRefusal"][];
         };
         /**
          * HistoryRefusal
-         * @description A piece of a history that was not imported.
+         * @description A part of a history that was not imported.
          */
         HistoryRefusal: {
             /**
              * Kind
-             * @description Kind of the piece.
+             * @description Kind of the part.
              * @enum {string}
              */
             kind: "resources" | "rollout" | "attempt" | "span";
             /**
              * Id
-             * @description For resources id and version, `rs-1/2`; for a span rollout, attempt and span, separated by `/`.
+             * @description Id of the part. For resources: id and version, such as `rs-1/2`. For a span: rollout, attempt and span ids,
+             *     separated by `/`.
              */
             id: string;
             /**
@@ -1624,7 +1625,7 @@ export interface components {
             reason: "not_ended" | "different" | "no_rollout" | "no_attempt" | "wrong_number" | "evicted";
             /**
              * Message
-             * @description Text with the problem, the expected value and the remedy.
+             * @description Message with the problem, the expected value and what to do.
              */
             message: string;
         };
@@ -1634,7 +1635,7 @@ export interface components {
          */
         LLM: {
             /**
-             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @description Tag of the class in stored data. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             resource_type: "llm";
@@ -1645,18 +1646,18 @@ export interface components {
             endpoint: string;
             /**
              * Model
-             * @description The model name sent with each request.
+             * @description Model name for the requests.
              */
             model: string;
             /**
              * Api Key
-             * @description Returned only by get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`.
+             * @description API key for the endpoint. Lists of resources return null instead, and `repr` omits it.
              * @default null
              */
             api_key: string | null;
             /**
              * Sampling Parameters
-             * @description Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`.
+             * @description Parameters that the agent passes with its requests, such as `temperature`: a dict or `SamplingParameters`.
              */
             sampling_parameters?: {
                 [key: string]: unknown;
@@ -1689,7 +1690,7 @@ export interface components {
             total_spans?: number;
             /**
              * Total Resources
-             * @description Sets of resources, each counted once.
+             * @description Sets of resources; the versions of a set count as one.
              */
             total_resources?: number;
             /**
@@ -1699,7 +1700,7 @@ export interface components {
             total_workers?: number;
             /**
              * Uptime
-             * @description Seconds since the store was made.
+             * @description Seconds since the store was created.
              */
             uptime?: number;
             /**
@@ -1709,17 +1710,17 @@ export interface components {
             total_span_bytes?: number;
             /**
              * Eviction Threshold Bytes
-             * @description Bytes of spans that the memory store never exceeds; it drops spans of ended rollouts.
+             * @description Largest size of the spans in the memory store, in bytes. Above it, spans of ended rollouts are evicted.
              */
             eviction_threshold_bytes?: number;
             /**
              * Safe Threshold Bytes
-             * @description Bytes of spans that remain after spans were dropped.
+             * @description Size of the spans in bytes at which eviction stops.
              */
             safe_threshold_bytes?: number;
             /**
              * Memory Capacity Bytes
-             * @description Bytes of memory that this process may use.
+             * @description Memory that this process may use, in bytes.
              */
             memory_capacity_bytes?: number;
             /**
@@ -1729,7 +1730,7 @@ export interface components {
             lease_seconds?: number;
             /**
              * Retention
-             * @description Limits that the `RetentionPolicy` sets; absent if everything is kept.
+             * @description Limits that the `RetentionPolicy` sets; missing if everything is kept.
              */
             retention?: {
                 [key: string]: number;
@@ -1744,7 +1745,7 @@ export interface components {
             context: components["schemas"]["SpanContext"];
             /**
              * Attributes
-             * @description Meaning of the link; None if there is none.
+             * @description Attributes of the link; None if there are none.
              * @default null
              */
             attributes: {
@@ -1752,7 +1753,7 @@ export interface components {
             } | null;
             /**
              * Dropped Attributes
-             * @description Number of attributes that were dropped where the link was made.
+             * @description Number of attributes that were dropped when the link was created.
              * @default 0
              */
             dropped_attributes: number;
@@ -1779,24 +1780,24 @@ export interface components {
             };
             /**
              * Schema Url
-             * @description The semantic conventions that the attributes follow; empty if none are named.
+             * @description URL of the semantic conventions of the attributes; empty if not set.
              * @default
              */
             schema_url: string;
         };
         /**
          * PaginatedResult[Attempt]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_Attempt_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["Attempt"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1806,29 +1807,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[ResourcesUpdate]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_ResourcesUpdate_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["ResourcesUpdate"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1838,29 +1839,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[RunRecord]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_RunRecord_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["RunRecord"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1870,29 +1871,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[Run]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_Run_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["Run"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1902,29 +1903,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[SpanOutline]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_SpanOutline_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["SpanOutline"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1934,29 +1935,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[Span]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_Span_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["Span"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1966,29 +1967,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[Union[AttemptedRollout, Rollout]]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_Union_AttemptedRollout__Rollout__: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: (components["schemas"]["AttemptedRollout"] | components["schemas"]["Rollout"])[];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -1998,29 +1999,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * PaginatedResult[Worker]
-         * @description One page of a list; behaves as the sequence of its items.
+         * @description One page of a list. It behaves like the sequence of its items.
          */
         PaginatedResult_Worker_: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["Worker"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -2030,12 +2031,12 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
@@ -2046,13 +2047,13 @@ export interface components {
          */
         PromptTemplate: {
             /**
-             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @description Tag of the class in stored data. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             resource_type: "prompt_template";
             /**
              * Template
-             * @description The text with its placeholders: `{name}` for f-string, `{{ name }}` for jinja.
+             * @description Text with placeholders: `{name}` for f-string, `{{ name }}` for jinja.
              */
             template: string;
             /**
@@ -2064,11 +2065,11 @@ export interface components {
         };
         /**
          * ProxyLLM
-         * @description A model behind the gateway; each attempt calls it under its own URL.
+         * @description A model behind the gateway. Each attempt calls it at its own URL.
          */
         ProxyLLM: {
             /**
-             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @description Tag of the class in stored data. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             resource_type: "proxy_llm";
@@ -2079,18 +2080,18 @@ export interface components {
             endpoint: string;
             /**
              * Model
-             * @description The model name sent with each request.
+             * @description Model name for the requests.
              */
             model: string;
             /**
              * Api Key
-             * @description Returned only by get-by-id and latest, with a runner's token; null elsewhere, and not in `repr`.
+             * @description API key for the endpoint. Lists of resources return null instead, and `repr` omits it.
              * @default null
              */
             api_key: string | null;
             /**
              * Sampling Parameters
-             * @description Parameters of the request, such as `temperature`, for the agent to pass on; or `SamplingParameters`.
+             * @description Parameters that the agent passes with its requests, such as `temperature`: a dict or `SamplingParameters`.
              */
             sampling_parameters?: {
                 [key: string]: unknown;
@@ -2103,12 +2104,12 @@ export interface components {
         ResourcesUpdate: {
             /**
              * Resources Id
-             * @description The name of the set.
+             * @description Id of the set.
              */
             resources_id: string;
             /**
              * Create Time
-             * @description Time at which its first version was stored, in Unix seconds.
+             * @description Time at which the first version was stored, in Unix seconds.
              */
             create_time: number;
             /**
@@ -2118,31 +2119,31 @@ export interface components {
             update_time: number;
             /**
              * Version
-             * @description 1 for the first; each update adds one.
+             * @description Version number, starting at 1.
              */
             version: number;
             /**
              * Resources
-             * @description The resources by name.
+             * @description Resources by name.
              */
             resources: {
                 [key: string]: components["schemas"]["LLM"] | components["schemas"]["ProxyLLM"] | components["schemas"]["SamplingParameters"] | components["schemas"]["PromptTemplate"] | components["schemas"]["SystemPrompt"] | components["schemas"]["CustomResource"];
             };
             /**
              * Run Id
-             * @description The run that published it; None if no run did.
+             * @description Run that published the set; None if it was published without a run.
              * @default null
              */
             run_id: string | null;
         };
         /**
          * Rollout
-         * @description One task on its way through the system.
+         * @description One execution of an agent on one task, with its input, status and attempts.
          */
         "Rollout-Input": {
             /**
              * Rollout Id
-             * @description Assigned by the store.
+             * @description Id of the rollout; assigned by the store.
              */
             rollout_id: string;
             /**
@@ -2152,24 +2153,24 @@ export interface components {
             input: unknown;
             /**
              * Start Time
-             * @description Time of the enqueue or start.
+             * @description Time at which the rollout was enqueued or started.
              */
             start_time: number;
             /**
              * End Time
-             * @description Time of the end; None before.
+             * @description Time of the end; None before it.
              * @default null
              */
             end_time: number | null;
             /**
              * Mode
-             * @description Training, validation or test; None if it does not matter.
+             * @description Purpose of the rollout: `train`, `val` or `test`; None if not set.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets, chosen at enqueue; None if no resources were published then.
+             * @description Resources for the agent, set when the rollout is enqueued; None if no resources were published by then.
              * @default null
              */
             resources_id: string | null;
@@ -2192,37 +2193,37 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run.
+             * @description Run of the rollout; None for no run. Runners claim only the rollouts of their run.
              * @default null
              */
             run_id: string | null;
             /**
              * Resources Version
-             * @description The version of `resources_id` that it was created with.
+             * @description Version of the resources, set when the rollout is enqueued.
              * @default null
              */
             resources_version: number | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
+             * @description Rollouts with a higher priority are claimed first; with the same priority, in the order they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description Earliest time of a claim; a retry with a delay sets it.
+             * @description Earliest time of a claim. A retry with a delay sets it.
              * @default null
              */
             not_before: number | null;
         };
         /**
          * Rollout
-         * @description One task on its way through the system.
+         * @description One execution of an agent on one task, with its input, status and attempts.
          */
         Rollout: {
             /**
              * Rollout Id
-             * @description Assigned by the store.
+             * @description Id of the rollout; assigned by the store.
              */
             rollout_id: string;
             /**
@@ -2232,24 +2233,24 @@ export interface components {
             input: unknown;
             /**
              * Start Time
-             * @description Time of the enqueue or start.
+             * @description Time at which the rollout was enqueued or started.
              */
             start_time: number;
             /**
              * End Time
-             * @description Time of the end; None before.
+             * @description Time of the end; None before it.
              * @default null
              */
             end_time: number | null;
             /**
              * Mode
-             * @description Training, validation or test; None if it does not matter.
+             * @description Purpose of the rollout: `train`, `val` or `test`; None if not set.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets, chosen at enqueue; None if no resources were published then.
+             * @description Resources for the agent, set when the rollout is enqueued; None if no resources were published by then.
              * @default null
              */
             resources_id: string | null;
@@ -2272,49 +2273,49 @@ export interface components {
             } | null;
             /**
              * Run Id
-             * @description The run it belongs to; runners of a run claim only its rollouts. None: it belongs to no run.
+             * @description Run of the rollout; None for no run. Runners claim only the rollouts of their run.
              * @default null
              */
             run_id: string | null;
             /**
              * Resources Version
-             * @description The version of `resources_id` that it was created with.
+             * @description Version of the resources, set when the rollout is enqueued.
              * @default null
              */
             resources_version: number | null;
             /**
              * Priority
-             * @description Higher is claimed first; equal priorities in the order in which they became claimable.
+             * @description Rollouts with a higher priority are claimed first; with the same priority, in the order they became claimable.
              * @default 0
              */
             priority: number;
             /**
              * Not Before
-             * @description Earliest time of a claim; a retry with a delay sets it.
+             * @description Earliest time of a claim. A retry with a delay sets it.
              * @default null
              */
             not_before: number | null;
         };
         /**
          * RolloutAggregate
-         * @description Figures of rollouts in groups: numeric keys first, then texts, each sorted, then those without a key.
+         * @description Statistics of rollouts by group. Order: numeric keys, text keys, no key; numbers and texts are sorted.
          */
         RolloutAggregate: {
             /**
              * By
-             * @description Key that groups the rollouts.
+             * @description Key by which the rollouts are grouped.
              * @enum {string}
              */
             by: "step" | "outcome" | "status" | "mode" | "resources" | "worker" | "task" | "none";
             /**
              * Groups
-             * @description The groups that have rollouts.
+             * @description Groups with at least one rollout.
              */
             groups: components["schemas"]["AggregateGroup"][];
             /**
              * Bucket Edges
-             * @description Lower edges of the buckets and upper edge of the last: of equal width from the smallest to the greatest reward of
-             *     all groups; if all rewards are equal, around that value with a total width of 1. Empty without buckets.
+             * @description Lower edge of each histogram bucket and upper edge of the last one. The buckets have the same width and cover the
+             *     rewards of all groups; if all rewards are the same, the total width is 1. Empty without buckets.
              */
             bucket_edges?: number[];
         };
@@ -2325,36 +2326,36 @@ export interface components {
         "RolloutConfig-Input": {
             /**
              * Timeout Seconds
-             * @description Largest age of one attempt in seconds; None is no limit.
+             * @description Longest duration of one attempt in seconds; None for no limit.
              * @default null
              */
             timeout_seconds: number | null;
             /**
              * Unresponsive Seconds
-             * @description Longest time without a heartbeat of one attempt in seconds; None is no limit.
+             * @description Longest time without a heartbeat of one attempt in seconds; None for no limit.
              * @default null
              */
             unresponsive_seconds: number | null;
             /**
              * Max Attempts
-             * @description Number of attempts, the first one included, for the conditions below.
+             * @description Largest number of attempts, including the first one, for the statuses in `retry_condition`.
              * @default 1
              */
             max_attempts: number;
             /**
              * Retry Condition
-             * @description Attempt statuses that may cause a retry; only failed, timeout and unresponsive have an effect.
+             * @description Attempt statuses that cause a retry; only failed, timeout and unresponsive have an effect.
              */
             retry_condition?: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout")[];
             /**
              * Infrastructure Retries
-             * @description Further attempts, beside `max_attempts`, after a worker was lost (its lease expired).
+             * @description Number of retries after a lost worker (its lease expired), in addition to `max_attempts`.
              * @default 3
              */
             infrastructure_retries: number;
             /**
              * Retry Delay Seconds
-             * @description Seconds before the first retry may be claimed.
+             * @description Delay in seconds before the first retry can be claimed.
              * @default 0
              */
             retry_delay_seconds: number;
@@ -2372,7 +2373,7 @@ export interface components {
             retry_delay_max_seconds: number;
             /**
              * Mode
-             * @description Mode of the request or rollout; moved there on validation.
+             * @description Mode of the rollout; validation moves it to the request or rollout.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
@@ -2384,36 +2385,36 @@ export interface components {
         RolloutConfig: {
             /**
              * Timeout Seconds
-             * @description Largest age of one attempt in seconds; None is no limit.
+             * @description Longest duration of one attempt in seconds; None for no limit.
              * @default null
              */
             timeout_seconds: number | null;
             /**
              * Unresponsive Seconds
-             * @description Longest time without a heartbeat of one attempt in seconds; None is no limit.
+             * @description Longest time without a heartbeat of one attempt in seconds; None for no limit.
              * @default null
              */
             unresponsive_seconds: number | null;
             /**
              * Max Attempts
-             * @description Number of attempts, the first one included, for the conditions below.
+             * @description Largest number of attempts, including the first one, for the statuses in `retry_condition`.
              * @default 1
              */
             max_attempts: number;
             /**
              * Retry Condition
-             * @description Attempt statuses that may cause a retry; only failed, timeout and unresponsive have an effect.
+             * @description Attempt statuses that cause a retry; only failed, timeout and unresponsive have an effect.
              */
             retry_condition?: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout")[];
             /**
              * Infrastructure Retries
-             * @description Further attempts, beside `max_attempts`, after a worker was lost (its lease expired).
+             * @description Number of retries after a lost worker (its lease expired), in addition to `max_attempts`.
              * @default 3
              */
             infrastructure_retries: number;
             /**
              * Retry Delay Seconds
-             * @description Seconds before the first retry may be claimed.
+             * @description Delay in seconds before the first retry can be claimed.
              * @default 0
              */
             retry_delay_seconds: number;
@@ -2432,17 +2433,17 @@ export interface components {
         };
         /**
          * RolloutEvent
-         * @description Current state of a rollout that changed. Several quick changes may be reported as one event.
+         * @description Current state of a rollout that changed. Several changes in quick succession can be reported as one event.
          */
         RolloutEvent: {
             /**
              * Rollout Id
-             * @description The rollout that changed.
+             * @description Id of the rollout.
              */
             rollout_id: string;
             /**
              * Run Id
-             * @description The run it belongs to; None: it belongs to no run.
+             * @description Run of the rollout; None for no run.
              */
             run_id: string | null;
             /**
@@ -2453,17 +2454,17 @@ export interface components {
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
             /**
              * Mode
-             * @description Training, validation or test; None if it does not matter.
+             * @description Purpose of the rollout: `train`, `val` or `test`; None if not set.
              */
             mode: ("train" | "val" | "test") | null;
             /**
              * Attempt Id
-             * @description The latest attempt.
+             * @description Latest attempt; None if there is none.
              */
             attempt_id: string | null;
             /**
              * Attempt Status
-             * @description The status of the latest attempt; None if there is none.
+             * @description Status of the latest attempt; None if there is none.
              */
             attempt_status: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout") | null;
             /**
@@ -2473,12 +2474,12 @@ export interface components {
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
             /**
              * Worker Id
-             * @description The worker of the latest attempt.
+             * @description Worker of the latest attempt.
              */
             worker_id: string | null;
             /**
              * Spans
-             * @description Spans stored so far, those of every attempt.
+             * @description Number of stored spans of all attempts.
              */
             spans: number;
             /**
@@ -2488,42 +2489,42 @@ export interface components {
             start_time: number;
             /**
              * End Time
-             * @description Time of its end; None before.
+             * @description Time of the end; None before it.
              */
             end_time: number | null;
         };
         /**
          * RolloutFilter
-         * @description A filter of rollouts: a rollout matches if every field that is set holds. Unknown fields are rejected.
+         * @description A filter of rollouts. A rollout matches if it matches every field that is set. Unknown fields are rejected.
          */
         RolloutFilter: {
             /**
              * Run Id
-             * @description Run of the rollout; None or an empty text: rollouts of no run. If not set: any run.
+             * @description Run of the rollout; None or an empty text for no run. Rollouts of all runs match if it is not set.
              * @default null
              */
             run_id: string | null;
             /**
              * Status In
-             * @description Any of these statuses.
+             * @description Allowed statuses.
              * @default null
              */
             status_in: ("queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing")[] | null;
             /**
              * Mode In
-             * @description Any of these modes.
+             * @description Allowed modes.
              * @default null
              */
             mode_in: ("train" | "val" | "test")[] | null;
             /**
              * Outcome In
-             * @description Any of these outcomes.
+             * @description Allowed outcomes.
              * @default null
              */
             outcome_in: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored")[] | null;
             /**
              * Outcome Reason
-             * @description Reason of the outcome.
+             * @description Reason for the outcome.
              * @default null
              */
             outcome_reason: string | null;
@@ -2535,7 +2536,7 @@ export interface components {
             step_from: number | null;
             /**
              * Step To
-             * @description Largest step.
+             * @description Greatest step.
              * @default null
              */
             step_to: number | null;
@@ -2559,7 +2560,7 @@ export interface components {
             reward_to: number | null;
             /**
              * Has Reward
-             * @description True: with a reward; False: without one.
+             * @description True for rollouts with a reward, False for rollouts without one.
              * @default null
              */
             has_reward: boolean | null;
@@ -2583,49 +2584,49 @@ export interface components {
             resources_version: number | null;
             /**
              * Input Contains
-             * @description Text in the first 2,000 characters of the input, ignoring case: of a text itself, of any other value its
+             * @description Text in the first 2,000 characters of the input, ignoring case. An input that is not a text is searched as
              *     JSON.
              * @default null
              */
             input_contains: string | null;
             /**
              * Rollout Id Contains
-             * @description Text in the id.
+             * @description Text in the rollout id.
              * @default null
              */
             rollout_id_contains: string | null;
             /**
              * Rollout Id In
-             * @description Any of these ids.
+             * @description Allowed rollout ids.
              * @default null
              */
             rollout_id_in: string[] | null;
             /**
              * Started After
-             * @description Earliest time of the enqueue or start, inclusive.
+             * @description Earliest start time, inclusive.
              * @default null
              */
             started_after: number | null;
             /**
              * Started Before
-             * @description Latest time of the enqueue or start, exclusive.
+             * @description Latest start time, exclusive.
              * @default null
              */
             started_before: number | null;
         };
         /**
          * RolloutSummary
-         * @description A rollout and its latest attempt in short, without input, config and metadata.
+         * @description Summary of a rollout and its latest attempt, without input, config and metadata.
          */
         RolloutSummary: {
             /**
              * Rollout Id
-             * @description Assigned by the store.
+             * @description Id of the rollout; assigned by the store.
              */
             rollout_id: string;
             /**
              * Run Id
-             * @description The run it belongs to; None: it belongs to no run.
+             * @description Run of the rollout; None for no run.
              * @default null
              */
             run_id: string | null;
@@ -2637,19 +2638,19 @@ export interface components {
             status: "queuing" | "preparing" | "running" | "failed" | "succeeded" | "cancelled" | "requeuing";
             /**
              * Mode
-             * @description Training, validation or test; None if it does not matter.
+             * @description Purpose of the rollout: `train`, `val` or `test`; None if not set.
              * @default null
              */
             mode: ("train" | "val" | "test") | null;
             /**
              * Step
-             * @description The training step it was made for: `metadata["step"]`.
+             * @description Training step of the rollout: `metadata["step"]`.
              * @default null
              */
             step: number | null;
             /**
              * Task
-             * @description The task it carries out: `metadata["task"]`.
+             * @description Task of the rollout: `metadata["task"]`.
              * @default null
              */
             task: number | string | null;
@@ -2661,24 +2662,24 @@ export interface components {
             sample: number | null;
             /**
              * Start Time
-             * @description Time of the enqueue or start.
+             * @description Time at which the rollout was enqueued or started.
              */
             start_time: number;
             /**
              * End Time
-             * @description Time of the end; None before.
+             * @description Time of the end; None before it.
              * @default null
              */
             end_time: number | null;
             /**
              * Resources Id
-             * @description The resources that the agent gets; None if none were published.
+             * @description Resources for the agent; None if no resources were published.
              * @default null
              */
             resources_id: string | null;
             /**
              * Resources Version
-             * @description The version of those resources.
+             * @description Version of the resources.
              * @default null
              */
             resources_version: number | null;
@@ -2690,7 +2691,7 @@ export interface components {
             attempts: number;
             /**
              * Attempt Id
-             * @description The latest attempt; None before the first.
+             * @description Latest attempt; None if there is none.
              * @default null
              */
             attempt_id: string | null;
@@ -2702,7 +2703,7 @@ export interface components {
             attempt_status: ("preparing" | "running" | "failed" | "succeeded" | "unresponsive" | "timeout") | null;
             /**
              * Worker Id
-             * @description The worker of the latest attempt.
+             * @description Worker of the latest attempt.
              * @default null
              */
             worker_id: string | null;
@@ -2714,7 +2715,7 @@ export interface components {
             outcome: ("scored" | "policy_fault" | "infrastructure_fault" | "cancelled" | "unscored") | null;
             /**
              * Outcome Reason
-             * @description A short word that refines the outcome.
+             * @description Reason for the outcome.
              * @default null
              */
             outcome_reason: string | null;
@@ -2726,13 +2727,13 @@ export interface components {
             error_type: string | null;
             /**
              * Reward
-             * @description The final reward of the latest attempt.
+             * @description Final reward of the latest attempt.
              * @default null
              */
             reward: number | null;
             /**
              * Rewards
-             * @description The dimensions of the reward by name.
+             * @description Dimensions of the reward by name.
              * @default null
              */
             rewards: {
@@ -2740,25 +2741,25 @@ export interface components {
             } | null;
             /**
              * Spans
-             * @description Spans stored so far, those of every attempt.
+             * @description Number of stored spans of all attempts.
              * @default 0
              */
             spans: number;
             /**
              * Input Preview
-             * @description The first 200 characters of the input: of a text itself, of any other value its JSON.
+             * @description First 200 characters of the input; an input that is not a text is shown as JSON.
              * @default
              */
             input_preview: string;
         };
         /**
          * Run
-         * @description A training run, as the store has it.
+         * @description A training run.
          */
         Run: {
             /**
              * Run Id
-             * @description Set by the program, or generated by the Trainer.
+             * @description Id of the run; set by your program or generated by the Trainer.
              */
             run_id: string;
             /**
@@ -2776,30 +2777,30 @@ export interface components {
             state: "running" | "succeeded" | "failed" | "stopped" | "interrupted";
             /**
              * Start Time
-             * @description Time of its first start.
+             * @description Time of the first start.
              */
             start_time: number;
             /**
              * End Time
-             * @description Time of its end; None while it runs.
+             * @description Time of the end; None while it runs.
              * @default null
              */
             end_time: number | null;
             /**
              * Last Heartbeat Time
-             * @description Time of its algorithm's last heartbeat.
+             * @description Time of the algorithm's last heartbeat.
              * @default null
              */
             last_heartbeat_time: number | null;
             /**
              * Starts
-             * @description Number of starts of its algorithm; more than one if it was resumed.
+             * @description Number of starts of the algorithm; more than one if the run was resumed.
              * @default 0
              */
             starts: number;
             /**
              * Config
-             * @description Settings, by the part that they configure; without secrets.
+             * @description Settings by component, without secrets.
              * @default null
              */
             config: {
@@ -2820,24 +2821,24 @@ export interface components {
             best: components["schemas"]["BestFigure"] | null;
             /**
              * Last Step
-             * @description Greatest step of its `step` records; None without any.
+             * @description Greatest step of the `step` records; None if there are none.
              * @default null
              */
             last_step: number | null;
             /**
-             * @description The exception that ended it; None if none did.
+             * @description Exception that ended the run; None if there was none.
              * @default null
              */
             error: components["schemas"]["AttemptError"] | null;
             /**
              * Stop Reason
-             * @description Reason of the request to stop; None if there is no request.
+             * @description Reason of the stop request; None if no stop was requested.
              * @default null
              */
             stop_reason: string | null;
             /**
              * Stop Time
-             * @description Time of the request to stop.
+             * @description Time of the stop request.
              * @default null
              */
             stop_time: number | null;
@@ -2852,12 +2853,12 @@ export interface components {
         };
         /**
          * RunEvent
-         * @description Current state of a run that changed or got records. Several quick changes may be reported as one event.
+         * @description Current state of a run that changed or got records. Several changes can be reported as one event.
          */
         RunEvent: {
             /**
              * Run Id
-             * @description The run that changed; empty for the one without a name.
+             * @description Id of the run; empty for the run without a name.
              */
             run_id: string;
             /**
@@ -2868,24 +2869,24 @@ export interface components {
             state: "running" | "succeeded" | "failed" | "stopped" | "interrupted";
             /**
              * Last Step
-             * @description Greatest step of its `step` records; None without any.
+             * @description Greatest step of the `step` records; None if there are none.
              */
             last_step: number | null;
             /**
              * Records
-             * @description Number of its records of each kind.
+             * @description Number of records by kind.
              */
             records: {
                 [key: string]: number;
             };
             /**
              * Last Heartbeat Time
-             * @description Time of its algorithm's last heartbeat.
+             * @description Time of the algorithm's last heartbeat.
              */
             last_heartbeat_time: number | null;
             /**
              * Stop Reason
-             * @description Reason of the request to stop; None if there is no request.
+             * @description Reason of the stop request; None if no stop was requested.
              */
             stop_reason: string | null;
         };
@@ -2902,24 +2903,24 @@ export interface components {
             kind: "step" | "ledger" | "evaluation" | "alarm" | "checkpoint" | "prompt" | "state";
             /**
              * Step
-             * @description The step that it belongs to; 0 is before the first.
+             * @description Step of the record; 0 means before the first step.
              */
             step: number;
             /**
              * Name
-             * @description Distinguishes records of one kind and step; empty where there is only one.
+             * @description Name that distinguishes records with the same kind and step; can be empty.
              * @default
              */
             name: string;
             /**
              * Time
-             * @description Time at which it was stored; set by the store.
+             * @description Time at which the record was stored; set by the store.
              * @default null
              */
             time: number | null;
             /**
              * Data
-             * @description JSON; numbers that are not finite are null.
+             * @description JSON data; numbers that are not finite become null.
              */
             data?: {
                 [key: string]: unknown;
@@ -2927,11 +2928,11 @@ export interface components {
         };
         /**
          * SamplingParameters
-         * @description Parameters of model calls, by any name: `client.chat.completions.create(..., **parameters)` takes those given.
+         * @description Parameters of model calls, with any names. Use `client.chat.completions.create(..., **parameters)`.
          */
         SamplingParameters: {
             /**
-             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @description Tag of the class in stored data. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             resource_type: "sampling_parameters";
@@ -2943,13 +2944,13 @@ export interface components {
             temperature: number | null;
             /**
              * Top P
-             * @description The share of probability that tokens are sampled from; None uses the server's default.
+             * @description Probability mass from which tokens are sampled, 0 to 1; None uses the server's default.
              * @default null
              */
             top_p: number | null;
             /**
              * Max Tokens
-             * @description Largest number of tokens of a reply; None uses the server's default.
+             * @description Largest number of tokens of a response; None uses the server's default.
              * @default null
              */
             max_tokens: number | null;
@@ -2963,17 +2964,17 @@ export interface components {
         Span: {
             /**
              * Rollout Id
-             * @description The rollout that it belongs to.
+             * @description Rollout of the span.
              */
             rollout_id: string;
             /**
              * Attempt Id
-             * @description The attempt that it belongs to.
+             * @description Attempt of the span.
              */
             attempt_id: string;
             /**
              * Sequence Id
-             * @description Order within the rollout; assigned by the store.
+             * @description Number of the span within its rollout; assigned by the store.
              */
             sequence_id: number;
             /**
@@ -2993,7 +2994,7 @@ export interface components {
             parent_id: string | null;
             /**
              * Name
-             * @description Name of the span; `agentlightning.semconv` has the names with a meaning.
+             * @description Name of the span; `agentlightning.semconv` defines the reserved names.
              */
             name: string;
             /** @description Status of the span. */
@@ -3012,7 +3013,7 @@ export interface components {
             events: components["schemas"]["Event"][];
             /**
              * Links
-             * @description Other spans that it refers to.
+             * @description Links to other spans.
              */
             links: components["schemas"]["Link"][];
             /**
@@ -3025,9 +3026,9 @@ export interface components {
              * @description Time of the end; None if unknown.
              */
             end_time: number | null;
-            /** @description Identity of the span in its trace, in OpenTelemetry's form. */
+            /** @description OpenTelemetry context of the span: its ids and trace state. */
             context: components["schemas"]["SpanContext"] | null;
-            /** @description Identity of the parent span; None for a root. */
+            /** @description OpenTelemetry context of the parent span; None for a root. */
             parent: components["schemas"]["SpanContext"] | null;
             /** @description Source of the span. */
             resource: components["schemas"]["OtelResource"];
@@ -3039,20 +3040,20 @@ export interface components {
             kind: string | null;
             /**
              * Scope
-             * @description Instrumentation scope: name and version; attributes and schema_url if there are any.
+             * @description Instrumentation scope: name, version and, if set, attributes and schema_url.
              * @default null
              */
             scope: {
                 [key: string]: unknown;
             } | null;
             /**
-             * @description Numbers of dropped parts; None if nothing was dropped.
+             * @description Numbers of dropped attributes, events and links; None if nothing was dropped.
              * @default null
              */
             dropped: components["schemas"]["DroppedCounts"] | null;
             /**
              * Flags
-             * @description OTLP flags: the low byte is the W3C trace flags; 0x100 means that 0x200 shows whether the parent is remote.
+             * @description OTLP flags. Low byte: W3C trace flags. 0x100: bit 0x200 is valid and set if the parent is remote.
              * @default null
              */
             flags: number | null;
@@ -3081,7 +3082,7 @@ export interface components {
             is_remote: boolean;
             /**
              * Trace State
-             * @description W3C trace state: vendors' data beside the ids.
+             * @description W3C trace state: vendor-specific data.
              */
             trace_state: {
                 [key: string]: string;
@@ -3091,7 +3092,7 @@ export interface components {
         };
         /**
          * SpanOutline
-         * @description A span without its attributes, events and links, as a tree over time shows it.
+         * @description A span without its attributes, events and links, for a timeline.
          */
         SpanOutline: {
             /**
@@ -3121,7 +3122,7 @@ export interface components {
             span_id: string;
             /**
              * Parent Id
-             * @description Id of its parent span; None at the top.
+             * @description Id of the parent span; None for a root.
              * @default null
              */
             parent_id: string | null;
@@ -3144,50 +3145,50 @@ export interface components {
             start_time: number | null;
             /**
              * End Time
-             * @description Time of the end; None before.
+             * @description Time of the end; None if unknown.
              * @default null
              */
             end_time: number | null;
             /**
              * Status Code
-             * @description Status code of OpenTelemetry.
+             * @description OpenTelemetry status code.
              * @default UNSET
              * @enum {string}
              */
             status_code: "UNSET" | "OK" | "ERROR";
             /**
              * Status Description
-             * @description Reason of the failure: the first 200 characters.
+             * @description First 200 characters of the error description.
              * @default null
              */
             status_description: string | null;
             /**
              * Call Id
-             * @description Id of the model call; only on the gateway's record of a call.
+             * @description Id of the model call; set only on the gateway's span of a call.
              * @default null
              */
             call_id: string | null;
             /**
              * Call State
-             * @description Final state of the call: see `semconv.CallState`.
+             * @description Final state of the call; see `semconv.CallState`.
              * @default null
              */
             call_state: string | null;
             /**
              * Model
-             * @description The model that was called.
+             * @description Name of the model.
              * @default null
              */
             model: string | null;
             /**
              * Tokens In
-             * @description Tokens of the prompt.
+             * @description Number of tokens of the prompt.
              * @default null
              */
             tokens_in: number | null;
             /**
              * Tokens Out
-             * @description Tokens of the completion.
+             * @description Number of tokens of the completion.
              * @default null
              */
             tokens_out: number | null;
@@ -3199,7 +3200,7 @@ export interface components {
             weight_version: number | null;
             /**
              * Stale
-             * @description True if it arrived for an attempt that had ended or was no longer the latest.
+             * @description True if the span arrived after its attempt had ended or was replaced by a later attempt.
              * @default false
              */
             stale: boolean;
@@ -3217,12 +3218,12 @@ export interface components {
         SummaryPage: {
             /**
              * Items
-             * @description The items of this page.
+             * @description Items of this page.
              */
             items: components["schemas"]["RolloutSummary"][];
             /**
              * Limit
-             * @description Largest number of items requested; -1 is all.
+             * @description Largest number of items requested; -1 for all.
              */
             limit: number;
             /**
@@ -3232,29 +3233,29 @@ export interface components {
             offset: number;
             /**
              * Total
-             * @description Matches before paging; for a page after a cursor, the number at the time of the first page.
+             * @description Number of matches on all pages. For a page after a cursor: the number at the time of the first page.
              */
             total: number;
             /**
              * Cursor
-             * @description Cursor to pass for the next page; None at the end, and for a list without cursors.
+             * @description Cursor of the next page; None on the last page and for a list without cursors.
              * @default null
              */
             cursor: string | null;
         };
         /**
          * SystemPrompt
-         * @description The instructions of a system message: a template like any other, which a search over prompts improves.
+         * @description A prompt template for a system message. A prompt search can improve it.
          */
         SystemPrompt: {
             /**
-             * @description The tag by which it is read back. (enum property replaced by openapi-typescript)
+             * @description Tag of the class in stored data. (enum property replaced by openapi-typescript)
              * @enum {string}
              */
             resource_type: "system_prompt";
             /**
              * Template
-             * @description The text with its placeholders: `{name}` for f-string, `{{ name }}` for jinja.
+             * @description Text with placeholders: `{name}` for f-string, `{{ name }}` for jinja.
              */
             template: string;
             /**
@@ -3277,13 +3278,13 @@ export interface components {
             id: number;
             /**
              * Text
-             * @description Text of the token; bytes that are not a whole character are written as `\xe2`. None if there is no such id.
+             * @description Text of the token; bytes of incomplete characters are written as `\xe2`. None if the id does not exist.
              * @default null
              */
             text: string | null;
             /**
              * Partial
-             * @description True if it has bytes that are only a part of a character.
+             * @description True if the token contains bytes of an incomplete character.
              * @default false
              */
             partial: boolean;
@@ -3310,24 +3311,24 @@ export interface components {
         };
         /**
          * Worker
-         * @description A worker as the store sees it. Advisory: derived from claims and heartbeats.
+         * @description State of a worker, as far as the store knows it from claims and heartbeats.
          */
         Worker: {
             /**
              * Worker Id
-             * @description Chosen by the worker.
+             * @description Id of the worker; chosen by the worker.
              */
             worker_id: string;
             /**
              * Status
-             * @description `busy` while it has an attempt; `unknown` once its heartbeats stop or its attempt's lease expires.
+             * @description `busy` while it has an attempt; `unknown` after its heartbeats stop or its attempt's lease expires.
              * @default unknown
              * @enum {string}
              */
             status: "idle" | "busy" | "unknown";
             /**
              * Heartbeat Stats
-             * @description Machine statistics of its last heartbeat; see `system_snapshot`.
+             * @description Machine statistics of the last heartbeat; see `system_snapshot`.
              * @default null
              */
             heartbeat_stats: {
@@ -3335,43 +3336,43 @@ export interface components {
             } | null;
             /**
              * Last Heartbeat Time
-             * @description Time of its last heartbeat; None if it never sent one.
+             * @description Time of the last heartbeat; None if there was none.
              * @default null
              */
             last_heartbeat_time: number | null;
             /**
              * Last Dequeue Time
-             * @description Time of its last request for a rollout; None if it never sent one.
+             * @description Time of the last request for a rollout; None if there was none.
              * @default null
              */
             last_dequeue_time: number | null;
             /**
              * Last Busy Time
-             * @description Time at which it last became busy; None if it never was.
+             * @description Time at which it last became busy; None if it never did.
              * @default null
              */
             last_busy_time: number | null;
             /**
              * Last Idle Time
-             * @description Time at which it last became idle; None if it never was.
+             * @description Time at which it last became idle; None if it never did.
              * @default null
              */
             last_idle_time: number | null;
             /**
              * Current Rollout Id
-             * @description The rollout it works on; None if it is idle.
+             * @description Rollout that it is running; None if it is idle.
              * @default null
              */
             current_rollout_id: string | null;
             /**
              * Current Attempt Id
-             * @description The attempt it works on; None if it is idle.
+             * @description Attempt that it is running; None if it is idle.
              * @default null
              */
             current_attempt_id: string | null;
             /**
              * Run Id
-             * @description The run whose rollouts it claims; None claims those of no run.
+             * @description Run from which it claims rollouts; None for rollouts of no run.
              * @default null
              */
             run_id: string | null;
@@ -4009,14 +4010,14 @@ export interface components {
             arguments: string;
         };
         Error: {
-            /** @description What was wrong and what was expected; for a request of the wrong shape a list */
+            /** @description What was wrong and what was expected; a list for a request with the wrong shape */
             detail: string | Record<string, never>[];
-            /** @description Class that a client raises, or the kind of refusal */
+            /** @description Error class that a client raises, or the kind of error */
             error_type: string;
         };
     };
     responses: {
-        /** @description A value is wrong, or the request is no valid HTTP */
+        /** @description A value is wrong, or the request is not valid HTTP */
         400: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4036,7 +4037,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The Host header names another server, or a page of another origin asks */
+        /** @description The Host header is not allowed, or the request comes from a page of another origin */
         403: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4046,7 +4047,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The id that is acted on is unknown */
+        /** @description The id does not exist */
         404: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4066,7 +4067,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The present state forbids the change */
+        /** @description The current state forbids the change */
         409: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4076,7 +4077,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description What is asked for existed and was dropped */
+        /** @description The object existed and was removed */
         410: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4086,7 +4087,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The body is larger than 32 MiB, or a part of it is beyond its bound */
+        /** @description The body is larger than 32 MiB, or a part of it is too large */
         413: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4106,7 +4107,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The body is compressed, or of a type that is not taken here */
+        /** @description The body is compressed or has an unsupported media type */
         415: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4116,7 +4117,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The request has the wrong shape, and `detail` lists where; or its token came with another request before */
+        /** @description The request has the wrong shape (`detail` lists the errors), or its token was used for another request */
         422: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4126,7 +4127,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description Too much is under way; ask again after `Retry-After` seconds */
+        /** @description Too many requests are in progress; retry after `Retry-After` seconds */
         429: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4137,7 +4138,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The request's head is too large */
+        /** @description The headers of the request are too large */
         431: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4147,7 +4148,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The server failed; its log says why */
+        /** @description The server failed; its log has the cause */
         500: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4157,7 +4158,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description This store has no such operation */
+        /** @description This store does not support the operation */
         501: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4167,7 +4168,7 @@ export interface components {
                 "application/json": components["schemas"]["Error"];
             };
         };
-        /** @description The server is full or stopping; ask again after `Retry-After` seconds */
+        /** @description The server is full or stopping; retry after `Retry-After` seconds */
         503: {
             headers: {
                 "x-agl-version": components["headers"]["x-agl-version"];
@@ -4190,7 +4191,7 @@ export interface components {
         };
     };
     parameters: {
-        /** @description A request that is repeated with the same key is answered again, not done again */
+        /** @description A request that is repeated with the same key returns the first response */
         "idempotency-key": string;
     };
     requestBodies: never;
@@ -4297,7 +4298,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -4358,7 +4359,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -4406,7 +4407,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -4505,7 +4506,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -4555,7 +4556,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -4605,7 +4606,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -4935,7 +4936,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -4996,7 +4997,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -5065,7 +5066,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -5125,7 +5126,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -5220,7 +5221,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -5322,7 +5323,7 @@ export interface operations {
                 run_id?: string | null;
             };
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -5413,7 +5414,7 @@ export interface operations {
                 run_id?: string | null;
             };
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -5464,7 +5465,7 @@ export interface operations {
                 run_id?: string | null;
             };
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -5538,7 +5539,7 @@ export interface operations {
                      */
                     sort_order?: "asc" | "desc";
                     /**
-                     * @description -1 is all
+                     * @description -1 for all
                      * @default -1
                      */
                     limit?: number;
@@ -5605,7 +5606,7 @@ export interface operations {
                      */
                     sort_order?: "asc" | "desc";
                     /**
-                     * @description -1 is all
+                     * @description -1 for all
                      * @default -1
                      */
                     limit?: number;
@@ -5680,7 +5681,7 @@ export interface operations {
                      */
                     filter_logic?: "and" | "or";
                     /**
-                     * @description -1 is all
+                     * @description -1 for all
                      * @default -1
                      */
                     limit?: number;
@@ -5753,7 +5754,7 @@ export interface operations {
                      */
                     sort_order?: "asc" | "desc";
                     /**
-                     * @description -1 is all
+                     * @description -1 for all
                      * @default -1
                      */
                     limit?: number;
@@ -5842,7 +5843,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -6074,7 +6075,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -6176,7 +6177,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -6260,7 +6261,7 @@ export interface operations {
                      */
                     sort_order?: "asc" | "desc";
                     /**
-                     * @description -1 is all
+                     * @description -1 for all
                      * @default -1
                      */
                     limit?: number;
@@ -6398,7 +6399,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -6472,7 +6473,7 @@ export interface operations {
                      */
                     sort_order?: "asc" | "desc";
                     /**
-                     * @description -1 is all
+                     * @description -1 for all
                      * @default -1
                      */
                     limit?: number;
@@ -6517,7 +6518,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -6569,7 +6570,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path?: never;
@@ -7161,7 +7162,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -7215,7 +7216,7 @@ export interface operations {
         parameters: {
             query?: never;
             header?: {
-                /** @description A request that is repeated with the same key is answered again, not done again */
+                /** @description A request that is repeated with the same key returns the first response */
                 "Idempotency-Key"?: components["parameters"]["idempotency-key"];
             };
             path: {
@@ -7551,7 +7552,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description A stream that ends when either side leaves */
+            /** @description Stream until either side disconnects */
             200: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7594,7 +7595,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done, perhaps in part: see partial_success */
+            /** @description Done; `partial_success` reports rejected parts */
             200: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7605,7 +7606,7 @@ export interface operations {
                     "application/json": Record<string, never>;
                 };
             };
-            /** @description A value is wrong, or the request is no valid HTTP */
+            /** @description A value is wrong, or the request is not valid HTTP */
             400: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7624,7 +7625,7 @@ export interface operations {
             408: components["responses"]["408"];
             409: components["responses"]["409"];
             410: components["responses"]["410"];
-            /** @description The body is larger than 32 MiB, or a part of it is beyond its bound */
+            /** @description The body is larger than 32 MiB, or a part of it is too large */
             413: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7638,7 +7639,7 @@ export interface operations {
                 };
             };
             414: components["responses"]["414"];
-            /** @description The body is compressed, or of a type that is not taken here */
+            /** @description The body is compressed or has an unsupported media type */
             415: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7652,7 +7653,7 @@ export interface operations {
                 };
             };
             422: components["responses"]["422"];
-            /** @description Too much is under way; ask again after `Retry-After` seconds */
+            /** @description Too many requests are in progress; retry after `Retry-After` seconds */
             429: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7668,7 +7669,7 @@ export interface operations {
             431: components["responses"]["431"];
             500: components["responses"]["500"];
             501: components["responses"]["501"];
-            /** @description The server is full or stopping; ask again after `Retry-After` seconds */
+            /** @description The server is full or stopping; retry after `Retry-After` seconds */
             503: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7698,7 +7699,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done, perhaps in part: see partial_success */
+            /** @description Done; `partial_success` reports rejected parts */
             200: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7709,7 +7710,7 @@ export interface operations {
                     "application/json": Record<string, never>;
                 };
             };
-            /** @description A value is wrong, or the request is no valid HTTP */
+            /** @description A value is wrong, or the request is not valid HTTP */
             400: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7728,7 +7729,7 @@ export interface operations {
             408: components["responses"]["408"];
             409: components["responses"]["409"];
             410: components["responses"]["410"];
-            /** @description The body is larger than 32 MiB, or a part of it is beyond its bound */
+            /** @description The body is larger than 32 MiB, or a part of it is too large */
             413: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7742,7 +7743,7 @@ export interface operations {
                 };
             };
             414: components["responses"]["414"];
-            /** @description The body is compressed, or of a type that is not taken here */
+            /** @description The body is compressed or has an unsupported media type */
             415: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7756,7 +7757,7 @@ export interface operations {
                 };
             };
             422: components["responses"]["422"];
-            /** @description Too much is under way; ask again after `Retry-After` seconds */
+            /** @description Too many requests are in progress; retry after `Retry-After` seconds */
             429: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7772,7 +7773,7 @@ export interface operations {
             431: components["responses"]["431"];
             500: components["responses"]["500"];
             501: components["responses"]["501"];
-            /** @description The server is full or stopping; ask again after `Retry-After` seconds */
+            /** @description The server is full or stopping; retry after `Retry-After` seconds */
             503: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7802,7 +7803,7 @@ export interface operations {
             };
         };
         responses: {
-            /** @description Done, perhaps in part: see partial_success */
+            /** @description Done; `partial_success` reports rejected parts */
             200: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7813,7 +7814,7 @@ export interface operations {
                     "application/json": Record<string, never>;
                 };
             };
-            /** @description A value is wrong, or the request is no valid HTTP */
+            /** @description A value is wrong, or the request is not valid HTTP */
             400: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7832,7 +7833,7 @@ export interface operations {
             408: components["responses"]["408"];
             409: components["responses"]["409"];
             410: components["responses"]["410"];
-            /** @description The body is larger than 32 MiB, or a part of it is beyond its bound */
+            /** @description The body is larger than 32 MiB, or a part of it is too large */
             413: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7846,7 +7847,7 @@ export interface operations {
                 };
             };
             414: components["responses"]["414"];
-            /** @description The body is compressed, or of a type that is not taken here */
+            /** @description The body is compressed or has an unsupported media type */
             415: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7860,7 +7861,7 @@ export interface operations {
                 };
             };
             422: components["responses"]["422"];
-            /** @description Too much is under way; ask again after `Retry-After` seconds */
+            /** @description Too many requests are in progress; retry after `Retry-After` seconds */
             429: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];
@@ -7876,7 +7877,7 @@ export interface operations {
             431: components["responses"]["431"];
             500: components["responses"]["500"];
             501: components["responses"]["501"];
-            /** @description The server is full or stopping; ask again after `Retry-After` seconds */
+            /** @description The server is full or stopping; retry after `Retry-After` seconds */
             503: {
                 headers: {
                     "x-agl-version": components["headers"]["x-agl-version"];

@@ -32,12 +32,12 @@ export function Empty({ title, children }: { title: string; children?: ReactNode
   );
 }
 
-export function Missing({ what, told }: { what: string; told?: string }) {
+export function Missing({ what, message }: { what: string; message?: string }) {
   return (
     <Empty title={`${named(what)} is not in this store`}>
-      {told ? (
+      {message ? (
         <Text size="sm" className="agl-text">
-          {named(told, 1000)}
+          {named(message, 1000)}
         </Text>
       ) : null}
       <Text size="sm" c="dimmed">
@@ -52,7 +52,7 @@ export function Missing({ what, told }: { what: string; told?: string }) {
 
 export function Failure({ error, retry, what }: { error: unknown; retry?: () => void; what: string }) {
   if (error instanceof ApiError && (error.kind === "missing" || error.kind === "gone")) {
-    return <Missing what={what} told={error.message} />;
+    return <Missing what={what} message={error.message} />;
   }
   const denied = error instanceof ApiError && error.kind === "denied";
   const text = error instanceof Error ? error.message : String(error);

@@ -20,7 +20,7 @@ export const StateEmpty = () => (
     <Text size="sm">Clear the filters.</Text>
   </Empty>
 );
-export const StateMissing = () => <Missing what="Rollout ro-1" told="no rollout ro-1" />;
+export const StateMissing = () => <Missing what="Rollout ro-1" message="no rollout ro-1" />;
 export const StateGone = () => <Failure error={new ApiError(410, "removed")} what="Rollout ro-1" />;
 export const StateDenied = () => <Failure error={new ApiError(401, "no token")} what="Runs" retry={retry} />;
 export const StateError = () => <Failure error={new Error("502 Bad Gateway")} what="Runs" retry={retry} />;

@@ -26,11 +26,11 @@ export function Group() {
   const rollouts = useQuery(summariesQuery(filter, { sort_by: "start_time", sort_order: "asc" }, 0));
   const ledger = useQuery(stepLedgerQuery(runId, number));
   const ids = useMemo(() => rollouts.data?.items.map((row) => row.rollout_id) ?? [], [rollouts.data]);
-  const told = useMemo(() => {
+  const byRollout = useMemo(() => {
     const known = new Map((ledger.data ?? []).map((record) => [record.name, record.data as unknown as LedgerData]));
     return new Map(ids.map((id) => [id, known.get(id)]));
   }, [ledger.data, ids]);
-  const rows = useMemo(() => ids.map((id) => told.get(id)?.rows?.[0]), [ids, told]);
+  const rows = useMemo(() => ids.map((id) => byRollout.get(id)?.rows?.[0]), [ids, byRollout]);
   const parting = useMemo(() => firstDifference(rows.map(idsOf)), [rows]);
   const from = parting && parting.at >= 0 ? parting.at : 0;
   const shown = rows.map((row) => idsOf(row).slice(from, from + SHOWN));
@@ -79,7 +79,7 @@ export function Group() {
                   </Table.Thead>
                   <Table.Tbody>
                     {items.map((row, place) => {
-                      const data = told.get(row.rollout_id);
+                      const data = byRollout.get(row.rollout_id);
                       const trained = data?.calls.filter((call) => call.ending === "trained").length ?? 0;
                       const reason = data?.verdict ?? data?.calls.find((call) => call.reason)?.reason;
                       const text = (shown[place] ?? []).map((id) => shownToken(texts.data?.get(id)?.text, id)).join("");

@@ -29,7 +29,7 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
   const all = useQuery({ ...conversationQuery(rolloutId, attemptId), enabled: first.data?.whole === false });
   const conversation = all.data || all.isError ? all : first;
   const explanation = useQuery({ ...explanationQuery(rolloutId), enabled: !first.isPending });
-  const told = new Map(explanation.data?.calls.map((call) => [`${call.attempt_id} ${call.call_id}`, call]));
+  const explanations = new Map(explanation.data?.calls.map((call) => [`${call.attempt_id} ${call.call_id}`, call]));
   return (
     <Stack gap="md">
       {error ? <AgentError error={error} /> : null}
@@ -87,7 +87,7 @@ export function Conversation({ rolloutId, attemptId, error, reward }: Props) {
                 <Call
                   key={call.call_id}
                   call={call}
-                  told={told.get(`${attemptId} ${call.call_id}`)}
+                  explained={explanations.get(`${attemptId} ${call.call_id}`)}
                   trains={!explanation.data?.untrained}
                 />
               ))}
@@ -116,11 +116,11 @@ function AgentError({ error }: { error: NonNullable<Props["error"]> }) {
 
 interface CallProps {
   call: ConversationCall;
-  told: CallExplanation | undefined;
+  explained: CallExplanation | undefined;
   trains: boolean;
 }
 
-function Call({ call, told, trains }: CallProps) {
+function Call({ call, explained, trains }: CallProps) {
   const seconds = call.start_time && call.end_time ? call.end_time - call.start_time : null;
   return (
     <section aria-label={`Call ${call.number}`} data-call={call.call_id}>
@@ -161,7 +161,7 @@ function Call({ call, told, trains }: CallProps) {
           {call.late ? <Sign color="orange" text="⧖ late: arrived after the end of the attempt" /> : null}
           {call.cut_off ? <Sign color="orange" text="✂ cut off" /> : null}
           {call.state === "ok" ? null : <Sign color="orange" text={`✕ ${call.state.replaceAll("_", " ")}`} />}
-          <TrainedSign told={told} trains={trains} />
+          <TrainedSign call={explained} trains={trains} />
         </Group>
         {call.error ? <LongText text={call.error} mono /> : null}
       </Stack>

@@ -7,24 +7,24 @@ import { decimal } from "../../pure/format.ts";
 import { named } from "../../pure/visible.ts";
 
 interface Props {
-  told: CallExplanation | undefined;
+  call: CallExplanation | undefined;
   /** Whether calls of the rollout may be trained; otherwise only what was recorded of them is shown. */
   trains: boolean;
 }
 
-export function TrainedSign({ told, trains }: Props) {
-  if (!told) return null;
-  const trained = told.ledger?.ending === "trained";
-  const reason = told.ledger?.reason ?? told.reason;
+export function TrainedSign({ call, trains }: Props) {
+  if (!call) return null;
+  const trained = call.ledger?.ending === "trained";
+  const reason = call.ledger?.reason ?? call.reason;
   const text = !trains
-    ? told.has_tokens
+    ? call.has_tokens
       ? "◌ token ids recorded"
       : "◌ no token ids"
     : trained
-      ? `✓ trained, advantage ${decimal(told.ledger?.advantage)}`
+      ? `✓ trained, advantage ${decimal(call.ledger?.advantage)}`
       : reason
         ? `○ not trained: ${named(reason.replaceAll("_", " "), 80)}`
-        : `◌ row ${told.row}, no ledger`;
+        : `◌ row ${call.row}, no ledger`;
   return (
     <Popover width={360} position="bottom-start" withArrow>
       <Popover.Target>
@@ -36,26 +36,26 @@ export function TrainedSign({ told, trains }: Props) {
       </Popover.Target>
       <Popover.Dropdown>
         <Stack gap={4}>
-          {told.ledger ? (
+          {call.ledger ? (
             <Text size="sm">
-              Ledger of step {told.ledger.step}: {told.ledger.ending}
-              {told.ledger.row === null ? "" : ` in row ${told.ledger.row}`}
-              {told.ledger.weight_version === null ? "" : `, sampled by weights ${told.ledger.weight_version}`}.
+              Ledger of step {call.ledger.step}: {call.ledger.ending}
+              {call.ledger.row === null ? "" : ` in row ${call.ledger.row}`}
+              {call.ledger.weight_version === null ? "" : `, sampled by weights ${call.ledger.weight_version}`}.
             </Text>
           ) : trains ? (
             <Text size="sm">The ledger of the run has no record of this rollout.</Text>
           ) : null}
-          {told.begins ? (
+          {call.begins ? (
             <Text size="sm">
-              Starts row {told.row}: {told.begins.replaceAll("_", " ")}.
+              Starts row {call.row}: {call.begins.replaceAll("_", " ")}.
             </Text>
           ) : null}
           <Text size="sm">
-            Recorded by {told.seen_by === "both" ? "gateway and tracer" : `the ${told.seen_by}`}
-            {told.matched_by ? `, matched by ${told.matched_by.replaceAll("_", " ")}` : ""}; token ids{" "}
-            {told.has_tokens ? "recorded" : "not recorded"}.
+            Recorded by {call.seen_by === "both" ? "gateway and tracer" : `the ${call.seen_by}`}
+            {call.matched_by ? `, matched by ${call.matched_by.replaceAll("_", " ")}` : ""}; token ids{" "}
+            {call.has_tokens ? "recorded" : "not recorded"}.
           </Text>
-          {told.what_to_try && trains && !trained ? <Text size="sm">{told.what_to_try}</Text> : null}
+          {call.what_to_try && trains && !trained ? <Text size="sm">{call.what_to_try}</Text> : null}
         </Stack>
       </Popover.Dropdown>
     </Popover>

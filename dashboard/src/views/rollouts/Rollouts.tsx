@@ -45,8 +45,12 @@ export function Rollouts() {
   });
   const places = virtual.getVirtualItems();
   const [held, setHeld] = useState<number | null>(null);
-  const { rows, total: told, first } = useRows(filter, order, places[0]?.index ?? 0, places.at(-1)?.index ?? 0, held);
-  if (told !== undefined && told !== total) setTotal(told);
+  const {
+    rows,
+    total: newTotal,
+    first,
+  } = useRows(filter, order, places[0]?.index ?? 0, places.at(-1)?.index ?? 0, held);
+  if (newTotal !== undefined && newTotal !== total) setTotal(newTotal);
   const list = JSON.stringify([filter, order]);
   useEffect(() => setHeld(null), [list]);
   const byStart = order.sort_by === "start_time" && order.sort_order === "desc";
@@ -94,8 +98,8 @@ export function Rollouts() {
           Rollouts
         </Title>
         <Group gap="sm">
-          <Text size="sm" role="status" data-total={told}>
-            {told === undefined ? "" : counted(told, "rollout")}
+          <Text size="sm" role="status" data-total={newTotal}>
+            {newTotal === undefined ? "" : counted(newTotal, "rollout")}
           </Text>
           {held === null ? null : <NewRows filter={filter} since={held} show={toNew} />}
           <Exporting shown={shown} filter={filter} order={order} />
@@ -107,7 +111,7 @@ export function Rollouts() {
       <FilterBar search={search} change={change} textRef={textField} />
       {first?.isError ? (
         <Failure error={first.error} retry={() => void first.refetch()} what="Rollouts" />
-      ) : told === undefined ? (
+      ) : newTotal === undefined ? (
         <Loading what="rollouts" />
       ) : total === 0 ? (
         <Empty title={Object.keys(filter).length ? "No rollouts match these filters" : "No rollouts yet"} />

@@ -188,9 +188,15 @@ function rewardSeries(
     (record) => record.kind === "evaluation" && Array.isArray((record.data as { rewards?: unknown }).rewards),
   );
   const names = [...new Set(evaluations.map((record) => record.name ?? ""))].slice(0, 4);
-  const told = train.size ? [] : steps.filter((record) => typeof (record.data as StepData).mean_reward === "number");
+  const withReward = train.size
+    ? []
+    : steps.filter((record) => typeof (record.data as StepData).mean_reward === "number");
   const at = [
-    ...new Set([...train.keys(), ...told.map((record) => record.step), ...evaluations.map((record) => record.step)]),
+    ...new Set([
+      ...train.keys(),
+      ...withReward.map((record) => record.step),
+      ...evaluations.map((record) => record.step),
+    ]),
   ].sort((a, b) => a - b);
   const series: Series[] = [];
   if (train.size) {
@@ -202,8 +208,8 @@ function rewardSeries(
       high: values.map(([, , high]) => high),
       color: palette.blue,
     });
-  } else if (told.length) {
-    const known = new Map(told.map((record) => [record.step, (record.data as StepData).mean_reward ?? null]));
+  } else if (withReward.length) {
+    const known = new Map(withReward.map((record) => [record.step, (record.data as StepData).mean_reward ?? null]));
     series.push({ label: "mean reward", values: at.map((step) => known.get(step) ?? null), color: palette.blue });
   }
   names.forEach((name, place) => {

@@ -96,7 +96,7 @@ function Token() {
   const queries = useQueryClient();
   const held = useSyncExternalStore(onToken, getToken);
   const [typed, setTyped] = useState("");
-  const [told, setTold] = useState<{ good: boolean; text: string } | null>(null);
+  const [result, setResult] = useState<{ good: boolean; text: string } | null>(null);
   const [checking, setChecking] = useState(false);
   async function check(): Promise<void> {
     setChecking(true);
@@ -104,13 +104,13 @@ function Token() {
     try {
       await call("/server");
       setTyped("");
-      setTold({ good: true, text: "✓ The server accepts this token." });
+      setResult({ good: true, text: "✓ The server accepts this token." });
       await queries.resetQueries();
     } catch (error) {
       setToken(null);
       const denied = error instanceof ApiError && error.kind === "denied";
       const why = error instanceof Error ? error.message : String(error);
-      setTold({ good: false, text: denied ? "✕ The server rejects this token." : `✕ Token not checked: ${why}` });
+      setResult({ good: false, text: denied ? "✕ The server rejects this token." : `✕ Token not checked: ${why}` });
     } finally {
       setChecking(false);
     }
@@ -145,7 +145,7 @@ function Token() {
               variant="default"
               onClick={() => {
                 setToken(null);
-                setTold(null);
+                setResult(null);
                 void queries.resetQueries();
               }}
             >
@@ -155,12 +155,12 @@ function Token() {
         </Group>
       </form>
       <div role="status">
-        {told ? (
+        {result ? (
           <Alert
             mt="xs"
-            color={told.good ? "blue" : "orange"}
-            data-token={told.good ? "taken" : "refused"}
-            title={told.text}
+            color={result.good ? "blue" : "orange"}
+            data-token={result.good ? "taken" : "refused"}
+            title={result.text}
           />
         ) : null}
       </div>

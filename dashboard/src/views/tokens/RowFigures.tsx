@@ -38,7 +38,7 @@ export function RowFigures({ tokens, range, colouring }: Props) {
     );
   }
   const most = Math.max(...parts);
-  const told = (value: number): string => decimal(colouring === "ratio" ? Math.exp(value) : value);
+  const format = (value: number): string => decimal(colouring === "ratio" ? Math.exp(value) : value);
   const [low, high] = range;
   return (
     <Group gap="sm" data-testid="row-figures">
@@ -46,7 +46,7 @@ export function RowFigures({ tokens, range, colouring }: Props) {
         width={PARTS * PART}
         height={HEIGHT}
         role="img"
-        aria-label={`${COLOURINGS[colouring].label} of ${counted(known.count, "token")} from ${told(known.low)} to ${told(known.high)}`}
+        aria-label={`${COLOURINGS[colouring].label} of ${counted(known.count, "token")} from ${format(known.low)} to ${format(known.high)}`}
       >
         {parts.map((size, at) => {
           const tall = size ? Math.max(2, (HEIGHT * size) / most) : 0;
@@ -65,8 +65,8 @@ export function RowFigures({ tokens, range, colouring }: Props) {
         })}
       </svg>
       <Text size="xs" className="agl-number">
-        {counted(known.count, "token")} · {colouring === "ratio" ? "geometric mean" : "mean"} {told(known.mean)} ·
-        median {told(known.median)} · {told(known.low)} to {told(known.high)}
+        {counted(known.count, "token")} · {colouring === "ratio" ? "geometric mean" : "mean"} {format(known.mean)} ·
+        median {format(known.median)} · {format(known.low)} to {format(known.high)}
       </Text>
     </Group>
   );

@@ -42,10 +42,7 @@ export function SpanDetails({ rolloutId, attemptId, spanId, close }: Props) {
                 ["Number", span.sequence_id],
                 ["Status", span.status?.status_code],
                 ["Started", <Moment at={span.start_time} />],
-                [
-                  "Duration",
-                  span.start_time && span.end_time ? duration(span.end_time - span.start_time) : "running",
-                ],
+                ["Duration", span.start_time && span.end_time ? duration(span.end_time - span.start_time) : "running"],
               ]}
             />
             {span.status?.description ? <LongText text={span.status.description} mono /> : null}

@@ -1,0 +1,1 @@
+import{Ln as e,z as t}from"./format-0lhzOpZi.js";var n=e();function r({facts:e}){return(0,n.jsx)(`dl`,{className:`agl-facts`,children:e.map(([e,r])=>(0,n.jsxs)(`div`,{children:[(0,n.jsx)(`dt`,{children:t(e)}),(0,n.jsx)(`dd`,{children:typeof r==`string`?t(r,500):r??`–`})]},e))})}export{r as t};

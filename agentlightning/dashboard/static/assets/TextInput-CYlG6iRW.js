@@ -1,1 +1,0 @@
-import{In as e,Mn as t,Tn as n}from"./format-CiegFXlf.js";import{t as r}from"./InputBase-CvrpqXMe.js";var i=e(),a=n(e=>{let n=t([`Input`,`InputWrapper`,`TextInput`],null,e);return(0,i.jsx)(r,{component:`input`,...n,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};

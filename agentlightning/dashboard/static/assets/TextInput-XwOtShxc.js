@@ -1,0 +1,1 @@
+import{En as e,Ln as t,Nn as n}from"./format-0lhzOpZi.js";import{t as r}from"./InputBase-BFD_jgz1.js";var i=t(),a=e(e=>{let t=n([`Input`,`InputWrapper`,`TextInput`],null,e);return(0,i.jsx)(r,{component:`input`,...t,__staticSelector:`TextInput`})});a.classes=r.classes,a.displayName=`@mantine/core/TextInput`;export{a as t};

@@ -1,1 +1,0 @@
-import{a as e,o as t}from"./index-RE3TzwDt.js";import{mr as n,xr as r}from"./format-CiegFXlf.js";var i=r(n(),1);function a(){let n=t({strict:!1}),r=e();return[n,(0,i.useCallback)((e,t={})=>void r({to:`.`,search:t=>({...t,...e}),replace:!t.push,resetScroll:!1}),[r])]}export{a as t};

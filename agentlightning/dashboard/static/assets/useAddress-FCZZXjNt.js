@@ -1,0 +1,1 @@
+import{a as e,o as t}from"./index-DJ7rgNJE.js";import{Sr as n,hr as r}from"./format-0lhzOpZi.js";var i=n(r(),1);function a(){let n=t({strict:!1}),r=e();return[n,(0,i.useCallback)((e,t={})=>void r({to:`.`,search:t=>({...t,...e}),replace:!t.push,resetScroll:!1}),[r])]}export{a as t};

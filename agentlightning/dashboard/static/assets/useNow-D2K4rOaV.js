@@ -1,1 +1,0 @@
-import{M as e,mr as t,xr as n}from"./format-CiegFXlf.js";var r=n(t(),1);function i(t){let[n,i]=(0,r.useState)(e);return(0,r.useEffect)(()=>{if(!t)return;let n=setInterval(()=>i(e()),t);return()=>clearInterval(n)},[t]),n}export{i as t};

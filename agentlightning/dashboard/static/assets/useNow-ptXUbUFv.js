@@ -1,0 +1,1 @@
+import{N as e,Sr as t,hr as n}from"./format-0lhzOpZi.js";var r=t(n(),1);function i(t){let[n,i]=(0,r.useState)(e);return(0,r.useEffect)(()=>{if(!t)return;let n=setInterval(()=>i(e()),t);return()=>clearInterval(n)},[t]),n}export{i as t};
