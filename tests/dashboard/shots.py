@@ -24,7 +24,7 @@ SHOWN = {
     "rollouts": "[data-rollout]",
     "waterfall": "[data-span]",
     "tokens": ".agl-coloured",
-    "group": "[data-testid=parting]:has-text('part there')",
+    "group": "[data-testid=parting]:has-text('token')",
     "compare": "[data-verdict]",
     "workers": "[data-worker]",
 }
