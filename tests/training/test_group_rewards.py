@@ -87,7 +87,7 @@ async def test_a_group_whose_judge_fails_is_not_trained_and_an_alarm_tells(
     assert counts == {("scored", "group_reward", False): 4, ("unscored", "not_judged", True): 4}
     alarms = [record for record in await store.query_run_records("run-j") if record.kind == "alarm"]
     assert [alarm.name for alarm in alarms] == ["not_judged"]
-    assert "4 rollouts of a task have no reward" in alarms[0].data["text"]
+    assert "no reward for 4 rollouts of 1 task, because they were not judged" in alarms[0].data["text"]
 
 
 async def test_held_out_tasks_that_no_group_rewards_are_told_of(untrained_model: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ async def test_groups_that_are_not_judged_are_reported_once_and_their_own_reward
         evidence = [ended(task, words) for task in "abc" for words in ("hello", "bye")]
         rewards, [note] = await rewarded(agl.RankingReward(model_of(server)), evidence, [0, 0, 1, 1, 2, 2])
     assert rewards == [None] * 6
-    assert note.startswith("6 rollouts of 3 tasks have no reward because they were not judged: The judge returned no")
+    assert note.startswith("no reward for 6 rollouts of 3 tasks, because they were not judged: The judge returned no")
     ranking = agl.RankingReward(lambda messages: "")
     rewards, [note] = await rewarded(ranking, [ended("a", None), ended("a", None)], [0, 0])
     assert rewards == [None, None]

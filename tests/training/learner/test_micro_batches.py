@@ -84,7 +84,7 @@ def test_a_step_without_the_memory_is_taken_in_smaller_parts_with_the_same_resul
     assert (ample["notes"], ample["max_tokens"]) == ([], 4096)
     assert "out of memory with 24 rows" in scarce["notes"][0]
     assert "retrying the optimizer step from the same weights" in scarce["notes"][0]
-    assert f"set max_tokens_per_forward={scarce['max_tokens']}" in scarce["notes"][-1]
+    assert f"Set max_tokens_per_forward={scarce['max_tokens']}" in scarce["notes"][-1]
     assert scarce["max_tokens"] < 2000
     assert (scarce["steps"], scarce["rows"], scarce["before"]) == (1, 24, ample["before"])
     assert scarce["after"] != scarce["before"]
