@@ -129,7 +129,7 @@ def test_a_seed_that_earns_nothing_is_an_error_and_no_search() -> None:
     def never_earns(task: dict[str, str], main_prompt: agl.PromptTemplate) -> float:
         raise RuntimeError("out of order")
 
-    with asked(helpful) as server, pytest.raises(ValueError, match=r"no reward on any validation task \(of 8\): .*out of order"):
+    with asked(helpful) as server, pytest.raises(ValueError, match=r"no reward on any validation task .*out of order"):
         fit(agl.GEPA(llm(server), max_metric_calls=60), never_earns)
     assert not server.calls
 
