@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from agentlightning.errors import MissingExtraError
@@ -105,3 +107,15 @@ def free_cached_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    return_freed_memory()
+
+
+def return_freed_memory() -> None:
+    """Return the freed memory of this process to the system, where the C library has a call for it (glibc).
+
+    By default glibc keeps it in the arena of the thread that used it. Each update has a new thread and can get another
+    arena, so that the freed memory of several updates adds up (SmolLM2-135M: 23 GB after five, each of which needs 5).
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.served import ServedModel, load_model
-from agentlightning.engine.torch_setup import one_thread
+from agentlightning.engine.torch_setup import one_thread, return_freed_memory
 from agentlightning.training.batch import Batch
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.forward import score
@@ -129,6 +129,8 @@ class Policy(ServedModel):
                 return self._optimizer.update(samples, advantages, settings or UpdateSettings())
             finally:  # also if a later mini-batch fails: the weights of the previous version no longer exist
                 self.weight_version += self._optimizer.steps_taken > steps_before
+                if not self.is_small:
+                    return_freed_memory()
 
     def divergences(self, samples: Sequence[Sample], settings: UpdateSettings) -> list[float]:
         """Return the divergence of each row from the model as loaded, in nats, for a penalty in the reward: (B,)"""
