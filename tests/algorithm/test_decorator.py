@@ -65,7 +65,7 @@ def positional(store: Any, /) -> None: ...
 @pytest.mark.parametrize(
     ("function", "settings", "message"),
     [
-        (learning_rate, {}, r"parameter 'learning_rate'\. Valid parameters: store, adapter"),
+        (learning_rate, {}, r"no 'learning_rate' to pass to 'learning_rate'\. Valid parameters: store, adapter"),
         (positional, {}, "'store' is positional-only: remove the '/'"),
         ("baseline", {}, "requires a function"),
         (lambda: None, {"auto_start_proxy": True}, "requires a coroutine function"),

@@ -78,7 +78,7 @@ async def test_a_rollout_that_failed_says_why_nothing_of_it_is_trained(tmp_path:
             "train",
             "Baseline",
             "nothing of the rollout is trained: Baseline trains no weights\n"
-            "  2 of 3 model calls in rows if it were; left out: 1 no_tokens",
+            "  2 of 3 model calls in rows if it were; excluded: 1 no_tokens",
         ),
     ],
 )

@@ -347,7 +347,7 @@ async def test_two_versions_of_a_prompt_are_compared_by_the_rollouts_that_used_t
     ("query", "status", "message"),
     [
         ("before=run", 400, "after="),
-        ("before=run:x&after=run", 400, "is not a side of a comparison"),
+        ("before=run:x&after=run", 400, "cannot be compared. Expected RUN"),
         ("before=resources:a&after=run", 400, "resources:ID@VERSION"),
         ("before=none&after=run", 404, "no run 'none'"),
         ("before=run:3&after=run:0", 404, "Steps with evaluations: 0, 4"),

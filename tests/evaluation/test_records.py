@@ -194,7 +194,7 @@ def test_searches_over_prompts_are_compared_by_their_best_versions(
             None,
             r"it has no reward per task in its evaluations \(score\)",
         ),
-        ([evaluation("x", range(50, 60))], None, r"have no task in common: run a has x \(10 tasks\); run b"),
+        ([evaluation("x", range(50, 60))], None, r"have no task in common: run a has x \(tasks: 10\); run b"),
         ([evaluation("held", range(5))], "hold", "run a has no evaluation 'hold' with a reward per task; did you mean"),
         ([evaluation("held", range(5), rewards=["x"])], None, "run a, evaluation 'held': .* not readable"),
     ],

@@ -67,7 +67,7 @@ def test_a_response_beyond_the_bound_is_not_remembered_and_said_so(caplog: pytes
     remembered.add(response(A, "r", "a" * 2000))
     assert remembered.response(A, "r") is None
     assert remembered.size == 0
-    assert "above GatewayLimits.remembered_bytes" in caplog.text
+    assert "beyond GatewayLimits.remembered_bytes" in caplog.text
 
 
 STEPS = st.tuples(st.sampled_from([A, B]), st.integers(0, 5), st.lists(st.integers(0, 8), min_size=1, max_size=5))

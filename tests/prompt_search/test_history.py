@@ -106,7 +106,7 @@ async def test_a_round_with_other_parents_is_made_anew(store: agl.LightningStore
 
 async def test_a_run_that_began_with_another_prompt_is_refused(store: agl.LightningStore) -> None:
     await opened(store)
-    with pytest.raises(ValueError, match=r"Run 'r' started with other prompts.*run_id"):
+    with pytest.raises(ValueError, match=r"Run 'r' began with other prompts.*run_id"):
         await opened(store, seed="another {question}")
 
 

@@ -76,7 +76,7 @@ async def test_a_store_that_is_away_for_a_moment_gets_the_spans_once() -> None:
 
 async def test_a_refusal_is_raised_at_the_end_of_the_context() -> None:
     store = Moody(BadRequestError("no"))
-    with pytest.raises(TraceDeliveryError, match=r"1 spans of rollout ro-.* BadRequestError: no"):
+    with pytest.raises(TraceDeliveryError, match=r"1 span of rollout ro-.* BadRequestError: no"):
         await trace_on(store, "a")
 
 

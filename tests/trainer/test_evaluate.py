@@ -237,7 +237,7 @@ def test_the_comparison_is_paired() -> None:
 
 
 def test_only_the_same_tasks_compare() -> None:
-    with pytest.raises(ValueError, match="the same tasks; got 1 and 2 tasks"):
+    with pytest.raises(ValueError, match="the same tasks; got 1 and 2"):
         result(1.0).compare(result(1.0, 1.0))
     other = EvaluationResult((EvaluatedTask("other", ()),))
     with pytest.raises(ValueError, match="task 0 is 0 and 'other'"):

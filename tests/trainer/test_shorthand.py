@@ -42,7 +42,7 @@ def test_configure_takes_any_setting_of_the_algorithm() -> None:
 
 def test_a_learning_rate_says_nothing_to_a_search_over_prompts(caplog: pytest.LogCaptureFixture) -> None:
     trainer().configure(algorithm="APO", lr=1e-3)
-    assert "configure(lr=0.001) has no effect: APO changes no weights" in caplog.text
+    assert "configure(lr=0.001) has no effect: APO does not train weights" in caplog.text
 
 
 def test_configure_refuses_what_would_have_no_effect() -> None:

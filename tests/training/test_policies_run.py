@@ -125,7 +125,7 @@ def test_a_gateway_of_the_program_must_know_the_policies(untrained_model: Path, 
     solver = {"kind": "trained", "models": ["solver"], "roles": ["solver", "checker"]}
     with pytest.raises(agl.BadRequestError, match=r"'planner' is missing\): pass LLMProxy\(policies="):
         try_with(None)
-    with pytest.raises(agl.BadRequestError, match="'solver' is another policy"):
+    with pytest.raises(agl.BadRequestError, match="'solver' is a different policy"):
         try_with({"planner": planner, "solver": {"kind": "frozen", "models": ["solver"], "roles": ["solver"]}})
     with pytest.raises(agl.BadRequestError, match="does not train: third"):
         try_with({"planner": planner, "solver": solver, "third": {"kind": "trained", "roles": ["third"]}})

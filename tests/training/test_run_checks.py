@@ -43,7 +43,7 @@ def test_a_group_that_a_cache_answered_in_part_compares_the_others_and_says_once
         result = fit(cached, ["a"], model=untrained_model, output_dir=tmp_path, batch_size=1, scale_rewards="none")
     first, _ = result.metrics
     assert (first.calls_trained, first.rollouts_excluded, first.mean_reward) == (2, {"no_call": 2}, 0.5)
-    lines = [line.getMessage() for line in caplog.records if "no model call that can be used" in line.getMessage()]
+    lines = [line.getMessage() for line in caplog.records if "no model call can be used" in line.getMessage()]
     assert len(lines) == 1
     assert lines[0].startswith("step 1: 2 of 4 rollouts")
     assert "enable_disk_cache=False" in lines[0]
@@ -83,7 +83,9 @@ def test_an_agent_that_calls_no_model_is_reported_at_its_first_rollout_and_ends_
         return 1.0
 
     text = r"no model call was recorded: pass base_url=llm\.endpoint"
-    with pytest.raises(NoTrainableCallError, match=f"None of the 8 rollouts(.|\\n)*{text}"):
+    with pytest.raises(
+        NoTrainableCallError, match=f"No rollout with a reward in the first step \\(of 8\\)(.|\\n)*{text}"
+    ):
         fit(elsewhere, ["a", "b"], model=untrained_model, output_dir=tmp_path)
     [report] = listener.texts
     assert "llm: agl.LLM" in report
@@ -166,7 +168,7 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is no
 def test_a_run_whose_every_rollout_was_refused_ends_with_an_error(
     untrained_model: Path, tmp_path: Path, agent: Any
 ) -> None:
-    with pytest.raises(NoScoredRolloutError, match=r"2 rollouts could be used .*: 2 refused_call.*gpt-unknown"):
+    with pytest.raises(NoScoredRolloutError, match=r"of 2, could be used .*: 2 refused_call.*gpt-unknown"):
         fit(agent, ["refused"], model=untrained_model, output_dir=tmp_path, **SMALL)
     assert (tmp_path / "model").is_dir()
 

@@ -167,7 +167,7 @@ def test_ids_that_the_store_does_not_have_are_named(untrained_model: Path, folde
 
 
 def test_a_choice_that_finds_nothing_says_why(untrained_model: Path, folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadRequestError, match=r"None of the 32 .*32 below_min_reward; the best"):
+    with pytest.raises(BadRequestError, match=r"out of 32 .*32 below_min_reward; the best"):
         run(untrained_model, folder, rollouts="stored", min_reward=2.0)
     with pytest.raises(BadRequestError, match=r"out of 0 ended training rollouts of run 'other' .*store has none"):
         run(untrained_model, folder, run_id="b", rollouts="stored", from_run="other", min_reward=2.0)

@@ -158,7 +158,7 @@ async def test_a_refusal_of_an_embedding_is_the_librarys_own_error(agent: Agent,
 
 async def test_a_reply_that_is_no_embedding_is_502_and_says_what_was_expected(agent: Agent) -> None:
     agent.harness.model.faults = [Fault(body=b'{"choices": []}')]
-    with pytest.raises(openai.InternalServerError, match=r"not one of embeddings \(expected: JSON with a list"):
+    with pytest.raises(openai.InternalServerError, match=r"not valid for embeddings \(expected: JSON with a list"):
         await _embed(agent)
 
 

@@ -188,7 +188,7 @@ async def test_the_latest_resources_stay_those_published_last(store: LightningSt
     [
         ({"rollouts": [{"rollout_id": "ro-1"}]}, "rollouts"),
         ({"rollouts": [rollout("")]}, "rollout_id"),
-        ({"spans": [span(attempt(), -1)]}, "number"),
+        ({"spans": [span(attempt(), -1)]}, "bad sequence_id -1"),
         ({"resources": [resources("latest")]}, "latest"),
         ({"resources": [resources(version=0)]}, "version"),
         ({"attempts": [attempt("ro-\ud800")]}, "surrogate|stored|utf-8|UTF-8|JSON"),
