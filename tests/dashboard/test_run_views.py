@@ -128,7 +128,7 @@ def test_the_ledger_s_bars_are_the_ledger_s_records_and_add_up(open_view: OpenVi
 def test_every_figure_of_a_step_has_its_chart_and_unit(open_view: OpenView, store_address: str) -> None:
     page = loaded(open_view(f"/runs/{the_run(store_address)}"))
     charts = " ".join(page.locator("figcaption").all_text_contents()).lower()
-    for word in ("time of a step", "entropy", "kl", "clip", "drift", "tokens"):
+    for word in ("step time", "entropy", "kl", "clip", "drift", "tokens"):
         assert word in charts, word
     assert all(cell.endswith(" s") or cell == "–" for cell in rows_of(page, "Step time by phase")["generate"])
 
