@@ -1,9 +1,8 @@
 """Find words that are not plain English: `python scripts/prose.py [FILE...]`, part of `make lint`.
 
-The word list is `scripts/prose.toml`. Checked are the pages, without their code, and the strings of at least three
-words in the Python of the package and of the examples, docstrings included, and the texts in the
-source of the dashboard. Vale would be the usual tool, but its
-package on PyPI downloads the program from elsewhere when it runs.
+The word list is `scripts/prose.toml`. The script checks the pages without their code, the strings of at least three
+words in the Python of the package and the examples, docstrings included, and the texts of the dashboard. Vale
+would be the usual tool, but its package on PyPI downloads the program from elsewhere when it runs.
 """
 
 from __future__ import annotations

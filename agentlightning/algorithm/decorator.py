@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeVar, overload
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, Protocol, overload
 
-from typing_extensions import override
+from typing_extensions import TypeVar, override
 
 from agentlightning.algorithm.base import Algorithm, ResultT
 from agentlightning.algorithm.utils import running_llm_proxy
@@ -15,11 +15,13 @@ from agentlightning.litagent.decorator import PickledByName
 from agentlightning.types import Dataset
 
 R = TypeVar("R")
+CalledT = TypeVar("CalledT", covariant=True, default=Any)
+"""The value of a call of the function itself: its result, or the coroutine of it."""
 INJECTED = ("store", "adapter", "llm_proxy", "initial_resources", "train_dataset", "val_dataset", "trainer", "run")
 """Names of the parameters that a function may have."""
 
 
-class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
+class FunctionalAlgorithm(PickledByName, Algorithm[ResultT], Generic[ResultT, CalledT]):
     """An algorithm that calls a function with the components that its parameters name.
 
     With `auto_start_proxy`, the gateway runs while the function runs.
@@ -51,7 +53,7 @@ class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
         functools.update_wrapper(self, function)
 
     @override
-    def __call__(self, *args: object, **kwargs: object) -> ResultT | Awaitable[ResultT]:
+    def __call__(self, *args: object, **kwargs: object) -> CalledT:  # pyright: ignore[reportIncompatibleMethodOverride] -- what the function returns, without the choice of the base
         """Call the function with these arguments."""
         return self._function(*args, **kwargs)
 
@@ -102,15 +104,17 @@ class FunctionalAlgorithm(PickledByName, Algorithm[ResultT]):
 class _Decorator(Protocol):
     """The interface of `algo(auto_start_proxy=True)`, which decorates a coroutine function."""
 
-    def __call__(self, function: Callable[..., Coroutine[Any, Any, R]], /) -> FunctionalAlgorithm[R]: ...
+    def __call__(
+        self, function: Callable[..., Coroutine[Any, Any, R]], /
+    ) -> FunctionalAlgorithm[R, Coroutine[Any, Any, R]]: ...
 
 
 @overload
 def algo(
     function: Callable[..., Coroutine[Any, Any, R]], *, auto_start_proxy: bool = False
-) -> FunctionalAlgorithm[R]: ...
+) -> FunctionalAlgorithm[R, Coroutine[Any, Any, R]]: ...
 @overload
-def algo(function: Callable[..., R], *, auto_start_proxy: bool = False) -> FunctionalAlgorithm[R]: ...
+def algo(function: Callable[..., R], *, auto_start_proxy: bool = False) -> FunctionalAlgorithm[R, R]: ...
 @overload
 def algo(function: None = None, *, auto_start_proxy: bool = False) -> _Decorator: ...
 def algo(function: Callable[..., Any] | None = None, *, auto_start_proxy: bool = False) -> Any:

@@ -64,6 +64,11 @@ def at_once(*, train_dataset: agl.Dataset[str]) -> float:
     return float(len(train_dataset))
 
 
+async def directly(store: agl.LightningStore) -> None:
+    reveal_type(await search(store=store, train_dataset=["a"]))  # R: str
+    reveal_type(at_once(train_dataset=["a"]))  # R: float
+
+
 def score(task: str) -> float:
     return 1.0
 
