@@ -50,7 +50,7 @@ def test_a_run_whose_folder_was_moved_is_found_where_it_is(
     try:
         assert main(["replay", "named", "--step", "5", "--folder", str(moved), *store]) == 0
         output = capsys.readouterr().out
-        assert f"from {moved}/checkpoints/checkpoint-4: 1 updates" in output
+        assert f"from {moved}/checkpoints/checkpoint-4: 1 update repeated" in output
         assert "bit-identical" in output
         assert main(["replay", "named", "--step", "5", *store]) != 0
         output = capsys.readouterr().err
