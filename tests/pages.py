@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-OF_THE_DOCUMENTS = "# from earlier documentation\n"
+OF_THE_DOCUMENTS = "# from the v0.3 documentation\n"
 """First line of a program that ends with the error that stands below it."""
 
 

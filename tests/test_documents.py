@@ -169,7 +169,7 @@ def test_every_dotted_name_of_the_package_that_a_document_uses_exists(document: 
 
 def as_it_works(document: Path) -> str:
     """Return a document without programs that it shows with the error in which they end."""
-    shown = r"^```python\n# from earlier documentation\n.*?^```\n\n```text\n.*?^```"
+    shown = r"^```python\n# from the v0.3 documentation\n.*?^```\n\n```text\n.*?^```"
     return re.sub(shown, "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 

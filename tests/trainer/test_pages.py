@@ -16,6 +16,7 @@ PAGES = [
     "quickstart.md",
     *(f"how-to/{name}.md" for name in ("write-an-agent", "write-an-algorithm", "emit-rewards", "promote")),
     *(f"how-to/{name}.md" for name in ("write-an-adapter", "write-a-tracer", "use-a-coding-agent")),
+    "how-to/update-v03-configurations.md",
     *(f"tutorials/{name}.md" for name in ("1-first-agent", "2-tune-a-prompt", "4-scale-out", "5-debug-a-run")),
 ]
 ENGINE = "http://127.0.0.1:8000"

@@ -19,6 +19,9 @@ from tests.stubs.ports import free_port
 from tests.stubs.processes import Process, Terminal
 
 
+CONFIGURATIONS = "how-to/update-v03-configurations.md"
+
+
 def page_of(lesson: str) -> str:
     return f"tutorials/{lesson}.md"
 
@@ -50,14 +53,14 @@ def test_the_node_with_a_collector_is_told_what_it_lacks(monkeypatch: pytest.Mon
     """The program makes its Trainer in the same way; with the page's other address nothing is reported."""
     if importlib.util.find_spec("grpc") is not None:
         pytest.skip("gRPC is installed")
-    shown, repaired = blocks(page_of("4-scale-out"), "bash")[-2:]
+    shown, repaired = blocks(CONFIGURATIONS, "bash")[-2:]
     assert shown.startswith(OF_THE_DOCUMENTS)
     for name, value in re.findall(r'^export (\w+)="?([^"\n]+)"?$', shown, re.M):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AGL_EMITTER_DEBUG")
     with pytest.raises(MissingExtraError) as caught:
         agl.Trainer()
-    assert f"{caught.type.__name__}: {caught.value}" == blocks(page_of("4-scale-out"), "text")[-1].strip()
+    assert f"{caught.type.__name__}: {caught.value}" == blocks(CONFIGURATIONS, "text")[-1].strip()
     [(name, value)] = re.findall(r'^export (\w+)="([^"\n]+)"$', repaired, re.M)
     monkeypatch.setenv(name, value)
     assert agl.Trainer().port is None

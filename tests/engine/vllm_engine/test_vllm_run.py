@@ -150,7 +150,7 @@ def test_a_server_that_does_not_take_the_weights_ends_the_run(
         ({"use_vllm": True, "vllm_weight_transfer": "nccl"}, "one of 'folder', 'ipc'; got 'nccl'"),
         ({"use_vllm": True, "vllm_server_base_url": "localhost:8000/v1"}, "without a path"),
         ({"use_vllm": True, "vllm_server_base_url": "http://h:1", "vllm_args": ("--x",)}, "is already running"),
-        ({"use_vllm": True, "vllm_args": "--quantization fp8"}, "a tuple of texts"),
+        ({"use_vllm": True, "vllm_args": "--quantization fp8"}, "a tuple of strings"),
         ({"use_vllm": True, "vllm_gpu_memory_utilization": 30}, "at most 1"),
     ],
 )
