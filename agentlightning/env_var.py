@@ -23,21 +23,23 @@ class LightningEnvVar(Enum):
     """Names of the environment variables of this package."""
 
     AGL_EMITTER_DEBUG = "AGL_EMITTER_DEBUG"
-    """bool: log every emitted span, including operations, and the tracer provider's configuration at DEBUG level. If
-    logging is not set up, they are written to stderr."""
+    """bool: log every emitted span, including operations, and the configuration of the tracer provider, at level DEBUG.
+    If logging is not set up, they are written to stderr."""
     AGL_MANAGED_STORE = "AGL_MANAGED_STORE"
-    """bool, default true: the strategy wraps the store in its own server and clients, or in the thread wrapper."""
+    """bool, default true: the strategy serves the store to runners in other processes, or makes it safe for runners in
+    threads. False: the strategy uses the store as it is."""
     AGL_CURRENT_ROLE = "AGL_CURRENT_ROLE"
     """`algorithm`, `runner` or `both` (default): role of this process in the client-server strategy."""
     AGL_SERVER_HOST = "AGL_SERVER_HOST"
     """str, default 127.0.0.1: address that the store server listens on and runners connect to. With
-    `AGL_MANAGED_STORE=0`, host and port of an existing store server."""
+    `AGL_MANAGED_STORE=0`, address of an existing store server."""
     AGL_SERVER_PORT = "AGL_SERVER_PORT"
     """int, default 4747: port of the store server; 0 selects a free port."""
     AGL_TOKEN = "AGL_TOKEN"
-    """str: bearer token of store server and gateway; required beyond loopback. The variable is removed when read."""
+    """str: bearer token of store server and gateway; required beyond loopback. It is removed from the
+    environment when it is read."""
     AGL_TOKEN_FILE = "AGL_TOKEN_FILE"
-    """Path of a file with the token, readable only by its owner, or of a pipe; alternative to `AGL_TOKEN`."""
+    """Path of a pipe, or of a file that only its owner can read, with the token; alternative to `AGL_TOKEN`."""
     AGL_INSECURE = "AGL_INSECURE"
     """bool: allow a server without a token to listen beyond loopback."""
     AGL_ALLOWED_HOSTS = "AGL_ALLOWED_HOSTS"
@@ -46,8 +48,8 @@ class LightningEnvVar(Enum):
     AGL_RUN_ID = "AGL_RUN_ID"
     """str: id of the run that this process belongs to, for runs on several machines."""
     AGENT_LIGHTNING_STORE_URL = "AGENT_LIGHTNING_STORE_URL"
-    """str: address of the store server that an unmanaged strategy uses if no store is given. Overrides host and
-    port. Also the default of `--store` in commands."""
+    """str: address of the store server to use with `AGL_MANAGED_STORE=0` if the Trainer has no `store`; takes
+    precedence over `AGL_SERVER_HOST` and `AGL_SERVER_PORT`. Also the default of `--store` in commands."""
     AGENT_LIGHTNING_OTLP_ENDPOINT = "AGENT_LIGHTNING_OTLP_ENDPOINT"
     """str: address of an OpenTelemetry collector that receives a copy of every span: `http://host:4318` for HTTP,
     `http://host:4317` for gRPC."""
@@ -80,25 +82,25 @@ resources have one."""
 FOREIGN_VARIABLES: Final[dict[str, str]] = {
     "OPENAI_BASE_URL": "base URL of the model that `agl.Chat`, a judge or a prompt search uses by default; also the "
     "default address of a gateway entry `openai/<name>`",
-    "OPENAI_API_BASE": "same address of a gateway entry, if `OPENAI_BASE_URL` is not set",
-    "OPENAI_API_KEY": "API key of that model or gateway entry (for other providers `GROQ_API_KEY` etc.); removed from "
-    "the environment of a process that holds a provider's key",
+    "OPENAI_API_BASE": "default address of a gateway entry `openai/<name>` if `OPENAI_BASE_URL` is not set",
+    "OPENAI_API_KEY": "API key for `OPENAI_BASE_URL` or for a gateway entry `openai/<name>` (for other providers: "
+    "`GROQ_API_KEY` etc.); removed from the environment if the `api_key` of a gateway entry names it",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "protocol of the collector, `grpc` or http/protobuf; overrides the port's default",
-    "OTEL_EXPORTER_OTLP_HEADERS": "headers for the collector: `api-key=secret,tenant=a`",
+    "OTEL_EXPORTER_OTLP_HEADERS": "headers for the collector, such as `api-key=secret,tenant=a`",
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "overrides `OTEL_EXPORTER_OTLP_PROTOCOL`",
     "OTEL_EXPORTER_OTLP_TRACES_HEADERS": "overrides `OTEL_EXPORTER_OTLP_HEADERS`",
     "PROMETHEUS_MULTIPROC_DIR": "folder through which processes share their metrics with `agl prometheus`",
-    "VLLM_API_KEY": "API key of an existing vLLM server that a GRPO engine uses",
+    "VLLM_API_KEY": "API key of an existing vLLM server that GRPO uses as its engine",
     "TINKER_API_KEY": "API key of the Tinker service, for `agl.Tinker`",
     "TINKER_BASE_URL": "alternative address of the Tinker service, read by its client",
     "RAY_ADDRESS": "Ray cluster that the strategy `ray` connects to",
     "NO_COLOR": "disables colours in the output of commands",
     "DISPLAY": "`agl dashboard` opens a browser only if a display is available",
     "WAYLAND_DISPLAY": "same as `DISPLAY`",
-    "HTTP_PROXY": "reported by `agl doctor`; calls to our servers do not use a proxy",
+    "HTTP_PROXY": "reported by `agl doctor`; calls to the store and the gateway never use a proxy",
     "HTTPS_PROXY": "same as `HTTP_PROXY`",
-    "NO_PROXY": "extended by the addresses of this machine for the command of the Claude Agent SDK",
-    "OTEL_SDK_DISABLED": "`true`: OpenTelemetry records nothing, and a link to a missing span is not an error",
+    "NO_PROXY": "the addresses of this machine are added to it for the program that the Claude Agent SDK starts",
+    "OTEL_SDK_DISABLED": "if `true`, OpenTelemetry records nothing, and a link to a missing span is not an error",
     "CUBLAS_WORKSPACE_CONFIG": "set to `:4096:8` for deterministic training on a GPU, unless it is already set",
     "TRL_EXPERIMENTAL_SILENCE": "set to `1` while `agl.TRL` trains, then restored",
     "LITELLM_LOCAL_MODEL_COST_MAP": "set to `True` to import LiteLLM without a download, unless it is already set",

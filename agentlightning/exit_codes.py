@@ -11,11 +11,11 @@ class ExitCode(IntEnum):
     DONE = 0
     """Success, or a server that was stopped by Ctrl+C or SIGTERM."""
     FAILED = 1
-    """Failure, or a negative result of `agl demo`, `agl store check` or `agl doctor`."""
+    """Failure, or a negative result, for example of `agl doctor`, `agl store check`, `agl promote` or `agl demo`."""
     WRONG_INPUT = 2
-    """Wrong usage or wrong input. The message states what was expected, and the closest valid name."""
+    """Wrong usage or wrong input. The message states what was expected, or the closest valid name."""
     STORE_UNREACHABLE = 69
-    """`agl run`, `agl runner`: the store did not respond for too long (EX_UNAVAILABLE). Retry later."""
+    """`agl run`, `agl runner`: the store did not respond in time (EX_UNAVAILABLE). Retry later."""
     UNFORESEEN = 70
     """An unexpected error (EX_SOFTWARE): a bug in this package or in your code. Use `--debug` to see the traceback."""
     UNAUTHORIZED = 77

@@ -8,7 +8,7 @@ from typing import Final, Literal
 from agentlightning.base.field_help import Value
 
 AGL_ANNOTATION = "agentlightning.annotation"
-"""Span with data about the rollout: a reward, tags or any data of the user."""
+"""Span with data about the rollout: a reward, tags or your own data."""
 AGL_MESSAGE = "agentlightning.message"
 """Span of a message, written by `emit_message`."""
 AGL_OBJECT = "agentlightning.object"
@@ -18,11 +18,12 @@ AGL_EXCEPTION = "agentlightning.exception"
 AGL_OPERATION = "agentlightning.operation"
 """Span of a block or function that `operation` traces."""
 AGL_REWARD = "agentlightning.reward"
-"""Operation name of a function that returns a reward; also the reward span of v0.3."""
+"""Value of `agentlightning.operation.name` for a function that returns a reward; in v0.3, name of the reward span."""
 AGL_VIRTUAL = "agentlightning.virtual"
-"""Placeholder name of an unnamed span, and name of the parent of several root spans. Tracers never store it."""
+"""Placeholder for the name of an unnamed span, and name of the span that an adapter adds above several root spans.
+Tracers never store it."""
 AGL_SPANS_CUT = "agentlightning.spans_cut"
-"""Last span of an attempt that exceeded the limit of 20,000 spans and rewards. It has the number of dropped spans."""
+"""Last span of an attempt that recorded more than 20,000 spans: number of dropped spans. Rewards are not dropped."""
 
 REQUEST_SPAN: Final = "litellm_request"
 """Span of a model call through the gateway, with the messages."""
@@ -52,7 +53,7 @@ class LightningResourceAttributes(Enum):
     ATTEMPT_ID = "agentlightning.attempt_id"
     """Id of the attempt that the span belongs to."""
     SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
-    """Number of the span within its attempt, in the order of span starts."""
+    """Number of the span within its rollout."""
     TRACER_NAME = "agentlightning.tracer.name"
     """Name of the tracer that recorded the span."""
 
@@ -86,9 +87,9 @@ class LightningCutAttributes(Enum):
     """Keys on a span `AGL_SPANS_CUT`: numbers of spans."""
 
     KEPT = "agentlightning.spans_cut.kept"
-    """Number of spans of the attempt that are stored."""
+    """Number of spans of the attempt that were stored."""
     LEFT_OUT = "agentlightning.spans_cut.left_out"
-    """Number of spans of the attempt that are dropped."""
+    """Number of spans of the attempt that were dropped."""
 
 
 class LightningCallAttributes(Enum):
@@ -110,7 +111,7 @@ class LightningCallAttributes(Enum):
     COMPLETION_TOKENS = "agentlightning.call.completion_tokens"
     """Number of completion tokens, if the ids are not stored."""
     FINISH_REASON = "agentlightning.call.finish_reason"
-    """Reason for the end of the reply: `stop`, `length`, `tool_calls`, ..."""
+    """Reason why the reply ended: `stop`, `length`, `tool_calls`, ..."""
     WEIGHT_VERSION = "agentlightning.call.weight_version"
     """Version of the weights that sampled the tokens."""
     HTTP_STATUS = "agentlightning.call.http_status"
@@ -126,19 +127,19 @@ class LightningCallAttributes(Enum):
     FIRST_FRAME_SECONDS = "agentlightning.call.first_frame_seconds"
     """Seconds from the request to the first part of a stream."""
     CHOICES = "agentlightning.call.choices"
-    """Number of completions of the request, if more than one. Each is recorded as a call."""
+    """Number of completions that the request asked for, if more than one. Each is recorded as a separate call."""
     CHOICE = "agentlightning.call.choice"
-    """Index of the call among several completions, from 0."""
+    """Index of this completion among several completions of one request, from 0."""
     MODEL = "agentlightning.call.model"
-    """Name in `model_list` of the called model, if it differs from `gen_ai.request.model`: the requested name is an
-    alias, or its servers failed and a fallback was called."""
+    """Name in `model_list` of the called model, if it differs from `gen_ai.request.model` because the requested name is
+    an alias or a fallback was called."""
     POLICY = "agentlightning.call.policy"
     """Name of the policy that the call belongs to, if the gateway has policies."""
     POLICY_KIND = "agentlightning.call.policy_kind"
-    """`trained`, `frozen` or `external`."""
+    """Kind of the policy: `trained`, `frozen` or `external`."""
     CONSTRAINED_BY = "agentlightning.call.constrained_by"
     """Settings of the request that change the distribution of the sampled tokens, such as `response_format`,
-    `tool_choice` or `top_p`. Log-probabilities belong to the unchanged distribution of the model."""
+    `tool_choice` or `top_p`. The recorded log-probabilities are those of the model without these settings."""
     LEFT_OUT_TOOLS = "agentlightning.call.left_out_tools"
     """Types of the request's tools that were not passed to the model, because only a vendor's server can run them:
     `web_search`, `code_interpreter`, ..."""
@@ -153,9 +154,10 @@ class LightningCallAttributes(Enum):
     STATE = "agentlightning.call.state"
     """Final state of the call: `ok`, `no_tokens`, `no_generation`, `upstream_error`, `refused`, `client_left`."""
     ERROR_CODE = "agentlightning.call.error_code"
-    """Error code of the gateway, if the model gave no response: `BUDGET_EXHAUSTED`, `model_not_found`, ..."""
+    """Error code of the gateway for a call that failed: `budget_exhausted`, `model_not_found`, ..."""
     NOT_KEPT = "agentlightning.call.not_kept"
-    """On `litellm_request`: number of attributes dropped because the record of the call was too large."""
+    """On `litellm_request`: number, size and SHA-256 of the attributes that were dropped because the record of the call
+    was too large."""
 
 
 CONVENTIONAL_KEYS: Final[dict[str, str]] = {
@@ -166,9 +168,9 @@ CONVENTIONAL_KEYS: Final[dict[str, str]] = {
     "gen_ai.prompt.<i>.tool_calls.<j>.<field>": "tool call in the message: `id`, `name`, `arguments`",
     "gen_ai.completion.<i>.<field>": "reply: `role`, `content`, `finish_reason`, `reasoning_content`, `refusal`",
     "gen_ai.completion.<i>.tool_calls.<j>.<field>": "tool call in the message: `id`, `name`, `arguments`",
-    "gen_ai.response.id": "id of the reply, with which a reward can name its call",
+    "gen_ai.response.id": "id of the reply; a reward can refer to its call by this id",
     "gen_ai.response.model": "model name in the reply",
-    "gen_ai.response.finish_reasons": "finish reasons of all replies; written by client libraries",
+    "gen_ai.response.finish_reasons": "finish reasons of all completions; written by client libraries",
     "gen_ai.usage.prompt_tokens": "number of prompt tokens, from the reply",
     "gen_ai.usage.completion_tokens": "number of completion tokens, from the reply",
     "llm.usage.total_tokens": "sum of prompt and completion tokens",
@@ -179,7 +181,7 @@ CONVENTIONAL_KEYS: Final[dict[str, str]] = {
     "prompt_token_ids": "token ids of the prompt, recorded by a client library",
     "response_token_ids": "token ids of the reply, recorded by a client library",
     "logprobs.content": "log-probabilities as JSON, recorded by a client library",
-    "error.type": "state of a failed call, or from a client library the class of the error",
+    "error.type": "from the gateway: state of a failed call; from a client library: class of the error",
     "error.message": "text of the error",
     "exception.type": "class of an exception",
     "exception.message": "text of the exception",
@@ -193,7 +195,7 @@ CallState = Literal["ok", "no_tokens", "no_generation", "upstream_error", "refus
 BUDGET_EXHAUSTED = "budget_exhausted"
 """Error code of a refused call after the rollout has used up its token or cost budget."""
 STALE = "agentlightning.stale"
-"""Set by the store on a span of an attempt that was not the latest when the span arrived."""
+"""Set by the store on a span that arrived after its attempt had ended or a later attempt had begun."""
 
 
 class RewardAttributes(Enum):

@@ -52,7 +52,9 @@ _Ids = tuple[str, str]
 
 
 def agentops(
-    store: str = typer.Option("sqlite:///agl.db", help="Store for the spans: a file or a store spec"),
+    store: str = typer.Option(
+        "sqlite:///agl.db", help="Store for the spans: a file, or an address such as postgresql://host/db"
+    ),
     host: str = HOST,
     port: int = PORT,
     log_level: str = LOG_LEVEL,
@@ -61,8 +63,8 @@ def agentops(
     """Receive the data of the AgentOps SDK without the AgentOps service or an account.
 
     Prints the variables to set for the program. Each trace becomes one rollout, which ends with the trace. Spans
-    that name a rollout and an attempt are stored there. If AGL_TOKEN is set, the program uses it as its API key.
-    Press Ctrl+C to stop (exit code 0).
+    that name a rollout and an attempt are added to that attempt. If AGL_TOKEN is set, its value is the API key of the
+    program. Press Ctrl+C to stop (exit code 0).
 
     Example: agl agentops --store run.db --port 4749
     """

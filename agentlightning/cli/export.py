@@ -35,7 +35,7 @@ def export(
     form: Form = typer.Option(Form.MERGED, "--format", help="merged, adapter, or gguf (Llama architecture only)"),
     store: str = STORE,
 ) -> None:
-    """Write the model of a checkpoint in the format of another program.
+    """Write the model of a checkpoint in a format that other programs read.
 
     --store is used only to look up a run by its id.
 

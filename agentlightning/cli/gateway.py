@@ -26,21 +26,27 @@ def gateway(
         None,
         help="YAML or JSON file of LLMProxy arguments: model_list, fallbacks, aliases, policies, limits, health, ...",
     ),
-    store: str = typer.Option("sqlite:///agl.db", help="Store for the calls: a file or a store spec"),
+    store: str = typer.Option(
+        "sqlite:///agl.db", help="Store for the calls: a file, or an address such as postgresql://host/db"
+    ),
     host: str = HOST,
     port: int = PORT,
-    record: Path | None = typer.Option(None, help="File in which to record answered calls, for --replay"),
-    replay: Path | None = typer.Option(None, help="File of recorded calls to use instead of a model server"),
+    record: Path | None = typer.Option(None, help="File to which to write calls with a reply, for --replay"),
+    replay: Path | None = typer.Option(
+        None, help="File of recorded calls that provides the replies, instead of a model server"
+    ),
     journal: Path | None = typer.Option(
-        None, help="File for pending calls, read after a kill -9; next to the store file by default"
+        None,
+        help="File of the calls in progress, from which calls interrupted by kill -9 are recorded at the next start; "
+        "by default next to the store file",
     ),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR"),
     log_json: bool = LOG_JSON,
 ) -> None:
     """Record the model calls of any program, without a Trainer.
 
-    Prints the base URL to set for the program (OPENAI_BASE_URL, or ANTHROPIC_BASE_URL without /v1). Its calls belong
-    to one attempt, which ends as succeeded when the gateway stops. Press Ctrl+C to stop.
+    Prints the base URLs for the program (OPENAI_BASE_URL, and ANTHROPIC_BASE_URL without /v1). All calls belong to one
+    attempt, which ends as succeeded when the gateway stops. Press Ctrl+C to stop.
 
     Example: agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model
     """
@@ -139,11 +145,13 @@ def _names(proxy: LLMProxy) -> list[str]:
 
 def serve(
     model: str = MODEL,
-    store: str | None = typer.Option(None, help="Store for calls and for looking up a run; no call is kept by default"),
+    store: str | None = typer.Option(
+        None, help="Store that records the calls and contains the run; by default, calls are not recorded"
+    ),
     name: str = typer.Option("policy", help="Name of the model for clients"),
     host: str = HOST,
     port: int = PORT,
-    max_batch: int = typer.Option(32, min=1, help="Maximum number of calls in a batch"),
+    max_batch: int = typer.Option(32, min=1, help="Maximum number of calls that the model processes in one batch"),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR"),
     log_json: bool = LOG_JSON,
 ) -> None:

@@ -41,7 +41,7 @@ _LONGEST_MESSAGE = 300
 def import_v03(
     source: str = _SOURCE,
     store: str = STORE,
-    partition: str | None = typer.Option(None, help="Partition to read if a database has several, or all"),
+    partition: str | None = typer.Option(None, help="Partition to read, or all; required if the database has several"),
     run_id: str | None = typer.Option(None, help="Run to which the imported data is assigned"),
     unfinished: Unfinished = typer.Option(Unfinished.SKIP, help="Handling of unfinished rollouts: skip or cancel"),
     dry_run: bool = typer.Option(False, "--dry-run", help="Read and convert everything, but write nothing"),

@@ -86,15 +86,19 @@ def promote(
     store: str = STORE,
     other_store: str | None = _OTHER_STORE,
     evaluation: str | None = _EVALUATION,
-    min_difference: float = typer.Option(0.0, help="Difference that the gain in mean reward must exceed"),
-    significance: float = typer.Option(0.05, help="Upper limit for the p-value of the paired test"),
-    slices: bool = typer.Option(True, help="Require that no slice is worse"),
-    slice_significance: float = typer.Option(0.05, help="Corrected p-value below which a slice is worse"),
+    min_difference: float = typer.Option(0.0, help="Minimum gain in mean reward, exclusive"),
+    significance: float = typer.Option(0.05, help="Limit below which the p-value of the paired test must be"),
+    slices: bool = typer.Option(True, help="Require that no slice (group of tasks) is worse"),
+    slice_significance: float = typer.Option(0.05, help="Corrected p-value below which a slice counts as worse"),
     max_slice_drop: float | None = typer.Option(None, help="Maximum drop of the mean reward of a slice"),
     max_missing: float = typer.Option(0.05, help="Maximum share of samples without a reward"),
-    floor: list[str] = typer.Option([], metavar="NAME=VALUE", help="Minimum mean of a dimension; may be repeated"),
+    floor: list[str] = typer.Option(
+        [], metavar="NAME=VALUE", help="NAME=VALUE: minimum mean of a reward dimension; may be repeated"
+    ),
     ceiling: list[str] = typer.Option(
-        [], metavar="NAME=VALUE", help="Maximum mean of a dimension, of seconds or of tokens; may be repeated"
+        [],
+        metavar="NAME=VALUE",
+        help="NAME=VALUE: maximum mean of a reward dimension, of seconds or of tokens; may be repeated",
     ),
     seed: int = _SEED,
     report: Path | None = _REPORT,
@@ -102,8 +106,9 @@ def promote(
 ) -> int:
     """Check whether a candidate run may replace a baseline run, from their evaluations of the same tasks.
 
-    By default the candidate must be better with p below 0.05, and no slice may be worse. Prints the result of each
-    rule. Exit code 0 if the candidate is promoted, 1 if not, 2 for wrong input, such as runs without common tasks.
+    By default, the candidate must be better with a p-value below 0.05, and no slice (group of tasks) may be worse.
+    Prints the result of each rule. Exit code 0 if the candidate is promoted, 1 if not, 2 for wrong input, such as runs
+    without common tasks.
 
     Example: agl promote run-1a2b3c run-4d5e6f --floor safety=0.99 --report out.html --store run.db
     """

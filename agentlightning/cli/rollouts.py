@@ -54,7 +54,7 @@ def rollouts() -> None:
 @app.command("pairs")
 def pairs(
     out: Path = typer.Option(..., help="New JSON Lines file to write"),
-    margin: float = typer.Option(0.0, help="Difference that the rewards of a pair must exceed"),
+    margin: float = typer.Option(0.0, help="Minimum difference between the rewards of a pair, exclusive"),
     store: str = STORE,
 ) -> None:
     """Write the best and the worst rollout of each task as a preference pair in TRL's format.
@@ -76,7 +76,7 @@ def pairs(
 def retry(ids: list[str] = _IDS, store: str = STORE) -> int:
     """Requeue rollouts that have ended, for one more attempt in their run.
 
-    Exit code 1 if one has not ended. Example: agl rollouts retry ro-1a2b3c ro-4d5e6f --store http://127.0.0.1:4747
+    Exit code 1 if one of them has not ended. Example: agl rollouts retry ro-1a2b3c ro-4d5e6f --store http://127.0.0.1:4747
     """
     return with_store(store, lambda connection: _set_each(connection, ids, store, "requeuing"))
 
@@ -89,7 +89,7 @@ def cancel(
 ) -> int:
     """Cancel rollouts. Queued rollouts are not claimed, and results of running rollouts are ignored.
 
-    Exit code 1 if one has ended. Example: agl rollouts cancel ro-1a2b3c --store http://127.0.0.1:4747
+    Exit code 1 if one of them has already ended. Example: agl rollouts cancel ro-1a2b3c --store http://127.0.0.1:4747
     """
     from agentlightning.errors import BadRequestError
 
@@ -259,7 +259,7 @@ def show(
 
 @app.command("explain")
 def explain(rollout_id: str = _ID, store: str = STORE, as_json: bool = JSON) -> None:
-    """Show for each model call of a rollout its recorder, and its row or the reason why it has none.
+    """Show each model call of a rollout with its recorder, and with its training row or the reason why it has none.
 
     The reasons are those of the training ledger, for the default adapter. Exit code 2 if the rollout does not exist.
 

@@ -77,11 +77,11 @@ def start(
 @app.command("stop")
 def stop(
     run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Id of the run"),
-    unnamed: bool = typer.Option(False, "--unnamed", help="Stop the unnamed run (roles without AGL_RUN_ID)"),
+    unnamed: bool = typer.Option(False, "--unnamed", help="Stop the run without an id (AGL_RUN_ID was not set)"),
     store: str = STORE,
-    reason: str = typer.Option("agl run stop", help="Reason to log in the processes of the run"),
+    reason: str = typer.Option("agl run stop", help="Reason that the processes of the run log"),
 ) -> None:
-    """Stop the algorithm and all runners of a run, on any machine. They check for it about once a second.
+    """Stop the algorithm and all runners of a run, on any machine. They check for a stop about once a second.
 
     Example: agl run stop run-1a2b3c --store http://127.0.0.1:4747
     """
@@ -123,11 +123,11 @@ def runner(
     store: str = typer.Option(
         ..., envvar="AGENT_LIGHTNING_STORE_URL", help="Store of the run: http://algorithm-machine:4747"
     ),
-    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; the unnamed run by default"),
+    run: str | None = typer.Option(None, envvar="AGL_RUN_ID", help="Id of the run; by default the run without an id"),
     token_file: Path | None = typer.Option(None, help="File with the store's token; AGL_TOKEN by default"),
     runners: int = typer.Option(1, min=1, help="Number of runner processes"),
     concurrency: int = typer.Option(1, min=1, help="Number of concurrent rollouts in each process"),
-    max_rollouts: int | None = typer.Option(None, min=1, help="Number of rollouts after which a process ends"),
+    max_rollouts: int | None = typer.Option(None, min=1, help="Number of rollouts after which a runner ends"),
     outage: float = typer.Option(60.0, help="Seconds without a response from the store before giving up"),
     tracer: str | None = typer.Option(None, help="Import path of a tracer class, instead of the default"),
     log_level: str = LOG_LEVEL,
@@ -135,10 +135,10 @@ def runner(
 ) -> int:
     """Run the rollouts of a run on this machine until the run ends or is stopped.
 
-    The command waits for a store that is not yet running or that restarts. Each runner is a separate process. It is
-    restarted if an agent ends it, and processes started by an agent end with it. Exit codes: 0 the run has ended;
-    1 runners died repeatedly; 69 the store did not respond for --outage seconds; 77 it rejects the token; 130 Ctrl+C;
-    143 SIGTERM.
+    The command waits for a store that is not yet running or that restarts. Each runner is a separate process, which is
+    restarted if an agent terminates it. Processes that an agent started end with their runner. Exit codes: 0 the run
+    has ended; 1 runners died repeatedly; 69 the store did not respond for --outage seconds; 77 the store rejected the
+    token; 130 Ctrl+C; 143 SIGTERM.
 
     Example: agl runner my_agent:agent --store http://10.0.0.5:4747 --run nightly --runners 4
     """

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 PAGE = 100
 RUN = typer.Argument(metavar="RUN", help="Id of the run; - for the unnamed run")
-LIMIT = typer.Option(PAGE, min=1, max=1000, help="Maximum number of rows")
-OFFSET = typer.Option(0, min=0, help="Number of rows to skip")
+LIMIT = typer.Option(PAGE, min=1, max=1000, help="Maximum number of entries")
+OFFSET = typer.Option(0, min=0, help="Number of entries to skip")
 SILENT_SECONDS = 60.0
 """Seconds without a heartbeat after which a run's algorithm has probably died."""
 FIRST = (

@@ -136,7 +136,7 @@ def ledger(
     offset: int = OFFSET,
     as_json: bool = JSON,
 ) -> int:
-    """Show for each model call the row in which it was trained, or the reason why it was not.
+    """Show for each model call the training row that contains it, or the reason why it was not trained.
 
     Exit code 2 if the run, step or row does not exist. With --check, exit code 1 if the ledger is inconsistent.
 

@@ -62,8 +62,10 @@ def store(
         help="Storage: a file (agl.db by default, created if missing), memory, mongodb://host/db or "
         "postgresql://host/db",
     ),
-    backend: Backend | None = typer.Option(None, help="Kind of storage; memory is lost when the process ends"),
-    mongo_uri: str | None = typer.Option(None, help="Database for --backend mongo"),
+    backend: Backend | None = typer.Option(
+        None, help="sqlite, memory, mongo or postgres; with memory, the data is lost when the process ends"
+    ),
+    mongo_uri: str | None = typer.Option(None, help="Address of a MongoDB database, instead of --db"),
     keep_last: int | None = typer.Option(None, help="Number of ended rollouts to keep for each run"),
     max_age: str | None = typer.Option(None, help="Age at which ended rollouts are deleted: seconds, or 90m, 12h, 7d"),
     max_bytes: str | None = typer.Option(None, help="Size of the spans to keep for each run: bytes, or 500MB, 2GB"),
@@ -77,7 +79,7 @@ def store(
     allowed_host: list[str] = typer.Option(
         [], help="Additional host name under which clients may address this server; may be repeated"
     ),
-    tracker: list[Tracker] = typer.Option([], help="Destination for metrics; may be repeated"),
+    tracker: list[Tracker] = typer.Option([], help="Destination of metrics: prometheus or console; may be repeated"),
     log_level: str = LOG_LEVEL,
     log_json: bool = LOG_JSON,
 ) -> None:
@@ -207,7 +209,8 @@ async def serve_store(
 # --- maintenance of the data of a store, also while it is served ------------------------------------------------------
 
 _DB = typer.Option("agl.db", help="File of the store")
-_COPY = typer.Argument(help="File name of the copy")
+_DATA = typer.Option("agl.db", "--db", help="Store: a file, mongodb://host/db or postgresql://host/db")
+_COPY = typer.Argument(help="File of the copy")
 _PLACE = typer.Argument(
     "agl.db", envvar="AGENT_LIGHTNING_STORE_URL", help="Store: a file or an address such as http://127.0.0.1:4747"
 )
@@ -225,7 +228,7 @@ def backup(
     db: str = _DB,
     force: bool = typer.Option(False, "--force", help="Replace an existing file"),
 ) -> None:
-    """Copy the file of a store, also while it is served. The copy is checked before it gets its name.
+    """Copy the file of a store, also while it is served. The copy gets its name after it was checked.
 
     Example: agl store backup monday.db --db run.db
     """
@@ -236,11 +239,11 @@ def backup(
 
 
 @app.command("check")
-def check(db: str = _DB, as_json: bool = JSON) -> int:
-    """Check the data of a store, also while it is served.
+def check(db: str = _DATA, as_json: bool = JSON) -> int:
+    """Check that the data of a store is consistent, also while it is served.
 
-    Checks the store's rules and, in a file, SQLite's structure. In MongoDB, checks that every record can be read.
-    Database servers check their own structure. Exit code 1 and a list if there are problems.
+    For a file, this includes the integrity check of SQLite. For MongoDB, the command only checks that every record can
+    be read. Lists the problems. Exit code 1 if there are any.
 
     Example: agl store check --db run.db
     """
@@ -272,7 +275,7 @@ def check(db: str = _DB, as_json: bool = JSON) -> int:
 
 @app.command("stats")
 def stats(place: str = _PLACE, as_json: bool = JSON) -> None:
-    """Show the size of a store. agl stats and agl store stats are the same command.
+    """Show the size of a store, and its rollouts by status. agl stats and agl store stats are the same command.
 
     Example: agl store stats http://127.0.0.1:4747
     """

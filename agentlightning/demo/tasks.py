@@ -84,7 +84,7 @@ def draw_imitation_task(rng: random.Random) -> tuple[Task, str]:
 
 def _distinct_tasks(part: Part, count: int, rng: random.Random) -> list[Task]:
     if count > _MOST_TASKS:
-        raise ValueError(f"{count} different tasks are too many for the part {part!r}. The maximum is {_MOST_TASKS}")
+        raise ValueError(f"{count} different tasks are too many for the split {part!r}. The maximum is {_MOST_TASKS}")
     facts: dict[Fact, None] = {}
     while len(facts) < count:
         facts[_draw_fact(part, rng)] = None

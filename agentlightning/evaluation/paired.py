@@ -60,7 +60,7 @@ class PairedComparison:
 
     @override
     def __str__(self) -> str:
-        pairs = f"{counted(self.pairs, 'pair')} ({self.unpaired} without)"
+        pairs = f"{counted(self.pairs, 'pair')} ({counted(self.unpaired, 'unpaired task')})"
         counts = f"{counted(self.gained, 'task')} gained, {self.lost} lost of {pairs}"
         mean = "" if self.difference is None else self.difference.text(signed=True, named=True)
         difference = mean and f", mean difference {mean}"

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from typing_extensions import override
 
+from agentlightning.base.terminal import counted
 from agentlightning.env_var import LightningEnvVar, resolve_bool_env_var, resolve_int_env_var, resolve_str_env_var
 from agentlightning.execution.address import DEFAULT_PORT, LOOPBACK, Address, HeldElsewhereError, PortReport
 from agentlightning.execution.base import (
@@ -158,8 +159,8 @@ class ClientServerExecutionStrategy(ExecutionStrategy):
         except HeldElsewhereError as held:
             assert execution.address is not None
             execution.address = execution.address.of_the_other
-            text = "%s: this process joins the run at %s with %d runner(s) and runs no algorithm"
-            logger.warning(text, held, execution.address.url, self.n_runners)
+            text = "%s: this process joins the run at %s with %s and runs no algorithm"
+            logger.warning(text, held, execution.address.url, counted(self.n_runners, "runner"))
             return execution.only_runners()
 
     def address(self) -> Address:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from agentlightning.base.terminal import counted
 from agentlightning.execution.base import OpenWork, StalledError
 from agentlightning.semconv import CONTROL_PREFIX
 from agentlightning.store.base import QUEUING, RUNNING, LightningStore
@@ -114,7 +115,7 @@ _LOOKED_BACK = 200
 
 
 async def stall_report(
-    store: LightningStore, run_id: str | None, *, algorithm: Sequence[str], gateway: dict[str, object] | None
+    store: LightningStore, run_id: str | None, *, algorithm: Sequence[str], gateway: dict[str, Any] | None
 ) -> str:
     """Return the lines for the queue, each runner, the gateway and the algorithm.
 
@@ -137,7 +138,8 @@ async def stall_report(
         lines.append("  runners: none has requested work of this run")
     calls = "not in use"
     if gateway is not None:
-        calls = f"{gateway['in_flight']} call(s) at model servers, {gateway['waiting']} waiting for a weight change"
+        in_flight, waiting = counted(gateway["in_flight"], "call"), gateway["waiting"]
+        calls = f"{in_flight} at model servers, {waiting} waiting for a weight change"
     lines.append(f"  gateway: {calls}")
     lines.append(f"  algorithm: {' > '.join(algorithm) if algorithm else 'its position is unknown'}")
     return "\n".join(lines)
@@ -149,9 +151,10 @@ async def _queue(store: LightningStore, now: float) -> str:
         return "empty"
     oldest = page.items[0]
     if oldest.not_before is not None and oldest.not_before > now:
-        return f"{page.total} rollout(s); {oldest.rollout_id} can be claimed in {oldest.not_before - now:.0f} s"
+        wait = oldest.not_before - now
+        return f"{counted(page.total, 'rollout')}; {oldest.rollout_id} can be claimed in {wait:.0f} s"
     age = now - oldest.start_time
-    return f"{page.total} unclaimed rollout(s); {oldest.rollout_id} has waited longest, for {age:.0f} s"
+    return f"{counted(page.total, 'unclaimed rollout')}; {oldest.rollout_id} has waited longest, for {age:.0f} s"
 
 
 def _by_worker(rollouts: Sequence[AttemptedRollout | Rollout]) -> dict[str, AttemptedRollout]:

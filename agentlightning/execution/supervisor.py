@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from agentlightning.base.terminal import counted
 from agentlightning.errors import NoScoredRolloutError, NotFoundError
 from agentlightning.execution.base import OpenWork, StrandedWorkError
 from agentlightning.execution.events import ExecutionEvent
@@ -177,7 +178,7 @@ class Supervision:
             if work is not None and count and not self.event.is_set():
                 if work.max_rollouts is None:
                     raise StrandedWorkError(
-                        f"Every runner has ended, and {count} rollout(s) are still open. "
+                        f"Every runner has ended, with {counted(count, 'rollout')} still open. "
                         "Increase n_runners, or let the algorithm enqueue fewer rollouts."
                     )
                 reason = f"every runner has run max_rollouts={work.max_rollouts}"

@@ -411,11 +411,11 @@ def check_capability(store: LightningStore, launch_mode: LaunchMode) -> None:
     capabilities, name = store.capabilities, type(store).__name__
     if launch_mode == "thread" and not capabilities.get("thread_safe"):
         raise RuntimeError(
-            f"The store is not thread-safe. {name} cannot be called from the gateway's thread: "
-            "wrap it in LightningStoreThreaded, or use launch_mode='asyncio'"
+            f"The store {name} is not thread-safe, so the gateway's thread cannot call it. "
+            "Wrap the store in LightningStoreThreaded, or use launch_mode='asyncio'"
         )
     if launch_mode == "asyncio" and not capabilities.get("async_safe"):
-        raise RuntimeError(f"The store is not async-safe. {name} cannot be called from the gateway's loop")
+        raise RuntimeError(f"The store {name} is not async-safe, so the gateway's loop cannot call it")
 
 
 def model_for(served: Sequence[str], policy: CallPolicy | None, asked: str | None) -> str:

@@ -77,7 +77,7 @@ class AgentProcess:
             self._pipe.sendall(pickle.dumps(order))
             while not isinstance(message := self._receive(), Outcome):
                 if isinstance(message, str):
-                    raise AttemptFault(f"The agent's process sent {message[:80]!r} during the attempt")
+                    raise AttemptFault(f"The agent's process sent an unexpected message: {message[:80]!r}")
                 self._pipe.sendall(pickle.dumps(ask(message)))
         except AttemptFault:
             self.kill()
@@ -129,7 +129,7 @@ class AgentProcess:
             return
         try:
             if (message := self._receive(START_SECONDS)) != READY:
-                raise AttemptFault(f"The agent's process sent {str(message)[:80]!r} before it was ready")
+                raise AttemptFault(f"The agent's process sent an unexpected message: {str(message)[:80]!r}")
             self._ready = True
         except TimeoutError as error:
             raise AgentProcessDied(f"The agent's process was not ready within {START_SECONDS:g} s") from error

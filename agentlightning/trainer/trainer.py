@@ -70,24 +70,25 @@ TrackerSpec: TypeAlias = ComponentSpec[Tracker]
 
 
 class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
-    """Trains an agent: builds the algorithm, the runners, the store and the other parts, and runs them.
+    """Trains an agent: it builds the algorithm, the runners, the store and the other parts, and runs them.
 
     Each part is an instance, a class, a factory, an import string, a dict with `type` and settings, or a short name if
     it has one. To build a part in another way, override its `_make_*` method.
 
     Args:
-        algorithm: the learning algorithm; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `trl`, `verl`.
-            With None, `fit` only serves runners.
+        algorithm: the learning algorithm; short names `apo`, `baseline`, `gepa`, `grpo`, `ppo`, `sft`, `tinker`, `trl`,
+            `verl`. With None, `fit` only serves runners.
         n_runners: number of runners; 1 by default.
         max_rollouts: number of rollouts after which each runner ends; for smoke tests. Once all runners have ended,
             open rollouts are cancelled, and an algorithm that enqueues more is ended.
-        initial_resources: passed to the algorithm before it runs.
+        initial_resources: resources by name that the algorithm gets before it runs.
         tracer: records the spans of an attempt; `OtelTracer()` by default.
         adapter: converts spans into training data; `TracerTraceToTriplet()` by default. A dict without `type` holds
             settings of the default.
         store: a store in memory by default; also `"memory"`, `"sqlite:///run.db"`, `"http://host:4747"`.
-        runner: `LitAgentRunner` by default, which uses `tracer`, `max_rollouts`, `reward_fn`, `reward_dimensions` and
-            `policy_faults` of this Trainer. A dict without `type` holds further settings of the default.
+        runner: runs the agent; `LitAgentRunner` by default, which uses `tracer`, `max_rollouts`, `reward_fn`,
+            `reward_dimensions` and `policy_faults` of this Trainer. A dict without `type` holds further settings of
+            the default.
         strategy: where the parts run: `cs` (processes, the default), `shm` (threads) or `ray` (a Ray cluster).
         port: port of the store server of a client-server strategy.
         llm_proxy: the gateway; a dict without `type` holds its settings.
@@ -96,8 +97,9 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
             `type` and settings, your own objects (`agl.Tracker`), or a list of these.
         reward_fn: returns the reward for agents that do not return one.
         reward_dimensions: names of the rewards in a dict that an agent returns, starting with the one to learn from. By
-            default that is the one called `reward` or `primary`.
-        policy_faults: exception classes of an agent that count as errors of the policy, and the reward of each.
+            default, this is the reward named `reward` or `primary`.
+        policy_faults: exception classes that count as failures of the policy if the agent raises them, and the reward
+            for each.
         rollout_config: attempts, time limits and retries of every rollout: a `RolloutConfig` or a dict of its fields.
             An algorithm's own values for a rollout take precedence.
         run_id: name of the run. With the same name and the same durable store, `fit` resumes the run: it continues
@@ -109,8 +111,8 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         n_workers: deprecated, the old name of `n_runners`.
         max_tasks: deprecated, the old name of `max_rollouts`.
         triplet_exporter: deprecated, the old name of `adapter`.
-        daemon: deprecated, without effect.
-        execution_strategy: another name of `strategy`.
+        daemon: argument of v0.1 without effect.
+        execution_strategy: another name for `strategy`.
 
     Raises:
         TypeError, ValueError: a setting is unknown, out of range, or would have no effect.

@@ -40,6 +40,7 @@ from agentlightning.adapter.spans.rewards import final_dimensions, final_reward
 from agentlightning.adapter.spans.tokens import FAILED_STATES, has_failed, is_gateway_call, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.base.field_help import explain_fields
+from agentlightning.base.terminal import counted
 from agentlightning.errors import LedgerError
 from agentlightning.types import Attempt, Outcome, Rollout, Span
 
@@ -396,8 +397,8 @@ class Ledger:
         tokens = {ref: len(self._calls[ref].completion_token_ids) for ref in refs if ref in self._calls}
         if len(tokens) == len(refs) and sum(tokens.values()) != sum(sample.mask):
             raise LedgerError(
-                f"step {self.step}: row {row} of rollout {sample.rollout_id} trains {sum(sample.mask)} tokens, but its "
-                f"{len(refs)} model calls have {sum(tokens.values())}"
+                f"step {self.step}: row {row} of rollout {sample.rollout_id} has {sum(sample.mask)} trained tokens, "
+                f"but its {counted(len(refs), 'model call')} contain {sum(tokens.values())}"
             )
         for ref, version in zip(refs, sample.weight_versions, strict=True):
             constrained_by = self._calls[ref].constrained_by if ref in self._calls else ()

@@ -264,7 +264,7 @@ def _check_rows(where: str, entry: LedgerEntry, check: LedgerCheck) -> None:
             check.fault(f"{where}: row {number} cannot be read: {error}")
             continue
         if calls and trained != expected:  # the calls of a step that was skipped are in no row
-            check.fault(f"{where}: row {number} trains {trained} tokens, but its calls have {expected}")
+            check.fault(f"{where}: row {number} has {trained} trained tokens, but its calls contain {expected}")
         lengths = {name: row.get("length") if name in ("tokens", "mask") else trained for name in numbers}
         short = [name for name, values in numbers.items() if len(values) != lengths[name]]
         if short:

@@ -187,7 +187,9 @@ def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Seque
     """
     trained = sum(sample.mask)
     if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
-        raise ValueError(f"row {row} trains {trained} tokens; these lists have different lengths: {', '.join(wrong)}")
+        raise ValueError(
+            f"row {row} has {trained} trained tokens; these lists have different lengths: {', '.join(wrong)}"
+        )
     numbers: dict[str, Any] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
     packed = {name: pack(values, DTYPES.get(name, "f32")) for name, values in numbers.items()}
     policy = {} if sample.policy is None else {"policy": sample.policy}

@@ -40,7 +40,8 @@ def section(path: tuple[str, ...], command: Any) -> Iterator[str]:
 
 def row(parameter: Any) -> str:
     is_option = parameter.opts[0].startswith("-")
-    name = ", ".join(parameter.opts) if is_option else (parameter.metavar or parameter.name).upper()
+    names = (*parameter.opts, *parameter.secondary_opts)
+    name = "`, `".join(names) if is_option else (parameter.metavar or parameter.name).upper()
     default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
     is_none = default is None or default is False or default == [] or callable(default)
     shown = "" if is_none else f"`{default}`"

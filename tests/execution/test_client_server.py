@@ -188,7 +188,7 @@ KILLED = r"runner-0 \(exitcode=-9, SIGKILL\)"
 WHILE_ENDING = (until_one_is_at_work, AtWork(killed_at_the_end))
 ERRORS: dict[str, tuple[dict[str, Any], Any, Any, Any, str]] = {
     "runners that end while work is open": (
-        {"n_runners": 2, **IMPATIENT}, Tasks(3), Serve(cap=1), StrandedWorkError, r"1 rollout\(s\) are still open",
+        {"n_runners": 2, **IMPATIENT}, Tasks(3), Serve(cap=1), StrandedWorkError, "1 rollout still open",
     ),
     "so with the runner in the main process": (HERE, Tasks(2), Serve(cap=1), StrandedWorkError, "still open"),
     "a death while the run ends, without restarts": (

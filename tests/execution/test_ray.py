@@ -221,7 +221,7 @@ def test_a_run_ends_at_once_while_a_runner_still_waits_for_a_place(nodes: str) -
 
 @with_token
 def test_work_that_no_actor_is_left_for_ends_the_run(nodes: str) -> None:
-    with pytest.raises(StrandedWorkError, match=r"2 rollout\(s\) are still open"):
+    with pytest.raises(StrandedWorkError, match=r"2 rollouts still open"):
         strategy(nodes).execute(Tasks(3), Serve(cap=1), InMemoryLightningStore())
 
 
@@ -234,7 +234,7 @@ def test_an_algorithm_that_raises_ends_the_actors_and_its_error_is_the_one_raise
 @with_token
 def test_a_run_in_which_nothing_moves_ends_with_a_report_when_asked_to(nodes: str) -> None:
     impatient = strategy(nodes, stall_timeout=1.0, on_stall="raise")
-    with pytest.raises(StalledError, match="1 rollout"):
+    with pytest.raises(StalledError, match="1 unclaimed rollout"):
         impatient.execute(Tasks(1), deaf_runner, InMemoryLightningStore())
 
 

@@ -39,7 +39,7 @@ def test_work_that_nobody_claims_ends_the_run_with_a_report_of_every_part(strate
         strategy().execute(Tasks(3), deaf_runner, InMemoryLightningStore())
     report = str(raised.value)
     assert "No progress for 0.5 s (stall_timeout). What each part waits for:" in report
-    assert re.search(r"queue: 3 unclaimed rollout\(s\); ro-\w+ has waited longest, for \d+ s", report)
+    assert re.search(r"queue: 3 unclaimed rollouts; ro-\w+ has waited longest, for \d+ s", report)
     assert "runners: none has requested work of this run" in report
     assert "gateway: not in use" in report
     assert re.search(r"algorithm: .*execution/bundles.py:\d+ in __call__ > .* in wait_for_rollouts", report)
@@ -129,7 +129,7 @@ def test_a_trainer_says_which_rollout_its_runner_has_in_hand_and_which_it_ended_
     text = str(raised.value)
     assert re.search(r"runner \S+-0: runs ro-\w+ \(attempt 1\) for \d+ s; last heartbeat \d+ s ago", text)
     assert "queue: empty" in text
-    assert "gateway: 0 call(s) at model servers, 0 waiting for a weight change" in text
+    assert "gateway: 0 calls at model servers, 0 waiting for a weight change" in text
     assert re.search(r"algorithm: .* > execution/test_stall.py:\d+ in algorithm > ", text)
 
 

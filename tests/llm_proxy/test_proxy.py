@@ -169,7 +169,7 @@ async def test_a_store_can_be_changed_while_serving(harness: GatewayHarness) -> 
 @pytest.mark.parametrize(("launch_mode", "text"), [("thread", "not thread-safe"), ("asyncio", "not async-safe")])
 async def test_a_store_that_cannot_be_called_from_the_serving_loop_is_refused(launch_mode: Any, text: str) -> None:
     proxy = LLMProxy(model_list=[entry()], store=LightningStore(), launch_mode=launch_mode)
-    with pytest.raises(RuntimeError, match=f"The store is {text}"):
+    with pytest.raises(RuntimeError, match=f"The store LightningStore is {text}, so the gateway"):
         await proxy.start()
     assert not proxy.is_running()
 

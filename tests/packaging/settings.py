@@ -99,10 +99,10 @@ codes. It is generated from the package by `python -m tests.packaging.settings`.
     yield """### Variables set for a program
 
 A program that runs as an agent ([any program](../how-to/any-program.md)) gets these variables. Those of a model are set
-only if the resources have one.
+only if the resources contain a model.
 """
     yield table(("Variable", "Description"), code_first(env_var.PROGRAM_VARIABLES))
-    yield f"## Trainer\n\n`agl.Trainer(...)`: {one_line(agl.Trainer)}\n"
+    yield f"## Trainer\n\n`agl.Trainer(...)` {one_line(agl.Trainer)}\n"
     yield table(
         ("Argument", "Default", "Description"), code_first_of(arguments(agl.Trainer, agl.Trainer.__doc__ or ""))
     )
@@ -110,13 +110,13 @@ only if the resources have one.
     yield table(("Argument", "Name", "Class"), short_names())
     yield """## Metrics
 
-A store's server exports these metrics at `/v1/prometheus` if it is started with `--tracker prometheus`. Histograms are
-in seconds; their names end in `_bucket`, `_count` and `_sum`. To monitor a run with them, see
-[Operate](../how-to/operate.md).
+A store server exports the gauges at `/v1/prometheus`, and with `--tracker prometheus` also the counters and histograms.
+Histograms are in seconds. Each is exported with the suffixes `_bucket`, `_count` and `_sum`. To monitor a run with
+these metrics, see [Operate](../how-to/operate.md).
 """
     rows = ((f"`{m.name}`", m.kind, ", ".join(f"`{n}`" for n in m.labels), m.meaning) for m in exported_metrics())
     yield table(("Metric", "Kind", "Labels", "Description"), rows)
-    yield "## Spans\n\n### Names\n\nThe frameworks of an agent also create spans with other names.\n"
+    yield "## Spans\n\n### Names\n\nFrameworks of agents also create spans with other names.\n"
     texts = meanings(semconv)
     yield table(("Span", "Description"), ((f"`{value}`", texts[name]) for name, value in SPAN_NAMES.items()))
     yield "### Attributes of this package\n"
@@ -127,8 +127,8 @@ in seconds; their names end in `_bucket`, `_count` and `_sum`. To monitor a run 
         yield table(("Key", "Description"), ((f"`{before}{each.value}`", docs[each.name]) for each in members(group)))
     yield """### Attributes of other conventions
 
-The gateway, tracers and client libraries write these keys of OpenTelemetry's conventions and of v0.3. `<i>` counts from
-0. Adapters also read other keys, see [frameworks](../how-to/frameworks/index.md).
+The gateway, tracers and client libraries write these keys of OpenTelemetry's conventions and of v0.3. `<i>` and `<j>`
+count from 0. Adapters also read other keys ([frameworks](../how-to/frameworks/index.md)).
 """
     yield table(("Key", "Description"), code_first(semconv.CONVENTIONAL_KEYS))
     yield "## Exit codes\n"

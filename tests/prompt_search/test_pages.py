@@ -75,7 +75,7 @@ def test_the_program_of_gepa_finds_the_prompt_and_goes_on_where_it_ended(tmp_pat
     with ModelServer(names_the_unit) as server:
         for _ in range(2):
             expected = "+Answer: {question} Name the unit."
-            run(program.replace("agl.GEPA(", 'agl.GEPA("some-model", '), tmp_path, server, expected)
+            run(program, tmp_path, server, expected)
         assert len(server.calls) == 1, "the second start asks nobody"
 
 

@@ -18,7 +18,6 @@ from tests.pages import OF_THE_DOCUMENTS, blocks, run_page
 from tests.stubs.ports import free_port
 from tests.stubs.processes import Process, Terminal
 
-
 CONFIGURATIONS = "how-to/update-v03-configurations.md"
 
 

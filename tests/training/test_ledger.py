@@ -352,7 +352,7 @@ def test_calls_that_were_never_captured_or_captured_twice_and_rows_that_lost_tok
         ledger.add(record)
     sample = record.samples[0]
     sample.mask[2] = 0
-    with pytest.raises(LedgerError, match="row 0 of rollout ro trains 2 tokens, but its 2 model calls have 3"):
+    with pytest.raises(LedgerError, match="row 0 of rollout ro has 2 trained tokens, but its 2 model calls contain 3"):
         ledger.train(sample, row=0, advantage=1.0)
 
 

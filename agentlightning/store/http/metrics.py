@@ -33,15 +33,15 @@ _REQUEST = ("path", "method", "status")
 REQUESTS = Metric("agl.http.total", "counter", _REQUEST, "requests to the server; `path` is the route or `other`")
 REQUEST_SECONDS = Metric("agl.http.latency", "histogram", _REQUEST, "seconds of a request to the server")
 OPEN_ROLLOUTS = Metric("agl_rollouts_open", "gauge", ("status",), "rollouts that are queued or running")
-WORKERS = Metric("agl_workers", "gauge", ("status",), "workers known to the store")
+WORKERS = Metric("agl_workers", "gauge", ("status",), "workers that the store knows, by status")
 STORE_UP = Metric("agl_store_up", "gauge", (), "1 if the store responds, else 0")
 _RUN = {
     Metric(name, "gauge", ("run",), meaning): figures
     for name, figures, meaning in (
         ("agl_run_step", (), "last recorded step of a run"),
-        ("agl_run_reward", ("mean_reward", "reward"), "mean reward of the last step of a run"),
-        ("agl_run_loss", ("update.loss", "loss"), "loss of the last step of a run"),
-        ("agl_run_calls_trained", ("calls_trained",), "model calls trained in the last step of a run"),
+        ("agl_run_reward", ("mean_reward", "reward"), "mean reward of the last recorded step of a run"),
+        ("agl_run_loss", ("update.loss", "loss"), "loss of the last recorded step of a run"),
+        ("agl_run_calls_trained", ("calls_trained",), "model calls used for training in the last step of a run"),
         ("agl_run_calls_excluded", ("calls_excluded",), "model calls excluded from training in the last step of a run"),
     )
 }

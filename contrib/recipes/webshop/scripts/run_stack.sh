@@ -206,7 +206,7 @@ done
 await algorithm "${ports[GATEWAY_PORT]}"
 cat <<END
 run        $AGL_RUN_ID
-store      $AGENT_LIGHTNING_STORE_URL (its page, too)
+store      $AGENT_LIGHTNING_STORE_URL (also the dashboard)
 model      http://$here:${ports[GATEWAY_PORT]}/v1
 shop       $SHOP_URL
 logs       $folder
