@@ -40,7 +40,7 @@ def llama_forward_of(model: PreTrainedModel, other: Callable[[PreTrainedModel], 
         other(model).prompts(tokens, last, 0), own.prompts(tokens, last, 0), rtol=_TOLERANCE, atol=_TOLERANCE
     ):
         return own
-    logger.info("the fast forward pass gives other probabilities than the model; using the model's own modules")
+    logger.info("the fast forward pass gives different probabilities from the model; using the model's modules instead")
     return None
 
 

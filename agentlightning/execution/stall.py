@@ -55,7 +55,7 @@ class StallDetector:
     """Returns the algorithm's stack, if it is not a task of this loop."""
 
     async def watch(self) -> None:
-        """Report each stall once. Return only if the store has no feed of changes.
+        """Report each stall once. Return only if the store has no change feed.
 
         Raises:
             StalledError: the run stalls, and the policy is `raise`.
@@ -88,7 +88,7 @@ class StallDetector:
                     reported = True
                     await self._report()
             except NotImplementedError:
-                logger.warning("The store has no feed of changes, so stalls are not detected")
+                logger.warning("The store has no change feed, so stalls are not detected")
                 return
             except OSError as error:  # the callers of an unreachable store report it
                 logger.debug("Could not check for progress: %s", error)

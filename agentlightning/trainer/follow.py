@@ -1,6 +1,6 @@
 """The progress of a run while its algorithm runs: a live line on a terminal, and the summary at the end.
 
-The rollouts come from the store's feed of changes, so the output is the same for every algorithm. Nothing is requested
+The rollouts come from the store's change feed, so the output is the same for every algorithm. Nothing is requested
 if nothing would be shown (no terminal, no handler for INFO).
 """
 
@@ -82,8 +82,8 @@ class _Feed:
             while True:
                 await self._take(await self._page(LOOK_SECONDS))
                 draw()
-        except NotImplementedError:  # a user's store without a feed of changes
-            logger.debug("%s has no feed of changes", type(self._store).__name__)
+        except NotImplementedError:  # a user's store without a change feed
+            logger.debug("%s has no change feed", type(self._store).__name__)
         except Exception as error:  # a failure of the display must not end the run
             logger.warning("Cannot follow the progress of the run any further: %s", error)
 

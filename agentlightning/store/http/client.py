@@ -113,7 +113,7 @@ class LightningStoreClient(LightningStore):
     ) -> None:
         addresses = [address for address in (server_address, endpoint, base_url) if address is not None]
         if len(addresses) != 1:
-            raise TypeError("Pass the address of the store server once: LightningStoreClient('http://127.0.0.1:4747')")
+            raise TypeError("Pass exactly one address, for example LightningStoreClient('http://127.0.0.1:4747')")
         if not addresses[0].startswith(("http://", "https://")):
             raise BadRequestError(
                 f"The address of a store server must begin with http:// or https://; got {addresses[0]!r}"

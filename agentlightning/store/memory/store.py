@@ -116,7 +116,7 @@ class MemoryTx:
         return True
 
     def set_aside(self, rollout_id: str) -> None:
-        raise AssertionError("records in memory cannot be damaged")
+        raise AssertionError("a store in memory has no damaged records")
 
     def claim(self, run_id: str | None, now: float) -> Record | None:
         while (entry := self._data.take(run_id, now)) is not None:

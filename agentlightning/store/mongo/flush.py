@@ -258,7 +258,7 @@ class _Flush:
             if replaced < len(self._old):
                 raise BusyError(
                     f"Only {replaced} of {len(self._old)} rollouts were changed: this process was paused for more "
-                    f"than {LEASE_SECONDS:.0f} s during the call. Repeat the call with the same token."
+                    f"than {LEASE_SECONDS:.0f} s during the call. Repeat the call with the same idempotency token."
                 )
 
     def _renew(self, writes: Sequence[_Write]) -> None:

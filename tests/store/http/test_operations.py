@@ -109,7 +109,7 @@ def test_the_addresses_aliases_and_their_mistakes() -> None:
         assert client.server_address == "http://h:1/v1/agl"
         with pytest.raises(NotImplementedError, match="add_many_spans"):
             client.otlp_traces_endpoint()
-    with pytest.raises(TypeError, match="once"):
+    with pytest.raises(TypeError, match="exactly one address"):
         LightningStoreClient("http://h:1", endpoint="http://h:1")
     with pytest.raises(ValueError, match="http://"):
         LightningStoreClient("h:1")
