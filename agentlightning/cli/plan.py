@@ -18,12 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from agentlightning.cli.output import say, show_traceback
 from agentlightning.errors import BadRequestError, did_you_mean
 from agentlightning.execution.base import exit_code_of
+from agentlightning.utils.concurrency.interrupts import TerminateAsInterrupt
 from agentlightning.utils.concurrency.loops import TERMINATED
 
 if TYPE_CHECKING:
@@ -240,21 +241,19 @@ def in_foreground(work: Callable[[], None]) -> int:
     0 for success, 130 after Ctrl+C, 143 after SIGTERM, 69 if the store does not respond for too long, 77 if it rejects
     the token, 1 otherwise. Errors from the user's code are shown with their traceback, other errors as one line.
     """
-    is_terminated = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal is_terminated
-        is_terminated = True
-        signal.raise_signal(signal.SIGINT)  # the strategies handle one kind of interrupt
-
-    before = signal.signal(signal.SIGTERM, note)
+    termination = TerminateAsInterrupt()
+    before = signal.signal(signal.SIGTERM, termination)
     ctrl_c = signal.getsignal(signal.SIGINT)
     if ctrl_c is signal.SIG_IGN:  # a shell sets it for background processes of a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         work()
     except KeyboardInterrupt:
-        return TERMINATED if is_terminated else exit_code_of(KeyboardInterrupt())
+        return TERMINATED if termination.received else exit_code_of(KeyboardInterrupt())
+    except SystemExit as error:
+        if error.code != TERMINATED:  # of a strategy, after SIGTERM
+            raise
+        return TERMINATED
     except Exception as error:  # the boundary: any error that ended the training is shown, and becomes an exit code
         if not has_frame_of_users(error.__traceback__):
             raise_as_code(error)

@@ -136,8 +136,8 @@ def runner(
     """Run the rollouts of a run on this machine until the run ends or is stopped.
 
     The command waits for a store that is not yet running or that restarts. Each runner is a separate process, which is
-    restarted if an agent terminates it. Processes that an agent started end with their runner. After Ctrl+C or SIGTERM,
-    rollouts in progress are cancelled within about a second. Exit codes: 0 the run has ended; 1 runners died
+    restarted if an agent terminates it. Processes that an agent started end with their runner. After SIGTERM, rollouts
+    in progress have 10 s to finish; after Ctrl+C, about one second. Exit codes: 0 the run has ended; 1 runners died
     repeatedly; 69 the store did not respond for --outage seconds; 77 the store rejected the token; 130 Ctrl+C; 143
     SIGTERM.
 

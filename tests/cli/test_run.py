@@ -145,6 +145,39 @@ async def test_runners_join_by_url_and_token_and_end_by_a_signal_or_with_their_r
     await client.close()
 
 
+SLOW = """
+import time
+import agentlightning as agl
+
+@agl.rollout
+def agent(task):
+    print("begins", flush=True)
+    time.sleep(2)
+    return 1.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_runner_finishes_its_rollouts_after_sigterm_and_cancels_them_after_ctrl_c(
+    number: signal.Signals, folder: Path, terminal: Terminal
+) -> None:
+    (folder / "slow_agent.py").write_text(SLOW)
+    store = terminal("agl store --port 0 --db memory")
+    url = (await asyncio.to_thread(store.until, r"http://\S+\n")).split("\n")[0].split()[-1]
+    runner = terminal(f"agl runner slow_agent.py:agent --store {url} --run nightly", apart=True)
+    client = LightningStoreClient(url)
+    await client.add_resources({"prompt": PromptTemplate(template="x", engine="f-string")}, run_id="nightly")
+    rollout = await client.enqueue_rollout("Ada", run_id="nightly")
+    await asyncio.to_thread(runner.until, "begins")
+    code = await asyncio.to_thread(runner.interrupted, number)
+    await client.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60)
+    attempt = await client.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    assert (code, attempt.outcome) == ((143, "scored") if number == signal.SIGTERM else (130, "cancelled"))
+    await client.close()
+
+
 def test_a_runner_that_waits_in_vain_or_is_refused_has_an_exit_code_of_its_own(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,7 +54,7 @@ def test_the_same_seed_gives_the_same_weights(quick_settings: None, tmp_path: Pa
 @pytest.mark.heavy
 def test_a_start_that_does_not_come_about_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(settings, "IMITATION_MAX_STEPS", 50)
-    with pytest.raises(RuntimeError, match="within 50 steps: Measured"):
+    with pytest.raises(RuntimeError, match="after 50 steps: Measured"):
         make_policy(tmp_path)
     assert not list(tmp_path.iterdir())
 

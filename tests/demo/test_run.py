@@ -114,7 +114,7 @@ async def _rollouts_of(path: Path) -> list[Any]:
 
 @pytest.mark.heavy
 def test_a_port_that_is_taken_ends_it_with_one_line_and_the_traceback_in_the_log(tmp_path: Path) -> None:
-    command = [*QUICK, "demo", "--steps", "1", "--tasks", _tasks(tmp_path, *_sums(20)), "--out", tmp_path / "run"]
+    command = [*QUICK, "demo", "--steps", "1", "--tasks", _tasks(tmp_path, *_sums(30)), "--out", tmp_path / "run"]
     with socket.socket() as occupied:
         occupied.bind(("127.0.0.1", 0))
         occupied.listen()
@@ -169,8 +169,8 @@ LONG = json.dumps({"question": "1 2 3 " * 50 + "?", "answer": 6})
         (None, ["tasks.jsonl", '{"question"']),
         ([], ["is empty", '{"question"']),
         ([*[GOOD] * 16, "not json"], ["line 17: not JSON", '{"question": "What is 34 plus 5?", "answer": 39}']),
-        (_sums(15), ["15 different questions. At least 16 are required"]),
-        ([*_sums(16), LONG], ["the question '1 2 3 1 2 3", "has 301 tokens", "accepts at most 136"]),
+        (_sums(29), ["29 different questions. At least 30 are required", "fewer than 6 held-out tasks", "sign test"]),
+        ([*_sums(30), LONG], ["the question '1 2 3 1 2 3", "has 301 tokens", "accepts at most 136"]),
     ],
     ids=["no file", "empty", "no JSON", "too few", "too long a question"],
 )
@@ -235,7 +235,7 @@ def demo(tmp_path: Path, terminal: Terminal) -> Callable[[str], Process]:
     """A function that starts a demo in a session of its own and returns it after the expected line."""
 
     def start(until: str) -> Process:
-        tasks = _tasks(tmp_path, *_sums(20))  # four of them are held out: little to measure before the training
+        tasks = _tasks(tmp_path, *_sums(30))  # six of them are held out: little to measure before the training
         command = [*QUICK, "demo", "--steps", "500", "--tasks", tasks, "--out", str(tmp_path / "run")]
         process = terminal(command, folder=ROOT)
         process.until(rf"(?m)^{until}")

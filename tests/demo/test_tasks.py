@@ -11,6 +11,7 @@ import pytest
 
 from agentlightning.demo.calculator import calculate
 from agentlightning.demo.tasks import Task, draw_imitation_task, load_tasks, make_tasks
+from agentlightning.evaluation.paired import compare_rewards
 
 
 def numbers(task: Task) -> tuple[int, ...]:
@@ -65,11 +66,18 @@ def test_a_fifth_of_the_users_tasks_is_held_out_and_equal_questions_stay_togethe
     assert not {task["question"] for task in train} & {task["question"] for task in held_out}
 
 
+def test_the_smallest_file_has_enough_held_out_tasks_for_a_significant_sign_test(tmp_path: Path) -> None:
+    _, held_out = load_tasks(write(tmp_path, [{"question": f"How much is {n}?", "answer": n} for n in range(30)]))
+    pairs = len(held_out)
+    assert compare_rewards([0.0] * pairs, [1.0] * pairs).verdict == "better"
+    assert compare_rewards([0.0] * (pairs - 1), [1.0] * (pairs - 1)).verdict == "no evidence"
+
+
 def test_blank_lines_do_not_count_and_texts_are_answers_too(tmp_path: Path) -> None:
-    path = write(tmp_path, [{"question": f"Spell {n}", "answer": f"word {n}"} for n in range(20)])
+    path = write(tmp_path, [{"question": f"Spell {n}", "answer": f"word {n}"} for n in range(30)])
     path.write_text(path.read_text().replace("\n", "\n\n") + "\n")
     train, held_out = load_tasks(path)
-    assert len(train) + len(held_out) == 20
+    assert len(train) + len(held_out) == 30
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def model_of(llm: agl.LLM) -> Any:
     return OpenAIServerModel(
-        llm.model, api_base=llm.get_base_url(), api_key=llm.api_key or "none", **llm.sampling_parameters
+        llm.model, api_base=llm.get_base_url(), api_key=llm.api_key or "unused", **llm.sampling_parameters
     )
 
 

@@ -19,12 +19,23 @@ LAST_SECONDS = 3.0
 """Further seconds that a loop outside the main thread may ignore Ctrl+C before the process ends."""
 
 
+class TerminateAsInterrupt:
+    """A handler of SIGTERM that raises SIGINT, for the time in which no `Interrupts` handles it."""
+
+    def __init__(self) -> None:
+        self.received = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.received = True
+        signal.raise_signal(signal.SIGINT)
+
+
 class Interrupts:
     """Ctrl+C (SIGINT) while a loop runs on the main thread: the first requests an end, the second a fast end.
 
     After `runs_in`, it also works for a loop on another thread. On other threads, and if the user ignores SIGINT, it
     delivers nothing unless `always=True`. With `terminable=True`, SIGTERM counts as well, unless the user has installed
-    a handler for it.
+    a handler for it other than `TerminateAsInterrupt`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, always: bool = False, terminable: bool = False) -> None:
@@ -79,7 +90,8 @@ class Interrupts:
         if on_main and (self._always or signal.getsignal(signal.SIGINT) is not signal.SIG_IGN):
             self._watchdog = _Watchdog()
             self._previous = signal.signal(signal.SIGINT, self._on_sigint)
-            if self._terminable and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            handler = signal.getsignal(signal.SIGTERM)
+            if self._terminable and (handler is signal.SIG_DFL or isinstance(handler, TerminateAsInterrupt)):
                 self._previous_term = signal.signal(signal.SIGTERM, self._on_sigterm)
         return self
 

@@ -157,11 +157,15 @@ def test_a_run_that_is_killed_at_many_points_is_the_one_that_was_not(
     case: Case, whole: Whole, untrained_model: Path, tmp_path: Path
 ) -> None:
     points = ALL_POINTS if case is GRPO else SOME_POINTS
-    for point in points:
-        assert play(case, untrained_model, tmp_path, point) == -signal.SIGKILL, point
-    assert play(case, untrained_model, tmp_path) == 0
+    killed = 0
+    while killed < len(points) and play(case, untrained_model, tmp_path, points[killed]) == -signal.SIGKILL:
+        killed += 1
+    if killed == len(points):
+        assert play(case, untrained_model, tmp_path) == 0
+    else:  # a run that is ahead may have run the last rollouts in an earlier start
+        assert (case.staleness > 0, points[killed]) == (True, "rollout 4")
     books = read(tmp_path)
-    assert_complete(books, STEPS, starts=len(points) + 1)
+    assert_complete(books, STEPS, starts=killed + 1)
     groups = [tuple(key) for line in books.lines for key in line["flight"].get("taken", ())]
     assert len(set(groups)) == len(groups), "no group is trained twice"
     if case.replays:
