@@ -41,7 +41,7 @@ def dashboard(
         return
     from agentlightning.cli.store import serve_store
 
-    spec = spec_of_place(place)
+    spec = spec_of_place(place, "PLACE")
 
     def ready(url: str) -> None:
         say(f"dashboard: {url}   (press Ctrl+C to stop)")

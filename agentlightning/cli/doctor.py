@@ -40,15 +40,16 @@ _REPAIR = f"uninstall both, then reinstall {DISTRIBUTION}"
 _MIB = 1024**2
 _SPARE_MIB = 500
 """Free disk space in MiB below which a run is likely to fill the disk."""
+_GRPO = ("torch", "transformers", "peft", "llguidance", "matplotlib")
 EXTRAS = {
-    "grpo": ("torch", "transformers", "peft"),
-    "tinker": ("tinker",),
-    "trl": ("trl",),
-    "verl": ("verl", "transfer_queue"),
-    "vllm": ("vllm",),
-    "demo": ("openai",),
+    "grpo": _GRPO,
+    "tinker": (*_GRPO, "tinker"),
+    "trl": (*_GRPO, "trl", "jmespath"),
+    "verl": (*_GRPO, "verl", "transfer_queue", "cachetools", "fastapi", "msgspec", "zmq"),
+    "vllm": (*_GRPO, "vllm"),
+    "demo": (*_GRPO, "openai"),
     "apo": ("openai", "gepa"),
-    "gguf": ("gguf",),
+    "gguf": (*_GRPO, "gguf"),
     "mongo": ("pymongo",),
     "otlp-grpc": ("grpc",),
     "postgres": ("psycopg",),
@@ -61,7 +62,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
 }
-"""Modules that each extra of the package installs."""
+"""Modules that each extra of the package installs, with those of the extras to which it refers."""
 _SECRET = frozenset(("AGL_TOKEN",))
 VARIABLES = frozenset(
     (

@@ -51,11 +51,18 @@ def export(
 def trained_at(model: str, store: str) -> TrainedModel:
     """Return the trained model in a folder, or of a run in the store."""
     import agentlightning.engine.torch_setup  # noqa: F401 -- says what is not installed # pyright: ignore[reportUnusedImport]
+    from agentlightning.errors import NotFoundError
     from agentlightning.training.model_export import trained_by, trained_in
 
     if Path(model).is_dir():
         return trained_in(model)
-    return with_store(store, lambda connection: trained_by(connection, model))
+    try:
+        return with_store(store, lambda connection: trained_by(connection, model))
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"{model!r} is neither the folder of a checkpoint, run or model nor the id of a run with a checkpoint. "
+            f"{error}. Or pass an existing folder, such as runs/20260101-120000"
+        ) from None
 
 
 def replay(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from agentlightning.cli.output import HOST, LOG_JSON, PORT, log_to_stderr, say
 
 if TYPE_CHECKING:
     from agentlightning.llm_proxy import LLMProxy
+    from agentlightning.types import LLM
 
 _EXAMPLE = "agl gateway --upstream http://127.0.0.1:8000/v1 --model my-model"
 
@@ -107,13 +109,17 @@ def journal_beside(spec: str, port: int) -> str | None:
     return None if path == store else f"{path}.{port}.calls" if port else f"{path}.calls"
 
 
-async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> None:
-    """Serve until a signal. Calls are recorded for one attempt, which has the `program` in its input."""
+async def serve_gateway(spec: str, options: dict[str, Any], program: str, *, plain: bool = False) -> None:
+    """Serve until a signal. Calls are recorded for one attempt, which has the `program` in its input.
+
+    With `plain`, calls whose URL names no attempt belong to this attempt too.
+    """
     from agentlightning.cli.serving import end_of_process
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.spec import spec_of, store_from_spec
 
     proxy = LLMProxy(**options)
+    is_kept = spec.partition("?")[0] != "memory"
     store = store_from_spec(spec_of(spec))
     try:
         proxy.set_store(store)
@@ -123,20 +129,37 @@ async def serve_gateway(spec: str, options: dict[str, Any], program: str) -> Non
         ids = attempt.rollout_id, attempt.attempt.attempt_id
         try:
             llm = proxy.as_resource(*ids, model=(_names(proxy) or ["recorded"])[0])
+            if plain:
+                proxy.default_attempt = ids
+                llm.endpoint = proxy.server_launcher.access_endpoint
             say(f"OPENAI_BASE_URL={llm.endpoint}/v1")
             say(f"ANTHROPIC_BASE_URL={llm.endpoint}")
             for role in proxy.roles:
                 own = proxy.as_resource(*ids, model=llm.model, role=role)
                 say(f"role {role}: OPENAI_BASE_URL={own.endpoint}/v1")
             say(f"api key: {llm.api_key or 'any'}")
-            say(f"recording calls for rollout {ids[0]}")
+            say(
+                f"recording calls for rollout {ids[0]}"
+                if is_kept
+                else "calls are not recorded; to record: --store FILE"
+            )
+            if plain:
+                say(f"model: {llm.model}")
+                say(f"example: {_example(llm)}")
             await end
         finally:
             await proxy.stop()
             await store.update_attempt(*ids, status="succeeded")
-            say(json.dumps({"rollout": ids[0], **proxy.stats()}))
+            say(json.dumps({**({"rollout": ids[0]} if is_kept else {}), **proxy.stats()}))
     finally:
         await store.close()
+
+
+def _example(llm: LLM) -> str:
+    """Return a command that calls the model."""
+    key = f" -H 'Authorization: Bearer {llm.api_key}'" if llm.api_key else ""
+    body = json.dumps({"model": llm.model, "messages": [{"role": "user", "content": "Hello"}]})
+    return f"curl {llm.endpoint}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 def _names(proxy: LLMProxy) -> list[str]:
@@ -157,7 +180,10 @@ def serve(
 ) -> None:
     """Serve the model of a checkpoint as an OpenAI-style endpoint, through the gateway.
 
-    Prints the base URL for clients. Press Ctrl+C to stop. Example: agl serve runs/20260101-120000 --store agl.db
+    Prints the base URL for clients, such as http://127.0.0.1:8000/v1, the name of the model, and an example. All calls
+    belong to one attempt, which ends as succeeded when the server stops. Press Ctrl+C to stop.
+
+    Example: agl serve runs/20260101-120000 --store agl.db
     """
     log_to_stderr(log_level, json_lines=log_json)
     from agentlightning.utils.http.auth import check_bind, server_token
@@ -172,8 +198,11 @@ def serve(
         say(f"serving {checkpoint.path} as {name}")
         parameters = {"model": name, "api_base": engine.base_url, "engine": "agentlightning"}
         options: dict[str, Any] = {"model_list": [{"model_name": name, "litellm_params": parameters}]}
-        if store is not None:
+        if store is None:
+            options["keep"] = "counts"  # the memory store cannot evict the spans of a running attempt
+        else:
             options["journal"] = journal_beside(store, port)
-        asyncio.run(serve_gateway(store or "memory", {"host": host, "port": port or None, **options}, "agl serve"))
+        options |= {"host": host, "port": port or None}
+        asyncio.run(serve_gateway(store or "memory", options, "agl serve", plain=True))
     finally:
         engine.stop()

@@ -1,6 +1,6 @@
 """Output of commands: a table for people, or one JSON document for programs; their logs. No colours in a pipe.
 
-A store that cannot be opened raises a `BadRequestError`, a missing rollout a `NotFoundError`.
+A store that cannot be opened raises a `BadRequestError`, a missing store file or rollout a `NotFoundError`.
 
 Commands print through this module, which removes terminal control characters from names, errors and tracebacks.
 """
@@ -8,6 +8,7 @@ Commands print through this module, which removes terminal control characters fr
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ LOG_LEVEL = typer.Option("INFO", help="DEBUG, INFO, WARNING or ERROR")
 LOG_JSON = typer.Option(False, "--log-json", envvar="AGL_LOG_JSON", help="Log one JSON object per line")
 _WIDTH_OF_FILES = 200
 """Width in columns of an output that is not a terminal, so that table lines are not wrapped."""
+_NARROWEST = 12
+"""Smallest width in columns to which a cell is cut."""
 
 
 def log_to_stderr(level: str, *, json_lines: bool) -> None:
@@ -62,8 +65,8 @@ def show_traceback(error: BaseException) -> None:
     print(some_lines("".join(traceback.format_exception(error))), end="", file=sys.stderr)
 
 
-def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print lines below a header. Cells are folded only on a terminal."""
+def show_table(header: Sequence[str], lines: Sequence[Sequence[str]], *, cut_last: bool = False) -> None:
+    """Print lines below a header. Cells are folded only on a terminal; `cut_last` cuts the last one to the width."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -74,8 +77,14 @@ def show_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(one_line(cell)) for cell in line))
+    rows = [[Text(one_line(cell)) for cell in line] for line in lines]
+    if cut_last:
+        others = list(zip(map(Text, header), *rows, strict=True))[:-1]
+        space = console.width - sum(max(text.cell_len for text in column) + 2 for column in others)
+        for row in rows:
+            row[-1].truncate(max(space, _NARROWEST), overflow="ellipsis")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
 
 
@@ -124,18 +133,37 @@ def with_store(place: str, ask: Callable[[LightningStore], Awaitable[T]]) -> T:
     return asyncio.run(run())
 
 
-def spec_of_place(place: str) -> str:
-    """Return the spec of the store that an option names."""
-    from agentlightning.errors import BadRequestError
+def spec_of_place(place: str, option: str = "--store") -> str:
+    """Return the spec of the store that an option or argument names."""
+    from agentlightning.errors import BadRequestError, NotFoundError
     from agentlightning.store.spec import spec_of
 
-    spec = spec_of(str(Path(place) / "store.db") if Path(place).is_dir() else place)
+    folder = Path(place) if Path(place).is_dir() else None
+    spec = spec_of(place if folder is None else str(folder / "store.db"))
     body = spec.partition("?")[0]
     if body == "memory":
         raise BadRequestError("A store in memory is available only in its own process. Use a file or a server")
     if body.startswith("sqlite:///") and not Path(body.removeprefix("sqlite:///")).is_file():
-        raise BadRequestError(f"Store file {body.removeprefix('sqlite:///')!r} not found. Set the store with --store")
+        if folder is not None:
+            raise NotFoundError(f"The folder {place!r} has no store.db. {_store_of_run(folder)}")
+        expected = "a store file, the folder of a run, or an address such as http://127.0.0.1:4747"
+        raise NotFoundError(f"Store file {body.removeprefix('sqlite:///')!r} not found. Set {option} to {expected}")
     return spec
+
+
+def _store_of_run(folder: Path) -> str:
+    """Return the end of an error message: the store that the folder's `config.json` names, or how to find it."""
+    try:
+        store = json.loads((folder / "config.json").read_bytes())["run"]["store"]
+    except (OSError, ValueError, LookupError, TypeError):  # no folder of a run, or one of an earlier version
+        store = None
+    if not isinstance(store, str) or not store:
+        return "Pass the store that the program used, such as sqlite:///NAME.db as in Trainer(store=...)"
+    if store.startswith("memory"):
+        return (
+            "Its run was stored in memory until the program ended; to keep a run, set Trainer(store='sqlite:///run.db')"
+        )
+    return f"Pass the store that the program used: {store!r}"
 
 
 async def existing_rollout(store: LightningStore, rollout_id: str, place: str) -> AttemptedRollout | Rollout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from agentlightning.base.private_files import open_private
-from agentlightning.base.terminal import counted, json_text
+from agentlightning.base.terminal import counted, cut, json_text
 from agentlightning.cli.output import (
     JSON,
     STORE,
@@ -39,6 +40,10 @@ _ID = typer.Argument(metavar="ID", help="Id of the rollout")
 _IDS = typer.Argument(metavar="ID...", help="Ids of the rollouts")
 _ANY_IDS = typer.Argument(None, metavar="ID...", help="Ids of the rollouts")
 _PAGE = 100
+_MOST_CONTENT = 1_000
+"""Maximum number of characters of a span's content, before it is cut to the width of the output."""
+_NO_CONTENT = ("object.type", "exception.message", "exception.stacktrace", "exception.escaped")
+_REWARD = re.compile(r"reward\.\d+\.(name|value)$")
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -191,24 +196,33 @@ def list_rollouts(
     """
     from agentlightning.store.http.redaction import hidden
 
-    filters = _filters(status, run)
+    filters = _filters(status, run) | {"rollout_id_contains": contains}
     shown: list[AttemptedRollout | Rollout] = hidden(
-        list(
-            with_store(
-                store,
-                lambda connection: connection.query_rollouts(
-                    **filters, rollout_id_contains=contains, sort_by="start_time", sort_order="desc", limit=limit
-                ),
-            )
-        )
+        with_store(store, lambda connection: _newest(connection, filters, limit))
     )
     if as_json:
         show_json(shown)
         return
-    show_table(
-        ("rollout", "status", "mode", "last attempt", "run", "started", "input"), [_line(each) for each in shown]
-    )
+    header = ("rollout", "status", "mode", "last attempt", "reward", "run", "started", "input")
+    show_table(header, [_line(each) for each in shown])
     say(counted(len(shown), "rollout"))
+
+
+async def _newest(store: LightningStore, filters: dict[str, Any], limit: int) -> Sequence[AttemptedRollout | Rollout]:
+    """Return the newest rollouts. Summaries order rollouts that were enqueued together; `query_rollouts` does not."""
+    from agentlightning.store.rules.query import check_choices
+    from agentlightning.store.summaries.plan import LARGEST_PAGE, filter_of
+    from agentlightning.types.core import AnyRolloutStatus
+
+    check_choices("status_in", filters["status_in"], AnyRolloutStatus)
+    chosen = filter_of({name: value for name, value in filters.items() if value is not None})
+    ids: list[str] = []
+    async for page in pages_of(store.query_rollout_summaries, filter=chosen, limit=min(limit, LARGEST_PAGE)):
+        ids += [summary.rollout_id for summary in page]
+        if len(ids) >= limit:
+            break
+    rollouts = {each.rollout_id: each for each in await store.query_rollouts(rollout_id_in=ids[:limit])}
+    return [rollouts[rollout_id] for rollout_id in ids[:limit] if rollout_id in rollouts]
 
 
 @app.command("show")
@@ -216,7 +230,7 @@ def show(
     rollout_id: str = _ID,
     store: str = STORE,
     attempt: str | None = typer.Option(None, help="Id of the attempt; the latest by default"),
-    spans: bool = typer.Option(False, "--spans", help="Also list every span"),
+    spans: bool = typer.Option(False, "--spans", help="Also list every span and what the agent emitted"),
     as_json: bool = JSON,
 ) -> None:
     """Show the task and attempts of a rollout, and the conversation between agent and model.
@@ -253,8 +267,8 @@ def show(
             begin, end = span.start_time, span.end_time
             seconds = "-" if begin is None or end is None else f"{end - begin:.3f}"
             status = f"{span.status.status_code} {span.status.description or ''}".strip()
-            table.append((str(span.sequence_id), span.name, status, seconds))
-        show_table(("span", "name", "status", "seconds"), table)
+            table.append((str(span.sequence_id), span.name, status, seconds, _content(span)))
+        show_table(("span", "name", "status", "seconds", "content"), table, cut_last=True)
 
 
 @app.command("explain")
@@ -339,6 +353,26 @@ def _text(content: str | Sequence[Mapping[str, object]]) -> str:
     return " ".join(str(part.get("text", f"[{part.get('type')}]")) for part in content)
 
 
+def _content(span: Span) -> str:
+    """Return what the agent emitted with this span: message, object, exception, rewards, attributes; else nothing."""
+    from agentlightning.emitter import get_rewards_from_span
+    from agentlightning.semconv import AGL_ANNOTATION, AGL_EXCEPTION, AGL_MESSAGE, AGL_OBJECT
+
+    rewards = get_rewards_from_span(span)
+    if not rewards and span.name not in (AGL_ANNOTATION, AGL_EXCEPTION, AGL_MESSAGE, AGL_OBJECT):
+        return ""
+    parts = [f"reward {reward.name}={number(reward.value)}" for reward in rewards]
+    for key, value in span.attributes.items():
+        name = key.removeprefix("agentlightning.")
+        if name in ("message.body", "object.literal", "object.json"):
+            parts.append(str(value))
+        elif name == "exception.type":
+            parts.append(f"{value}: {span.attributes.get('exception.message', '')}")
+        elif name not in _NO_CONTENT and not _REWARD.match(name):
+            parts.append(f"{name}={value}")
+    return cut(", ".join(parts), _MOST_CONTENT)
+
+
 def _story(rollout_data: Evidence, reward: float | None) -> list[str]:
     from agentlightning.tracer.scope import spans_left_out
 
@@ -359,14 +393,17 @@ def _end_of(attempt: Attempt) -> str:
 
 
 def _line(rollout: AttemptedRollout | Rollout) -> tuple[str, ...]:
+    from agentlightning.training.ledger import attempt_verdict
     from agentlightning.types import AttemptedRollout
 
     attempt = rollout.attempt if isinstance(rollout, AttemptedRollout) else None
+    reward = None if attempt is None or attempt_verdict(attempt) is not None else attempt.reward  # as in `show`
     return (
         rollout.rollout_id,
         rollout.status,
         rollout.mode or "-",
         "-" if attempt is None else _end_of(attempt),
+        number(reward),
         rollout.run_id or "-",
         moment(rollout.start_time),
         shortened(rollout.input),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def calc_agent(task: Task, llm: LLM) -> float:
     """Answer the question of the task with a calculator. The reward is 1.0 for the right answer."""
-    client = _client(os.getpid()).with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
+    client = _client(os.getpid()).with_options(base_url=llm.endpoint, api_key=llm.api_key or "unused")
     messages: list[Any] = [{"role": "user", "content": task["question"]}]
     for _ in range(MAX_TURNS):
         reply = client.chat.completions.create(
@@ -49,4 +49,4 @@ def is_right(reply: str, answer: float | str) -> bool:
 @functools.cache
 def _client(process_id: int) -> Any:
     """Return the client of this process. Its copies share connections and TLS settings, which take 50 ms to create."""
-    return openai.OpenAI(base_url="http://127.0.0.1/", api_key="none")
+    return openai.OpenAI(base_url="http://127.0.0.1/", api_key="unused")

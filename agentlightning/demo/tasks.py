@@ -117,14 +117,15 @@ def load_tasks(path: str | Path, *, seed: int = 0) -> tuple[list[Task], list[Tas
 
     Raises:
         ValueError: The file is missing or empty, has a line that is not a task (the message has the line and a valid
-            example), or has fewer than 16 different questions.
+            example), or has fewer than 30 different questions.
     """
     tasks = list(_read_tasks(Path(path)))
     questions = list(dict.fromkeys(task["question"] for task in tasks))
     if len(questions) < MIN_USER_TASKS:
         raise ValueError(
-            f"{path} contains {counted(len(questions), 'different question')}. At least {MIN_USER_TASKS} are required "
-            f"(a fifth is held out for measurement). Example of a line: {EXAMPLE_LINE}"
+            f"{path} contains {counted(len(questions), 'different question')}. At least {MIN_USER_TASKS} are required: "
+            f"a fifth is held out for measurement, and with fewer than {MIN_USER_TASKS // 5} held-out tasks the sign "
+            f"test cannot be significant (p < 0.05). Add questions. Example of a line: {EXAMPLE_LINE}"
         )
     random.Random(f"split {seed}").shuffle(questions)
     held_out_questions = set(questions[: min(HELD_OUT_TASKS, len(questions) // 5)])

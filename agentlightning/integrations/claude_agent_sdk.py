@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from agentlightning.integrations.packages import package_of
 from agentlightning.types import LLM
 
-_NO_KEY = "none"
+_NO_KEY = "unused"
 _MODELS = (
     *("ANTHROPIC_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL"),
     *(f"ANTHROPIC_DEFAULT_{tier}_MODEL" for tier in ("FABLE", "HAIKU", "OPUS", "SONNET")),

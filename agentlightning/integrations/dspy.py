@@ -32,5 +32,5 @@ def dspy_lm(llm: LLM, **settings: Any) -> Any:
         raise ValueError(
             f"dspy_lm uses {', '.join(conflicts)} of the attempt's llm. Remove the setting, or create a dspy.LM."
         )
-    own = {"api_base": llm.get_base_url(), "api_key": llm.api_key or "none", "cache": False}
+    own = {"api_base": llm.get_base_url(), "api_key": llm.api_key or "unused", "cache": False}
     return dspy.LM(f"openai/{llm.model}", **{**llm.sampling_parameters, **settings, **own})

@@ -34,7 +34,7 @@ def llama_index_llm(llm: LLM, **settings: Any) -> Any:
     return module.OpenAILike(
         model=llm.model,
         api_base=llm.get_base_url(),
-        api_key=llm.api_key or "none",
+        api_key=llm.api_key or "unused",
         **{
             "is_chat_model": True,
             "is_function_calling_model": True,

@@ -91,6 +91,13 @@ class FunctionalLitAgent(PickledByName, LitAgent[T]):
         self.needs_resources = any(ask.kind in ("resource", "resources") and not ask.optional for ask in self._asks)
         functools.update_wrapper(cast(Any, self), rollout_func)
 
+    @property
+    def example_resources(self) -> str:
+        """Python code of the resources that the function requires, for error messages."""
+        needed = [(ask.name, ask.resource) for ask in self._asks if ask.kind == "resource" and not ask.optional]
+        pairs = needed or [("main_llm", LLM)]  # none if the function takes the dictionary of all resources
+        return "{" + ", ".join(f"{name!r}: {_class_text(resource)}(...)" for name, resource in pairs) + "}"
+
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function itself."""
         return self._func(*args, **kwargs)
@@ -393,6 +400,10 @@ def _hints(func: Callable[..., object]) -> dict[str, object]:
         return typing.get_type_hints(target, include_extras=True)
     except Exception:  # a name that is imported for the type checker only; read the annotation as text
         return {}
+
+
+def _class_text(resource: type[Resource]) -> str:
+    return f"agl.{resource.__name__}" if resource.__module__ == Resource.__module__ else resource.__name__
 
 
 def _name(func: Callable[..., object]) -> str:

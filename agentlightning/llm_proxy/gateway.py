@@ -61,6 +61,7 @@ class Gateway:
         store: Callable[[], LightningStore],
         models: Callable[[], ModelTable],
         policies: PolicyTable,
+        default_attempt: Callable[[], tuple[str, str] | None],
         token: str | None,
         limits: GatewayLimits,
         store_seconds: float,
@@ -71,6 +72,7 @@ class Gateway:
         journal: Journal | None = None,
     ) -> None:
         self._store, self._models, self._policies = store, models, policies
+        self._default_attempt = default_attempt
         self._token, self._limits, self._store_seconds = token, limits, store_seconds
         self._forwarder = Forwarder(models, policies, gate, upstream, limits, call_file)
         self._off_loop = upstream.off_loop
@@ -108,7 +110,7 @@ class Gateway:
         """Return the reply to send; None if the agent has disconnected."""
         if scope["path"] == "/health":
             return json_reply({"status": "ok"})
-        address = parse_address(scope["raw_path"], scope["method"])
+        address = parse_address(scope["raw_path"], scope["method"], self._default_attempt())
         check_key(scope, address, self._token)
         store, seconds = self._store(), self._store_seconds
         if not self._attempts.lets_pass(store, address.rollout_id, address.attempt_id):

@@ -130,6 +130,8 @@ class LLMProxy(WeightChanges):
             raise ValueError(f"num_retries must be a whole number of 0 or more; got {num_retries!r}")
         self.store = store
         self._whole: tuple[LightningStore, LightningStore] | None = None
+        self.default_attempt: tuple[str, str] | None = None
+        """Rollout id and attempt id of calls whose URL names no attempt, such as `/v1/models`; None refuses them."""
         self.limits = limits or GatewayLimits()
         self.store_unreachable_timeout = OUTAGE_SECONDS
         """Seconds for which the store may be unreachable if the limits set none; a Trainer sets its runner's value."""
@@ -310,6 +312,7 @@ class LLMProxy(WeightChanges):
             store=self._bound_store,
             models=lambda: self._table,
             policies=self._policies,
+            default_attempt=lambda: self.default_attempt,
             token=token,
             limits=self.limits,
             store_seconds=self.limits.store_seconds or self.store_unreachable_timeout,

@@ -6,6 +6,8 @@
 | `.poml` | rendered by the package `poml` |
 | any other | plain text with the instruction; template, rollouts and critique are appended |
 
+A rollout is shown with its messages, or with its spans if no model call was recorded.
+
 The variables are `prompt_template` (text), `placeholders` (list of texts), and `experiments` (list of `RolloutResult`)
 for a critique, `critique` (text) for an edit. Roles are read before the variables are filled in, so text of an agent
 cannot start a message.
@@ -164,7 +166,8 @@ def _below(text: str, context: Mapping[str, Any]) -> str:
     """Return a plain instruction with template, rollouts and critique appended."""
     parts = [text.strip(), f"<template>\n{context['prompt_template']}\n</template>"]
     for number, experiment in enumerate(context.get("experiments", ()), 1):
-        shown = {key: experiment[key] for key in ("task", "status", "final_reward", "failure", "messages")}
+        trace = "messages" if experiment["messages"] else "spans"
+        shown = {key: experiment[key] for key in ("task", "status", "final_reward", "failure", trace)}
         parts.append(f'<rollout number="{number}">\n{json.dumps(shown, indent=1, ensure_ascii=False)}\n</rollout>')
     if "critique" in context:
         parts.append(f"<critique>\n{context['critique']}\n</critique>")

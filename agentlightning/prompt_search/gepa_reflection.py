@@ -23,7 +23,7 @@ from agentlightning.prompt_search.candidates import check_version, placeholder_l
 from agentlightning.prompt_search.evaluator import Templates
 from agentlightning.prompt_search.history import PromptVersion
 from agentlightning.prompt_search.results import RolloutResult
-from agentlightning.semconv import AGL_ANNOTATION, AGL_MESSAGE
+from agentlightning.semconv import AGL_ANNOTATION, AGL_EXCEPTION, AGL_MESSAGE, AGL_OBJECT
 from agentlightning.types import PromptTemplate
 from agentlightning.utils.masking import masked
 
@@ -33,6 +33,7 @@ Candidate = dict[str, str]
 """Texts by template name, in the form of the package."""
 Record = Mapping[str, Any]
 _MODEL_SPANS = ("gen_ai.", "llm.")
+_EMITTED = (AGL_ANNOTATION, AGL_MESSAGE, AGL_OBJECT, AGL_EXCEPTION)
 _SHOWN_SPANS = 20
 
 
@@ -191,10 +192,10 @@ def _record(result: RolloutResult) -> dict[str, Any]:
     feedback = [f"The reward is {reward:g}." if reward is not None else "There is no reward: the rollout failed."]
     if result["failure"]:
         feedback.append(f"What went wrong: {result['failure']}")
-    feedback += [f"{name}: {value}" for name, value in _notes(result).items()]
+    feedback += _notes(result)
     return {
         "Inputs": _text(result["task"]),
-        "Generated Outputs": _conversations(result) or "(no model call was recorded)",
+        "Generated Outputs": _conversations(result) or _spans(result) or "(nothing was recorded)",
         "Feedback": "\n".join(feedback),
     }
 
@@ -210,22 +211,25 @@ def _conversations(result: RolloutResult) -> str:
     return "\n".join(lines)
 
 
-def _notes(result: RolloutResult) -> dict[str, str]:
-    """Return notes of the agent: attributes of annotations, messages, rewards by name, failed spans."""
-    notes = dict[str, str]()
-    for span in result["spans"][:_SHOWN_SPANS]:
+def _spans(result: RolloutResult) -> str:
+    return "\n".join(f"{span['name']}: {_text(span['attributes'])}" for span in result["spans"])
+
+
+def _notes(result: RolloutResult) -> list[str]:
+    """Return notes of the agent: attributes of what it emitted, rewards by name, failed spans."""
+    notes = list[str]()
+    own = [span for span in result["spans"] if not any(key.startswith(_MODEL_SPANS) for key in span["attributes"])]
+    for span in own[:_SHOWN_SPANS]:
         attributes: Mapping[str, Any] = span["attributes"]
-        if any(key.startswith(_MODEL_SPANS) for key in attributes):
-            continue
         for key, value in attributes.items():
             if key.startswith("agentlightning.reward."):
                 if key.endswith(".value") and (name := attributes.get(f"{key.removesuffix('.value')}.name")):
-                    notes[f"reward {name}"] = _text(value)
-            elif span["name"] in (AGL_ANNOTATION, AGL_MESSAGE):
-                notes[key.removeprefix("agentlightning.")] = _text(value)
+                    notes.append(f"reward {name}: {_text(value)}")
+            elif span["name"] in _EMITTED and key != "exception.stacktrace":
+                notes.append(f"{key.removeprefix('agentlightning.')}: {_text(value)}")
         status = span["status"]
         if status.get("status_code") == "ERROR" and status.get("description"):
-            notes[f"error in {span['name']}"] = _text(status["description"])
+            notes.append(f"error in {span['name']}: {_text(status['description'])}")
     return notes
 
 

@@ -22,7 +22,7 @@ from agentlightning.base.process_secrets import hide
 from agentlightning.errors import BadRequestError, closest_name
 from agentlightning.store.base import LightningStore
 from agentlightning.types import RetentionPolicy
-from agentlightning.utils.texts import without_password
+from agentlightning.utils.texts import is_file_name, without_password
 
 FORMS = (
     "memory",
@@ -52,8 +52,9 @@ _OF_MEMORY: dict[str, _Value] = {
 
 
 def is_store_spec(text: str) -> bool:
-    """Return True if the string can only be a store spec; import paths have neither `:` nor `/`."""
-    return text.partition("?")[0] == "memory" or ":" in text or "/" in text
+    """Return True if the string is no import path: it is a store spec, or names a file, which a spec may name."""
+    body = text.partition("?")[0]
+    return body == "memory" or ":" in text or is_file_name(body)
 
 
 def store_from_spec(spec: str | LightningStore, **settings: Any) -> LightningStore:
@@ -216,7 +217,7 @@ def _closest(text: str) -> str | None:
     near = closest_name(scheme.lower().partition("+")[0], _KINDS)
     if colon and near:
         return _completed(near, rest)
-    if not colon and ("/" in text or text.endswith((".db", ".sqlite", ".sqlite3"))):
+    if not colon and is_file_name(text) and not text.endswith(".py"):
         return f"sqlite:///{text}"
     return None if colon or not near else _KINDS[near].example
 

@@ -148,7 +148,7 @@ class AlgorithmSide:
         algorithm.set_adapter(self.adapter)
         algorithm.set_rollout_config(self.rollout_config)
         tracking = RunTracking(self.trackers, self.run_id, self._recorded)
-        run_log = RunLog(complete(store), self.run_id, tell=tracking.tell)
+        run_log = RunLog(complete(store), self.run_id, str(self.config.get("store", "")), tell=tracking.tell)
         algorithm.set_run_log(run_log)
         if self.initial_resources is not None:
             algorithm.set_initial_resources(self.initial_resources)

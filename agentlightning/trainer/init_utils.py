@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from agentlightning.errors import closest_name, did_you_mean
 from agentlightning.trainer.registry import NEEDED_BY, Registry, known_names, registered
+from agentlightning.utils.texts import is_file_name
 
 T = TypeVar("T")
 
@@ -148,9 +150,12 @@ def load_class(path: str) -> Any:
     """Return the object at an import path such as `package.module.Name`.
 
     Raises:
-        ValueError: the path is malformed, or the module or object does not exist.
+        ValueError: the path is malformed or names a file, or the module or object does not exist.
     """
     module_path, _, name = path.rpartition(".")
+    if is_file_name(path):  # importing `agent.py` would run the file
+        hint = f"; did you mean {Path(path).stem + '.NAME'!r}, with a name from that file?" if name == "py" else ""
+        raise ValueError(f"{path!r} names a file, not an import path such as 'package.module.Name'{hint}")
     if not all(part.isidentifier() for part in path.split(".")) or not module_path:
         raise ValueError(f"{path!r} is not an import path such as 'package.module.Name'")
     try:

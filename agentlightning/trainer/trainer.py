@@ -264,7 +264,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
             )
         agent, resources = as_agent(agent), self.initial_resources
         if resources is None and isinstance(algorithm, Baseline):
-            _check_needs_no_resources(agent, "set initial_resources={'main_llm': agl.LLM(...)} of the Trainer")
+            _check_needs_no_resources(agent, "set initial_resources={} of the Trainer")
             resources = {}
         self.result = cast("ResultT", None)
         self.result = self._execute(algorithm, agent, train_dataset, val_dataset, resources, self._run_id(algorithm))
@@ -309,7 +309,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         evaluator = Evaluator(n_samples, slices_of(each, slices), stop_early)
         provided = self.initial_resources if resources is None else check_resources(resources, "resources")
         if provided is None:
-            _check_needs_no_resources(agent, "pass resources={'main_llm': agl.LLM(...)} to evaluate()")
+            _check_needs_no_resources(agent, "pass resources={} to evaluate()")
         result = self._execute(evaluator, agent, None, tasks, provided or {}, self._run_id(evaluator, "evaluation"))
         if not isinstance(result, EvaluationResult):
             return EvaluationResult()
@@ -387,4 +387,5 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
 
 def _check_needs_no_resources(agent: LitAgent[Any], way_out: str) -> None:
     if isinstance(agent, FunctionalLitAgent) and agent.needs_resources:
-        raise ValueError(f"The agent requires resources, but none would be published: {way_out}")
+        example = way_out.format(agent.example_resources)
+        raise ValueError(f"The agent requires resources, but none would be published: {example}")

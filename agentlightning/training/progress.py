@@ -128,7 +128,7 @@ def step_line(figures: StepFigures) -> str:
     return (
         f"step {figures.step:3d}/{figures.steps}  reward {reward}{held_out}  "
         f"rollouts {figures.rollouts_done} done {figures.rollouts_failed} failed{_not_trained(figures)}  "
-        f"calls {figures.calls_trained} trained {excluded_text(figures.calls_excluded)}  "
+        f"calls: {figures.calls_trained} trained, {excluded_text(figures.calls_excluded)}  "
         f"{figures.tokens_per_second:.0f} tok/s  {phases}"
     )
 

@@ -41,7 +41,7 @@ class RunRecorder:
     def __init__(
         self, log: RunLog, updater: Updater, record_tokens: RecordTokens = "auto", *, has_held_out: bool = False
     ) -> None:
-        self._log = log
+        self.log = log
         self._learners = updater.learners
         small = all(each.policy.is_small for each in self._learners)
         self._tokens = record_tokens if record_tokens != "auto" else "all" if small else "sample"
@@ -50,20 +50,20 @@ class RunRecorder:
 
     async def step(self, figures: StepFigures) -> None:
         """Record the metrics of a step; without held-out tasks, the mean reward decides the run's best result."""
-        await self._log.step(figures.step, dataclasses.asdict(figures))
+        await self.log.step(figures.step, dataclasses.asdict(figures))
         if figures.mean_reward is not None and not self._has_held_out:
-            await self._log.best("mean_reward", figures.mean_reward, figures.step)
+            await self.log.best("mean_reward", figures.mean_reward, figures.step)
 
     async def ledger(self, ledger: Ledger, rows: StepRows | None = None, seen: Sequence[RowFigures] = ()) -> None:
         """Record the outcomes of the calls of a closed step; `seen`: (B,) the values of each row in the loss."""
-        if not self._log.keeps_records:
+        if not self.log.keeps_records:
             return
         rows_by_rollout = {} if rows is None or not seen else await self._rows(rows, seen)
         records = [] if rows is None else rows.records
         groups = None if rows is None else rows.groups
         entries = entries_of(ledger, records, groups, rows_by_rollout)
         if entries:
-            await self._log.ledger(ledger.step, entries)
+            await self.log.ledger(ledger.step, entries)
 
     async def evaluation(self, step: int, evaluation: Evaluation, tasks: Sequence[object]) -> None:
         """Record an evaluation after a step, task by task, with digests of the tasks for comparisons of runs."""
@@ -80,11 +80,11 @@ class RunRecorder:
             data["solved"] = sum(evaluation.solved)
         counts = evaluation.sampling == "sampled"
         name = f"held_out_{evaluation.sampling}"
-        await self._log.evaluation(step, name, data, value=evaluation.mean_reward, counts_for_best=counts)
+        await self.log.evaluation(step, name, data, value=evaluation.mean_reward, counts_for_best=counts)
 
     def alarm(self, step: int, name: str, text: str, **data: object) -> None:
         """Record a warning, see `RunLog.alarm`; it is stored before the run ends."""
-        self._log.alarm(step, name, text, **data)
+        self.log.alarm(step, name, text, **data)
 
     async def _rows(self, rows: StepRows, figures: Sequence[RowFigures]) -> dict[str, list[LedgerRow]]:
         """Return the rows to record with tokens, by rollout."""
@@ -95,7 +95,7 @@ class RunRecorder:
             for learner in self._learners:
                 tokens = vocabulary_of(learner.policy.tokenizer)
                 self._vocabularies[learner.name] = vocabulary_id(tokens)
-                await self._log.vocabulary(self._vocabularies[learner.name], tokens)
+                await self.log.vocabulary(self._vocabularies[learner.name], tokens)
         rows_by_rollout: dict[str, list[LedgerRow]] = {}
         for number, (sample, one) in enumerate(zip(rows.samples, figures, strict=True)):
             if sample.rollout_id in selected:

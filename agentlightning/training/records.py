@@ -80,13 +80,15 @@ class RunLog:
         self,
         store: LightningStore | None,
         run_id: str | None = None,
+        place: str = "",
         *,
         tell: Callable[[Sequence[RunRecord]], None] | None = None,
     ) -> None:
-        """Bind the log to a store. `tell` is called with the records that were new to the store, or with all records if
-        no store keeps them. It must not block."""
+        """Bind the log to a store at `place`, a text for `--store` if there is one. `tell` is called with the records
+        that were new to the store, or with all records if no store keeps them. It must not block."""
         self.run_id = run_id or ""
         """`""` is the run without a name."""
+        self.place = place
         self._store = store
         self._tell: Callable[[Sequence[RunRecord]], None] = tell or (lambda records: None)
         self._pending: dict[asyncio.Future[Any], PendingWrite[Any]] = {}

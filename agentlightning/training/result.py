@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -115,6 +116,11 @@ class GRPOResult:
     late_calls: dict[str, int] = field(default_factory=dict[str, int])
     """Number of model calls that ended after the last step had closed, by the reason of their exclusion."""
 
+    run_id: str = ""
+    """The run's id in `store`; empty for the run without a name."""
+    store: str = ""
+    """The store of the run, in the form that `--store` accepts if it has one; empty without a Trainer."""
+
     @property
     def model_path(self) -> Path:
         """The folder of the trained model."""
@@ -144,9 +150,17 @@ class GRPOResult:
         calls = sum(step.calls_captured for step in self.metrics)
         trained = sum(step.calls_trained for step in self.metrics)
         late = sum(self.late_calls.values())
-        excluded = f"{calls - trained + late} excluded (agl runs ledger)"
+        excluded = f"{calls - trained + late} excluded{self._ledger_hint()}"
         lines.append(f"{counted(calls + late, 'model call')}, {trained} trained, {excluded}")
         return "\n".join([*lines, f"the model is in {self.model_path}"])
+
+    def _ledger_hint(self) -> str:
+        """Return the command that shows why calls were excluded, or how to keep the reasons."""
+        if self.store.startswith("memory"):
+            return "; to keep the reasons, set store='sqlite:///run.db' of the Trainer"
+        place = self.store if "://" in self.store else "STORE"
+        command = shlex.join(["agl", "runs", "ledger", self.run_id or "-", "--store", place])
+        return f" ({command})" if self.store else ""
 
 
 def _mean(one: Evaluation) -> str:

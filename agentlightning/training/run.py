@@ -28,6 +28,7 @@ from agentlightning.training.held_out import HeldOut
 from agentlightning.training.ledger import Ledger, LedgerSummary
 from agentlightning.training.progress import StepFigures, make_progress, step_line
 from agentlightning.training.recording import RunRecorder
+from agentlightning.training.records import RunLog
 from agentlightning.training.result import Evaluation, GRPOResult, StepClock
 from agentlightning.training.resume import OpenRun, Resumption, open_run
 from agentlightning.training.rows import StepRows
@@ -79,11 +80,11 @@ async def train(
         held = stack.enter_context(ExitStack())
         opened = await open_run(source, settings, tasks, held_out, held, **(facts or {}))
         resume, folder = opened.resume, opened.folder
-        folder.write_config(**config)
+        folder.write_config(**config, run={"run_id": log.run_id, "store": log.place})
         updater = await make_updater(opened, stack)
         if updater is None:
             assert resume.checkpoint is not None
-            return result_so_far(resume, folder, resume.checkpoint.facts["weight_version"])
+            return result_so_far(resume, folder, resume.checkpoint.facts["weight_version"], log)
         proxy = await serve_policies(source.get_llm_proxy(), store, updater, settings, stack)
         progress = make_progress(settings.progress)
         stack.callback(progress.close)
@@ -117,9 +118,9 @@ async def train(
     return result
 
 
-def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int) -> GRPOResult:
+def result_so_far(resume: Resumption, folder: RunFolder, weight_version: int, log: RunLog) -> GRPOResult:
     """Return the result of the steps in the checkpoint of an earlier start; an empty result without a checkpoint."""
-    result, state = GRPOResult(folder.path, weight_version), resume.state
+    result, state = GRPOResult(folder.path, weight_version, run_id=log.run_id, store=log.place), resume.state
     if state:
         result.train_seconds = state["train_seconds"]
         result.evaluations = [Evaluation(**evaluation) for evaluation in state["evaluations"]]
@@ -210,7 +211,8 @@ class TrainingRun:
     def _restored(self) -> GRPOResult:
         """Return the result of the steps in the checkpoint, and restore the state of the parts of the loop."""
         context, state = self._context, self._context.resume.state
-        result = result_so_far(context.resume, self._folder, context.updater.weight_version)
+        version, log = context.updater.weight_version, context.recorder.log
+        result = result_so_far(context.resume, self._folder, version, log)
         if state:
             self._skipped, self._reported_constraints = state["skipped"], state["told_constrained"]
             self._collector.endings.restore(state["endings"])

@@ -49,6 +49,9 @@ _VALUE = re.compile(
     r"""|(?:[Bb]earer|[Bb]asic|[Tt]oken)\s{1,3}[^\s,;&"']{1,16384}|[^\s,;&"'{\[\\]{1,16384})"""
 )
 """A value after a name; a truncated text may end within it."""
+_SOURCE = re.compile(r'^[ |]*File "[^"\n]*", line \d+.*(?:\n[ |]* {4}.*)+', re.MULTILINE)
+"""A frame of a traceback with its lines of source code."""
+_ATTRIBUTE = re.compile(r"(?:[A-Za-z_]\w*\.)+(\w+)(?=[\s),]|$)")
 _TEXT_OF_MODELS = ("gen_ai.", "llm.", "agentlightning.")
 """Attributes with texts of agent and model, which are trained on: names within these texts are not masked."""
 _SHORTEST = 8
@@ -195,12 +198,20 @@ def _hide_in_text(text: str) -> str:
 
 
 def _hide_named(text: str) -> str:
-    """Hide the values of secret names; the value of another name may contain names, as in `failed: api_key=...`."""
+    """Hide the values of secret names; the value of another name may contain names, as in `failed: api_key=...`.
+
+    In the source code of a traceback, `api_key=llm.api_key` stays: an attribute with the same name is not a value.
+    """
     parts: list[str] = []
+    sources = [source.span() for source in _SOURCE.finditer(text)]
     done = at = 0
     while (match := _NAME.search(text, at)) is not None:
         name, at = match["name"], match.end()
         if not (looks_secret(name) or (match["mark"] is not None and name.lower() in _IN_QUERY)):
+            continue
+        attribute = _ATTRIBUTE.match(text, at)
+        is_same_name = attribute is not None and attribute[1] == name.rpartition(".")[2]
+        if is_same_name and any(begin < at < end for begin, end in sources):
             continue
         value = _VALUE.match(text, at)
         if value is not None and not value[0].startswith(HIDDEN):

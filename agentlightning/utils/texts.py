@@ -13,6 +13,7 @@ a literal text, and no pattern looks back: a text costs one search per shape.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
@@ -45,6 +46,7 @@ _BEGIN, _END = "-----BEGIN ", "-----END "
 _BEGINNINGS = (_BEGIN, *(begin for begin, _ in _SHAPES))
 _PRIVATE = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY")
 _LINE_END, _READ = 64, 200
+_FILE_ENDINGS = (".py", ".db", ".sqlite", ".sqlite3")
 MOST_CHARACTERS = 8 * 1024 * 1024
 """Maximum length of a text on a span; a longer text is truncated, with a note of its original length."""
 
@@ -161,6 +163,11 @@ def _find_private_keys(text: str, places: list[tuple[int, int]]) -> None:
             after = line + len("-----") if line >= 0 else closing + len(_END)
             places.append((at, after))
         at = text.find(_BEGIN, after)
+
+
+def is_file_name(text: str) -> bool:
+    """Return whether a string names a file, not an importable object such as `package.module.Name`."""
+    return "/" in text or "\\" in text or text.lower().endswith(_FILE_ENDINGS) or os.path.isfile(text)
 
 
 def without_password(address: str) -> str:

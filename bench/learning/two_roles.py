@@ -61,7 +61,7 @@ def plan_and_solve(task: Task, planner: agl.LLM, solver: agl.LLM) -> float:
 
 
 def _ask(llm: agl.LLM, messages: list[Any], **more: Any) -> Any:
-    client = _client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "none")
+    client = _client().with_options(base_url=llm.endpoint, api_key=llm.api_key or "unused")
     reply = client.chat.completions.create(
         model=llm.model, messages=messages, **more, **cast("Any", llm.sampling_parameters)
     )
@@ -73,7 +73,7 @@ def _client() -> Any:
     """Return the one client: its copies share connections and TLS settings, which take 50 ms to make."""
     import openai
 
-    return openai.OpenAI(base_url="http://127.0.0.1/", api_key="none")
+    return openai.OpenAI(base_url="http://127.0.0.1/", api_key="unused")
 
 
 def train_two(folder: Path, seed: int, *, steps: int = STEPS, lora: dict[str, Any] | None = None) -> Outcome:

@@ -17,7 +17,7 @@ PATIENCE: Final = aiohttp.ClientTimeout(total=1800)
 async def names_kind(task: Item, llm: agl.LLM) -> float:
     """Ask for the kind of the word."""
     body = {"model": llm.model, "messages": task["messages"], **llm.sampling_parameters}
-    headers = {"Authorization": f"Bearer {llm.api_key or 'none'}"}
+    headers = {"Authorization": f"Bearer {llm.api_key or 'unused'}"}
     async with (
         aiohttp.ClientSession(headers=headers, timeout=PATIENCE) as session,
         session.post(f"{llm.endpoint}/chat/completions", json=body) as response,

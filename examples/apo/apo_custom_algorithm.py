@@ -40,7 +40,7 @@ def apo_rollout(task: Question, prompt_template: agl.PromptTemplate) -> float:
     """Ask the model. The reward is 1 for the correct answer alone, and lower the more other words the reply has."""
     model = llm("assistant")
     prompt = prompt_template.format(any_question=task["question"])
-    with openai.OpenAI(base_url=model.endpoint, api_key=model.api_key) as client:
+    with openai.OpenAI(base_url=model.endpoint, api_key=model.api_key or "unused") as client:
         reply = client.chat.completions.create(model=model.model, messages=[{"role": "user", "content": prompt}])
     words = (reply.choices[0].message.content or "").split()
     return float(task["answer"] in [word.strip(".,!*") for word in words]) / max(1, len(words))

@@ -92,7 +92,7 @@ def answers(task: Task, llm: agl.LLM) -> float:
     model = ChatOpenAI(
         model=llm.model,
         base_url=llm.endpoint,
-        api_key=llm.api_key or "none",
+        api_key=llm.api_key or "unused",
         http_client=_connections(os.getpid())[0],
         http_async_client=_connections(os.getpid())[1],
         **llm.sampling_parameters,

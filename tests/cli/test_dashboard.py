@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import json
 import re
 import sys
 import threading
@@ -56,8 +57,16 @@ def other_server() -> Iterator[str]:
 
 
 def test_what_cannot_be_opened_is_one_clear_line(tmp_path: Path, other_server: str) -> None:
+    for name, store in (("early", None), ("memory", "memory, until this program ends"), ("kept", "sqlite:///kept.db")):
+        (tmp_path / name).mkdir()
+        config = {"versions": {}} if store is None else {"run": {"run_id": "run-1", "store": store}}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
     for arguments, message in (
-        ([str(tmp_path / "none.db")], "none.db' not found"),
+        ([str(tmp_path / "none.db")], "none.db' not found. Set PLACE to a store file, the folder of a run"),
+        ([str(tmp_path)], "has no store.db. Pass the store that the program used, such as sqlite:///NAME.db"),
+        ([str(tmp_path / "early")], "has no store.db. Pass the store that the program used, such as sqlite:///NAME.db"),
+        ([str(tmp_path / "memory")], "has no store.db. Its run was stored in memory until the program ended"),
+        ([str(tmp_path / "kept")], "has no store.db. Pass the store that the program used: 'sqlite:///kept.db'"),
         (["memory"], "is available only in its own process"),
         (["http://127.0.0.1:9"], "Cannot reach a server at http://127.0.0.1:9/"),
         ([other_server], "is not a store server"),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import tomllib
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from agentlightning.cli.doctor import EXTRAS, misplaced
 from tests.cli.terminal import on_terminal
+from tests.stubs.processes import run_program
 
 
 def _install(site: Path, name: str, version: str, files: dict[str, str]) -> None:
@@ -67,10 +70,34 @@ def test_a_checkout_has_nothing_to_compare(tmp_path: Path) -> None:
     assert _said(tmp_path) == ""
 
 
+MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "transferqueue": "transfer_queue"}
+"""Modules whose names are not those of their distributions."""
+
+
+def _modules(extra: str, extras: dict[str, list[str]]) -> set[str]:
+    """Return the modules of an extra, with those of the extras to which it refers."""
+    found: set[str] = set()
+    for requirement in map(Requirement, extras[extra]):
+        if requirement.name == "agl-framework":
+            found |= {module for other in requirement.extras for module in _modules(other, extras)}
+        else:
+            found.add(MODULES.get(requirement.name.lower(), requirement.name.lower()))
+    return found
+
+
+def test_an_extra_is_absent_while_a_package_of_an_extra_that_it_refers_to_is_missing() -> None:
+    code = "import sys; sys.modules['torch'] = None; from agentlightning.cli import main; main(['doctor', '--json'])"
+    states = {each["what"]: each for each in json.loads(run_program("python", "-c", code).stdout)}
+    assert states["extra demo"]["state"] == "absent"
+    assert states["extra demo"]["found"].startswith("torch not installed; install with: pip install 'agl-framework[de")
+    assert states["extra tensorboard"]["found"].count("torch") == 0
+
+
 def test_every_extra_is_asked_for() -> None:
     with (Path(__file__).parents[2] / "pyproject.toml").open("rb") as file:
         extras = tomllib.load(file)["project"]["optional-dependencies"]
-    assert EXTRAS.keys() == extras.keys() - {"all", "dev"}
+    asked = {extra: set(modules) for extra, modules in EXTRAS.items()}
+    assert asked == {extra: _modules(extra, extras) for extra in extras.keys() - {"all", "dev"}}
     code, lines = on_terminal("doctor", "--port", "0")
     assert code == 0
     assert not [extra for extra in EXTRAS if not any(f"extra {extra} " in line for line in lines)]

@@ -28,4 +28,7 @@ def test_a_place_without_a_model_and_a_store_that_is_not_there_are_told(
     assert main(["export", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
     assert "is not a checkpoint" in capsys.readouterr().err
     assert main(["export", "run-1", "--store", str(tmp_path / "none.db"), "--out", str(tmp_path / "out")]) == 2
-    assert "agl: Store file " in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "'run-1' is neither the folder of a checkpoint, run or model nor the id of a run" in error
+    assert "none.db' not found" in error
+    assert "Or pass an existing folder" in error

@@ -83,7 +83,7 @@ def test_an_interrupted_run_is_exit_code_130(monkeypatch: pytest.MonkeyPatch) ->
         ("", "tasks.jsonl"),
         ('{"question": "1 and 1", "answer": 2}\n' * 16 + "not json\n", "17"),
         ('{"question": "1 and 1", "answer": 2}\n' * 16 + '{"question": "2"}\n', "17"),
-        ('{"question": "1 and 1", "answer": 2}\n' * 3, "16"),
+        ('{"question": "1 and 1", "answer": 2}\n' * 3, "30"),
     ],
 )
 def test_a_wrong_task_file_is_refused_before_anything_starts(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentlightning.emitter import emit_reward
+from agentlightning.emitter import emit_annotation, emit_object, emit_reward
 from agentlightning.store import LightningStoreServer, SQLiteLightningStore
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Span
+from agentlightning.types import EnqueueRolloutRequest, Span
 from tests.adapter.span_maker import chat, gateway_call
 from tests.cli.terminal import on_terminal, shell
 
@@ -129,3 +130,72 @@ async def test_the_list_is_filtered_and_says_how_many_there_are(run_folder: tupl
     assert done.stdout.splitlines()[-1] == "1 rollout"
     assert agl("list", "--store", str(folder), "--status", "failed").stdout.splitlines()[-1] == "0 rollouts"
     assert agl("list", "--store", str(folder), "--status", "faild").returncode == 2
+
+
+async def test_the_list_is_newest_first_also_for_rollouts_that_were_enqueued_together(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(4)])
+    assert len({rollout.start_time for rollout in rollouts}) == 1
+    await store.close()
+    newest = [rollout.rollout_id for rollout in reversed(rollouts)]
+    for limit, status in ((3, "queuing"), (9, "pending")):
+        *_, count = lines = agl("list", "--limit", str(limit), "--status", status, cwd=tmp_path).stdout.splitlines()
+        assert [line.split()[0] for line in lines[1:-1]] == newest[:limit]
+        assert count == f"{min(limit, 4)} rollouts"
+        listed = json.loads(agl("list", "--limit", str(limit), "--json", cwd=tmp_path).stdout)
+        assert [rollout["rollout_id"] for rollout in listed] == newest[:limit]
+
+
+async def test_the_list_has_the_reward_that_show_has(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    scored = await store_a_rollout(store)
+    failed = await store_a_rollout(store, failed=True)
+    waiting = (await store.enqueue_rollout("x")).rollout_id
+    await store.close()
+    header, *lines, _ = on_terminal("rollouts", "list", "--store", tmp_path / "agl.db", columns=200)[1][:5]
+    at = header.index("reward")
+    rewards = {line.split()[0]: line[at:].split()[0] for line in lines}
+    assert rewards == {scored: "0.5", failed: "-", waiting: "-"}
+    for rollout_id, reward in rewards.items():
+        done = agl("show", rollout_id, cwd=tmp_path)
+        assert done.stdout.splitlines()[0].endswith(f", reward {reward}")
+
+
+async def test_spans_are_shown_with_what_the_agent_emitted(tmp_path: Path) -> None:
+    store = SQLiteLightningStore(tmp_path / "agl.db", synchronous="NORMAL")
+    rollout = await store.start_rollout(input="a book")
+    emitted: list[tuple[str, dict[str, Any], str]] = [
+        ("message", {"agentlightning.message.body": "first\n\x1b[31mred", "turn": 2}, r"first\n\x1b[31mred, turn=2"),
+        (
+            "annotation",
+            dict(emit_annotation({"grade": {"style": "dull"}}, propagate=False).attributes),
+            "grade.style=dull",
+        ),
+        ("object", dict(emit_object({"pages": 31}, propagate=False).attributes), '{"pages": 31}'),
+        ("object", dict(emit_object("a text", propagate=False).attributes), "a text"),
+        ("annotation", dict(emit_reward(0.5, propagate=False).attributes), "reward primary=0.5"),
+        (
+            "exception",
+            {"exception.type": "LookupError", "exception.message": "no page 32", "exception.stacktrace": "Traceback"},
+            "LookupError: no page 32",
+        ),
+        ("operation", {"agentlightning.operation.name": "print"}, ""),
+        ("message", {"agentlightning.message.body": "x" * 5000}, "x" * 20),
+    ]
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    for number, (kind, attributes, _) in enumerate(emitted, 1):
+        name = f"agentlightning.{kind}"
+        await store.add_span(Span.from_attributes(attributes=attributes, sequence_id=number, name=name, **ids))
+    await store.close()
+    done = agl("show", rollout.rollout_id, "--spans", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    header = next(line for line in lines if line.startswith("span "))
+    rows = lines[lines.index(header) + 1 :]
+    assert len(rows) == len(emitted), done.stdout
+    contents = [row[header.index("content") :].rstrip() for row in rows]
+    assert contents[:-1] == [content for *_, content in emitted[:-1]]
+    assert contents[-1].startswith("x" * 20)
+    _, shown = on_terminal("rollouts", "show", rollout.rollout_id, "--spans", "--store", tmp_path / "agl.db")
+    assert next(line for line in shown if line.startswith("8 ")).endswith("x…")
+    assert all(len(line) <= 80 for line in shown)
+    assert len([line for line in shown if line[:1].isdigit()]) == len(emitted), "no line is folded"

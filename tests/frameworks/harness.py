@@ -210,8 +210,8 @@ def _check_rows(record: RolloutRecord, tokens: list[tuple[list[int], list[int]]]
 
 
 async def _check_direct(agent: Any, engine: Engine, model: str, results: list[TaskResult]) -> None:
-    """Without the gateway the agent asks the model server the same, and returns the same."""
-    llm = agl.LLM(endpoint=engine.base_url, model=model, api_key="none")
+    """Without the gateway and without a key, the agent asks the model server the same, and returns the same."""
+    llm = agl.LLM(endpoint=engine.base_url, model=model)
     for one in results:
         before = len(engine.calls)
         output = await (agent(one.task, llm=llm) if agent.is_async() else asyncio.to_thread(agent, one.task, llm=llm))

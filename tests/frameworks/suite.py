@@ -67,7 +67,7 @@ def needs(module: str, package: str | None = None) -> Any:
 
 def address(llm: agl.LLM) -> dict[str, Any]:
     """Return the gateway and the key of the attempt, as most clients take them."""
-    return {"base_url": llm.get_base_url(), "api_key": llm.api_key}
+    return {"base_url": llm.get_base_url(), "api_key": llm.api_key or "unused"}
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

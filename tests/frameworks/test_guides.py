@@ -12,7 +12,7 @@ import pytest
 
 from tests.frameworks.engine import call
 from tests.frameworks.harness import COMMANDS, GUIDES, agent_of_guide, run_agent
-from tests.pages import blocks
+from tests.pages import DOCS, ROOT, blocks
 
 MODULES = Path(os.environ.get("AGL_TEST_NODE_MODULES", "not set"))
 NAMES = sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "index")
@@ -49,6 +49,12 @@ def test_the_program_of_a_guide_is_captured(guide: str, tmp_path: Path, monkeypa
             assert result.output == 1.0
             assert set(result.record.exclusions.values()) <= {"helper"}
             assert len(result.exchanges) == 1 + len(result.record.exclusions)
+
+
+def test_every_client_gets_a_placeholder_if_the_model_has_no_key() -> None:
+    files = [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    bare = re.compile(r'[=: (]llm\.api_key(?! or "unused")')
+    assert [str(file) for file in files if bare.search(file.read_text())] == []
 
 
 def test_every_guide_is_listed() -> None:

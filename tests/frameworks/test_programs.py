@@ -66,7 +66,7 @@ print(message.content[0].text)
 
 def run(command: list[str], task: str, llm: agl.LLM) -> str:
     """Run a program to its end; it gets the gateway by its environment alone."""
-    url, key = llm.get_base_url(), llm.api_key or "none"
+    url, key = llm.get_base_url(), llm.api_key or "unused"
     variables = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": key}
     return run_program(*command, MODEL=llm.model, TASK=task, **variables).stdout.strip()
 

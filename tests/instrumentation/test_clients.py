@@ -352,7 +352,7 @@ async def test_a_call_through_the_gateway_is_counted_once(server: ModelServer, m
 
     @agl.rollout
     async def agent(task: str, llm: agl.LLM) -> float:
-        async with openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key or "none") as client:
+        async with openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key or "unused") as client:
             await client.chat.completions.create(model=llm.model, messages=MESSAGES)
             async for _ in await client.chat.completions.create(model=llm.model, messages=MESSAGES[1:], stream=True):
                 pass
@@ -438,7 +438,7 @@ async def test_calls_with_equal_words_that_the_program_breaks_off_are_matched_by
     server.hold()
     async with traced_attempt(server, monkeypatch) as (llm, proxy):
         kind = library.AsyncOpenAI if package == "openai" else library.AsyncAnthropic
-        client = kind(base_url=llm.get_base_url(), api_key=llm.api_key or "none")
+        client = kind(base_url=llm.get_base_url(), api_key=llm.api_key or "unused")
         create = client.chat.completions.create if package == "openai" else client.messages.create
         agents = [asyncio.create_task(create(**body, max_tokens=place)) for place in range(1, 14)]
         await server.until(lambda calls: len(calls) == 13)

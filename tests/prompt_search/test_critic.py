@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from agentlightning.prompt_search.critic import (
     choose_cases,
     messages_of,
 )
+from agentlightning.prompt_search.results import RolloutResult, read_results
 from tests.prompt_search.parts import SMALL, asked, fit, llm, result
 
 TEMPLATE = "Answer {question} as {{json}}"
@@ -27,7 +30,7 @@ SAID = [
 ]
 EXPERIMENTS = [
     result(0.25, task={"question": "why?"}, messages=[{"messages": SAID, "tools": None}],
-           spans=[{"name": "work", "attributes": {"k": "v"}}]),
+           spans=[{"name": "work", "attributes": {"k": "v"}, "status": {"description": None}}]),
     result(None, failure="RuntimeError: no such tool"),
 ]  # fmt: skip
 CRITIQUE = {"prompt_template": TEMPLATE, "placeholders": ["{question}"], "experiments": EXPERIMENTS}
@@ -90,6 +93,49 @@ def test_a_critique_shows_template_tasks_rewards_and_failures(path: Path) -> Non
     ), "what an agent was told begins no message"
     if path.stem != "critique_diagnostic":
         assert "=== system ===\n{{ 7 * 7 }} {% raw %}" in text, "what an agent was told is not filled in"
+
+
+@agl.rollout
+def emits(task: str) -> float:
+    """An agent that calls no recorded model."""
+    agl.emit_message("the first draft")
+    agl.emit_message("the second draft")
+    agl.emit_annotation({"grade": {"style": "dull"}})
+    agl.emit_object({"pages": 31})
+    agl.emit_exception(LookupError("no page 32"))
+    with suppress(ValueError), agl.operation(name="print"):
+        raise ValueError("no ink")
+    return 0.25
+
+
+EMITTED = ("the first draft", "the second draft", "grade.style", "dull", "31", "LookupError", "no page 32", "no ink")
+
+
+async def results_of_an_agent_that_emits() -> list[RolloutResult]:
+    store = agl.InMemoryLightningStore()
+    await asyncio.to_thread(agl.Trainer(strategy="shm", store=store).evaluate, emits, ["a book"])
+    return await read_results(store, await store.query_rollouts(), agl.TraceToMessages())
+
+
+async def test_a_rollout_without_model_calls_shows_what_the_agent_emitted(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("Be harsh.")
+    context = {**CRITIQUE, "experiments": await results_of_an_agent_that_emits()}
+    for path in (*GRADIENT_FILES, tmp_path / "mine.txt"):
+        text = messages_of(path, context)[-1]["content"]
+        assert [shown for shown in EMITTED if shown not in text] == [], path
+
+
+async def test_gepa_reflects_on_what_the_agent_emitted() -> None:
+    pytest.importorskip("gepa")
+    from agentlightning.prompt_search.gepa_reflection import reflective_records
+
+    [result] = await results_of_an_agent_that_emits()
+    [record] = reflective_records([result])
+    assert "no ink" not in record["Generated Outputs"], "the feedback has the errors"
+    assert [shown for shown in EMITTED[:-1] if shown not in record["Generated Outputs"]] == []
+    [record] = reflective_records([{**result, "messages": [{"messages": SAID, "tools": None}]}])
+    assert "look_up" in record["Generated Outputs"]
+    assert [shown for shown in EMITTED if shown not in record["Feedback"]] == []
 
 
 @pytest.mark.parametrize("path", APPLY_EDIT_FILES, ids=lambda path: path.stem)

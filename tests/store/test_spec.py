@@ -179,6 +179,8 @@ def test_what_belongs_to_the_store_is_refused_for_a_client_of_it() -> None:
         ("in-memory", "memory"),
         ("sqlite", "sqlite:///run.db"),
         ("run.db", "sqlite:///run.db"),
+        ("run.db?synchronous=NORMAL", "sqlite:///run.db"),
+        ("run.SQLite3", "sqlite:///run.SQLite3"),
         ("folder/run.db", "sqlite:///folder/run.db"),
         ("mongo://h/db", "mongodb://h/db"),
         ("mongodb:///db", "mongodb://host/database"),
@@ -238,7 +240,8 @@ def test_an_error_about_a_string_holds_no_password() -> None:
 def test_import_paths_are_no_specs_and_all_else_is() -> None:
     assert not is_store_spec("package.module.Store")
     assert not is_store_spec("memory_of_mine.Store")
-    assert all(is_store_spec(text) for text in (*FORMS, "memory?lease_seconds=1", "sqlite:run.db", "folder/run.db"))
+    files = ("folder/run.db", "folder\\run.db", "run.db", "run.db?keep_last=2", "run.sqlite", "run.sqlite3", "agent.py")
+    assert all(is_store_spec(text) for text in (*FORMS, "memory?lease_seconds=1", "sqlite:run.db", *files))
 
 
 @pytest.mark.parametrize(

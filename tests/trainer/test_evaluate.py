@@ -98,7 +98,7 @@ def test_the_limits_of_the_trainer_hold_in_an_evaluation() -> None:
         ({"dataset": 3}, TypeError, "dataset must be a list"),
         ({"dataset": [1], "n_samples": 0}, ValueError, "n_samples must be at least 1"),
         ({"dataset": [1], "resources": [1]}, TypeError, "resources must be a dict from names to resources"),
-        ({"dataset": [1]}, ValueError, r"pass resources=.* to evaluate\(\)"),
+        ({"dataset": [1]}, ValueError, r"pass resources=\{'prompt': agl\.PromptTemplate\(\.\.\.\)\} to evaluate\(\)"),
         ({"dataset": TASKS, "slices": "nmae"}, ValueError, "no task has this field; fields of the first task: name"),
         ({"dataset": TASKS, "slices": 3}, TypeError, "a field, a function or a list of them"),
         ({"dataset": range(200), "slices": str}, ValueError, "has 200 values; the maximum is 100"),

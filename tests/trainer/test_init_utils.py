@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.fast import Baseline
+from agentlightning.store.spec import FORMS
 from agentlightning.trainer.init_utils import build_component, instantiate_component, instantiate_from_spec, load_class
 from tests.trainer.parts import Needy
 
@@ -123,6 +126,27 @@ def test_a_constructor_that_takes_any_keyword_receives_no_defaults() -> None:
         return settings
 
     assert instantiate_component(anything, {"a": 1}, {"b": 2}) == {"a": 1}
+
+
+PARTS = ("store", "tracer", "adapter", "algorithm", "strategy", "runner", "trackers", "llm_proxy")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["price.db", "price.py", "price.data"])
+def test_a_file_name_imports_nothing(part: str, name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "price.py").write_text("raise SystemExit('price.py ran')\n")
+    (tmp_path / "price.data").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    hint = "; did you mean 'price.NAME', with a name from that file?" if name == "price.py" else ""
+    text = f"{name!r} names a file, not an import path such as 'package.module.Name'{hint}"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        agl.Trainer(**cast("Any", {part: {"type": name}}))
+    if part == "store":
+        text = f"{name!r} is not a store; expected one of: {', '.join(FORMS)}"
+        text += "" if name == "price.py" else f"; did you mean 'sqlite:///{name}'?"
+    with pytest.raises(ValueError, match=re.escape(text)):
+        agl.Trainer(**cast("Any", {part: name}))
 
 
 def test_a_module_that_fails_to_import_says_so_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,6 +62,26 @@ def test_a_pretrained_model_learns_the_task_of_the_lesson(tmp_path: Path, monkey
     assert_prints_its_notes(TRAIN_WEIGHTS, printed)
 
 
+@pytest.mark.heavy
+@pytest.mark.timeout(600)
+def test_a_tiny_model_learns_with_the_changes_that_the_lesson_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    conversion, *_ = blocks(TRAIN_WEIGHTS)
+    _, reward, *_ = blocks(TRAIN_WEIGHTS, "text")
+    replaced = {
+        conversion: TINY,
+        'lora={"r": 16, "lora_alpha": 32, "target_modules": "all-linear"},': "",
+        "learning_rate=5e-4": "learning_rate=5e-3",
+        "max_steps=10": "max_steps=20",
+        'return 1.0 if reply.strip(" .\\n").lower() == task["label"] else 0.0': reward.strip(),
+    }
+    module, _ = run_page(TRAIN_WEIGHTS, monkeypatch, replaced)
+    before, after = (module.trainer.result.evaluation("sampled", last=last) for last in (False, True))
+    assert before.compare(after).verdict == "better"
+
+
 def test_the_programs_of_the_lesson_run_with_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps; the reward is one that even this model has at times, so that there is something to learn."""
     monkeypatch.chdir(tmp_path)

@@ -46,7 +46,7 @@ def test_a_step_is_one_line_with_all_figures() -> None:
     assert step_line(_figures(held_out=0.5, held_out_solved=0.5, **changes)) == (
         "step   3/20  reward 0.438  held-out 0.500 (8 tasks, 50.0% solved, p = 0.73 against the best before)  "
         "rollouts 125 done 3 failed  "
-        "calls 200 trained 50 excluded (equal_rewards 40, infrastructure_fault 10)  "
+        "calls: 200 trained, 50 excluded (equal_rewards 40, infrastructure_fault 10)  "
         "1234 tok/s  generate 1.25s  wait 0.50s  train 0.75s"
     )
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import pytest
 
@@ -155,6 +156,50 @@ def test_secrets_are_hidden_in_lists_pairs_addresses_and_short_texts(value: obje
 )
 def test_a_name_within_what_another_name_stands_for_counts_too(text: str, shown: str) -> None:
     assert (without_secrets({"m": text}) or {"m": text})["m"] == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "client = OpenAI(base_url=url, api_key=llm.api_key)",
+        'client = OpenAI(base_url=url, api_key=llm.api_key or "unused")',
+        "model=llm.model, api_key=self.llm.api_key, timeout=3",
+        "self.api_key = settings.api_key",
+    ],
+)
+def test_an_attribute_of_the_same_name_in_the_source_code_of_a_traceback_is_not_a_value(line: str) -> None:
+    frames = f'  File "agent.py", line 7, in agent\n    {line}\n    ^^^^^^\n'
+    trace = f"Traceback (most recent call last):\n{frames}ValueError: api_key=llm.api_key"
+    assert masked_text(trace) == trace.removesuffix("llm.api_key") + "[hidden]"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        f'"{SECRET}"',
+        SECRET,
+        f"a.{SECRET}",
+        "eyJhbGciOiJI.eyJzdWIiOiI.SflKxwRJSM",
+        "my.password",
+        "llm.api_key!",
+        "api_key",
+    ],
+)
+def test_other_values_in_a_traceback_are_hidden(value: str) -> None:
+    trace = f'  File "agent.py", line 7, in agent\n    client = OpenAI(api_key={value}, url=url)\nValueError: no'
+    assert f"{value}," not in masked_text(trace)
+    assert "url=url)\nValueError: no" in masked_text(trace)
+
+
+def test_an_error_with_a_key_of_its_model_keeps_its_source_code() -> None:
+    class Model:
+        api_key = None
+
+    llm = Model()
+    with pytest.raises(TypeError) as raised:
+        dict([1], api_key=llm.api_key)  # type: ignore[call-overload]
+    trace = "".join(traceback.format_exception(raised.value))
+    assert "dict([1], api_key=llm.api_key)" in masked_text(trace)
 
 
 def test_a_text_of_many_names_is_read_once() -> None:

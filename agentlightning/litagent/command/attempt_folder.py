@@ -181,7 +181,7 @@ RESERVED = frozenset(PROGRAM_VARIABLES)
 """Variables that are set for each attempt; users may not set them."""
 REWARD_FILE = "reward.json"
 SHORTEST_KEY = 8
-NO_KEY = "none"
+NO_KEY = "unused"
 """The key for a model without a key: clients do not start without one, and servers without keys ignore it."""
 
 

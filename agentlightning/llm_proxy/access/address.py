@@ -57,17 +57,20 @@ class CallAddress:
     """The model to call, if the URL names it, as URLs of Azure's API do."""
 
 
-def parse_address(raw_path: bytes, method: str) -> CallAddress:
+def parse_address(raw_path: bytes, method: str, default: tuple[str, str] | None = None) -> CallAddress:
     """Parse `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`; a name may follow `models` and `responses`.
 
     Each segment is percent-decoded separately. Extra slashes are ignored, and so are the prefixes that clients of
     vendors' servers add: `v1` any number of times, `openai`, `anthropic`, and Azure's `openai/deployments/<model>`.
+    A path without an attempt belongs to `default` (rollout id, attempt id); None refuses it.
 
     Raises:
         CallFailed: 404 with the correct form, or with an alternative to Gemini's API; 405 with the correct method.
     """
     segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/") if part]
     role, segments = (segments[1], segments[2:]) if segments[:1] == ["role"] and len(segments) > 1 else (None, segments)
+    if default is not None and segments[:1] != ["rollout"]:
+        segments = ["rollout", default[0], "attempt", default[1], *segments]
     if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
         raise CallFailed(
             404, f"{raw_path[:200].decode('latin-1')!r} does not name an attempt. {_RIGHT_FORM}", code="unknown_url"
@@ -87,7 +90,7 @@ def parse_address(raw_path: bytes, method: str) -> CallAddress:
         served = ", ".join(f"{verb} {pattern}" for pattern, verbs in ROUTES.items() for verb in verbs)
         raise CallFailed(
             404,
-            f"The gateway does not serve {route[:200]!r} for an attempt. Available routes: {served}",
+            f"The gateway does not serve {route[:200]!r}. Available routes: {served}",
             code="unknown_url",
         )
     if method not in ROUTES[route]:

@@ -54,8 +54,8 @@ def check_key(scope: Scope, address: CallAddress, token: str | None) -> None:
         raise CallFailed(403, "The signature of this attempt key is invalid", code="invalid_api_key")
     if token:
         text = (
-            "The request has no valid attempt key. Use the api_key of the agent's LLM resource "
-            "(ProxyLLM.with_attempted_rollout sets it)"
+            "The request has no valid API key. Use the api_key of the agent's LLM resource "
+            "(ProxyLLM.with_attempted_rollout sets it), or the key that agl serve or agl gateway prints"
         )
         raise CallFailed(401, text, code="invalid_api_key")
 

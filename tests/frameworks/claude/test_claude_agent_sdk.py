@@ -187,7 +187,7 @@ LOOSE: Json = {"in_order": False, "direct": False, "options": {"exact": False}}
 
 @keeps(Promise("title", titled, SAID, [2], also=one_is_a_title), **LOOSE)
 async def test_the_call_for_a_sessions_title_is_no_part_of_the_agents_work(task: str, llm: agl.LLM) -> str:
-    env = {"ANTHROPIC_BASE_URL": llm.get_base_url(), "ANTHROPIC_API_KEY": llm.api_key or "none"}
+    env = {"ANTHROPIC_BASE_URL": llm.get_base_url(), "ANTHROPIC_API_KEY": llm.api_key or "unused"}
     options = sdk.ClaudeAgentOptions(model=llm.model, env=env, setting_sources=[], **arithmetic())
     return (await result_of(task, options)).result
 

@@ -47,7 +47,7 @@ def test_gemini_cli_says_that_its_api_is_not_served(tmp_path: Path) -> None:
         home = tmp_path / task.replace("?", "")
         (home / ".gemini").mkdir(parents=True)
         (home / ".gemini/settings.json").write_text(json.dumps(settings))
-        address = {"GOOGLE_GEMINI_BASE_URL": llm.get_base_url(), "GEMINI_API_KEY": llm.api_key or "none"}
+        address = {"GOOGLE_GEMINI_BASE_URL": llm.get_base_url(), "GEMINI_API_KEY": llm.api_key or "unused"}
         done = subprocess.run(
             ["gemini", "--skip-trust", "--model", llm.model, "--prompt", task],
             cwd=home,

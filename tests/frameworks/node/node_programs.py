@@ -37,7 +37,7 @@ def programs() -> Path:
 
 def program(task: str, llm: agl.LLM, command: str) -> Any:
     """Run a program, named with its arguments, for a task and return the last line that it prints, which is JSON."""
-    url, key = llm.get_base_url(), llm.api_key or "none"
+    url, key = llm.get_base_url(), llm.api_key or "unused"
     environment = {
         "PATH": os.environ["PATH"],
         "OPENAI_BASE_URL": url,

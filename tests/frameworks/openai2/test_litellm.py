@@ -19,7 +19,12 @@ TOOL = {"type": "function", "function": {"name": "multiply", "parameters": PARAM
 
 
 def told(llm: agl.LLM, provider: str = "openai", **more: Any) -> Json:
-    return {"model": f"{provider}/{llm.model}", "api_base": llm.get_base_url(), "api_key": llm.api_key, **more}
+    return {
+        "model": f"{provider}/{llm.model}",
+        "api_base": llm.get_base_url(),
+        "api_key": llm.api_key or "unused",
+        **more,
+    }
 
 
 def answered(messages: list[Any], message: Any) -> None:

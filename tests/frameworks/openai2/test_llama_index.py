@@ -29,7 +29,7 @@ def over_chat(llm: agl.LLM) -> Any:
 
 
 def over_responses(llm: agl.LLM, **more: Any) -> Any:
-    settings = {"model": llm.model, "api_base": llm.get_base_url(), "api_key": llm.api_key}
+    settings = {"model": llm.model, "api_base": llm.get_base_url(), "api_key": llm.api_key or "unused"}
     return OpenAILikeResponses(**settings, is_chat_model=True, is_function_calling_model=True, **more)
 
 

@@ -23,7 +23,7 @@ from haystack.utils import Secret
 
 
 def told(llm: agl.LLM, **more: Any) -> Json:
-    key = Secret.from_token(llm.api_key or "none")
+    key = Secret.from_token(llm.api_key or "unused")
     return {"api_key": key, "model": llm.model, "api_base_url": llm.get_base_url(), **more}
 
 

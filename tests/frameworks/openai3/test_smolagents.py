@@ -26,7 +26,7 @@ multiply = tool(product_of)
 
 
 def model_of(llm: agl.LLM) -> Any:
-    return OpenAIModel(llm.model, api_base=llm.get_base_url(), api_key=llm.api_key)
+    return OpenAIModel(llm.model, api_base=llm.get_base_url(), api_key=llm.api_key or "unused")
 
 
 def question(request: Json) -> Json:

@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def agent_of(llm: agl.LLM, name: str = "solver", **more: Any) -> LlmAgent:
-    model = LiteLlm(model=f"openai/{llm.model}", api_base=llm.get_base_url(), api_key=llm.api_key)
+    model = LiteLlm(model=f"openai/{llm.model}", api_base=llm.get_base_url(), api_key=llm.api_key or "unused")
     settings = {"instruction": f"You are {name}.", "tools": [multiply], **more}
     return LlmAgent(name=name, model=model, **settings)
 

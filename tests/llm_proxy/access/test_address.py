@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.access.address import ROUTES, CallAddress, dialect_of, parse_address
 from agentlightning.llm_proxy.replies import CallFailed
-from tests.llm_proxy.harness import GatewayHarness
+from tests.llm_proxy.harness import REQUESTS, GatewayHarness
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -61,6 +61,38 @@ async def test_the_model_in_azures_path_is_the_one_that_answers(harness: Gateway
 async def test_slashes_too_many_and_a_version_twice_are_passed_over(harness: GatewayHarness, tail: str) -> None:
     status, reply = await harness.post(harness.url(tail), {"model": "policy", "messages": HI})
     assert (status, reply["object"]) == (200, "chat.completion")
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1", "/role/solver/v1"])
+async def test_a_path_without_an_attempt_belongs_to_the_gateways_own_attempt_or_is_refused(prefix: str) -> None:
+    policies = {"main": {"kind": "trained", "roles": ["solver"]}}
+    async with GatewayHarness(policies=policies if prefix.startswith("/role/") else None) as harness:
+        base = f"{harness.proxy.server_launcher.access_endpoint}{prefix}"
+        for is_own in (False, True):
+            harness.proxy.default_attempt = harness.ids if is_own else None
+            for route, body in REQUESTS.items():
+                status, reply = await harness.post(f"{base}/{route}", body)
+                assert status == (200 if is_own else 404)
+                assert is_own or "does not name an attempt" in reply["error"]["message"]
+            async with harness.session.get(f"{base}/models") as reply:
+                assert reply.status == (200 if is_own else 404)
+        assert (await harness.states()) == ["ok", "ok", "no_generation", "ok", "ok"]
+        status, reply = await harness.post(f"{base}/rollout/ro-1/chat/completions", REQUESTS["chat/completions"])
+        assert status == 404
+
+
+@pytest.mark.parametrize(("key", "status"), [(None, 401), ("agl", 401), ("the token", 200), ("the attempt's", 200)])
+async def test_a_path_without_an_attempt_requires_the_key_of_the_own_attempt_or_the_token(
+    monkeypatch: pytest.MonkeyPatch, key: str | None, status: int
+) -> None:
+    monkeypatch.setenv("AGL_TOKEN", "server-token-0123456789")
+    async with GatewayHarness() as harness:
+        harness.proxy.default_attempt = harness.ids
+        own = harness.proxy.as_resource(*harness.ids).api_key
+        key = {"the token": "server-token-0123456789", "the attempt's": own}.get(str(key), key)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        url = f"{harness.proxy.server_launcher.access_endpoint}/v1/chat/completions"
+        assert (await harness.post(url, REQUESTS["chat/completions"], **headers))[0] == status
 
 
 async def test_another_dialects_refusal_has_its_form_below_such_a_path_too(harness: GatewayHarness) -> None:
