@@ -29,6 +29,7 @@ from . import (
     types as types,
     utils as utils,
 )
+from agentlightning import environments as environments
 from agentlightning import integrations as integrations
 from agentlightning import reward as reward
 from agentlightning.adapter import (
@@ -121,6 +122,7 @@ from agentlightning.chat.asking import JudgeError as JudgeError
 from agentlightning.chat.judge import JudgeReward as JudgeReward
 from agentlightning.chat.ranking import Ranking as Ranking, RankingReward as RankingReward
 from agentlightning.litagent import (
+    Bubblewrap as Bubblewrap,
     CommandAgent as CommandAgent,
     DataProto as DataProto,
     FunctionalLitAgent as FunctionalLitAgent,

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install the programs that tests can use and pip does not bring: PostgreSQL, Node, Chromium, Redis and shellcheck.
+# Install the programs that tests can use and pip does not bring: PostgreSQL, Node, Chromium, Redis,
+# bubblewrap and shellcheck.
 # On Debian or Ubuntu, as root; elsewhere it does nothing. What is not there in the end is skipped by the tests.
 set -euo pipefail
 
@@ -15,5 +16,7 @@ compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || install postgresql
 [[ -x /usr/bin/chromium ]] || install chromium || echo "Chromium cannot be installed: the page's tests are skipped"
 command -v redis-server >/dev/null || install redis-server ||
   echo "Redis cannot be installed: the tests of examples/own_store are skipped"
+command -v bwrap >/dev/null || install bubblewrap ||
+  echo "bubblewrap cannot be installed: the tests of sandboxes are skipped"
 command -v shellcheck >/dev/null || install shellcheck ||
   echo "shellcheck cannot be installed: scripts are only checked by bash -n"

@@ -11,6 +11,7 @@ from agentlightning.litagent.command.process import (
     ProgramResultError as ProgramResultError,
     ProgramTimedOut as ProgramTimedOut,
 )
+from agentlightning.litagent.command.sandbox import Bubblewrap as Bubblewrap
 from agentlightning.litagent.decorator import (
     FunctionalLitAgent as FunctionalLitAgent,
     llm_rollout as llm_rollout,

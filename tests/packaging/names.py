@@ -18,6 +18,7 @@ PUBLIC = (
     "algorithm",
     "algorithm.apo",
     "emitter",
+    "environments",
     "execution",
     "integrations",
     "legacy",

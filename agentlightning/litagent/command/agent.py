@@ -31,8 +31,17 @@ from agentlightning.litagent.command.attempt_folder import (
     write_files,
 )
 from agentlightning.litagent.command.process import Program, ProgramLimits
+from agentlightning.litagent.command.sandbox import (
+    NOBODY,
+    Bubblewrap,
+    Sandbox,
+    SandboxName,
+    addresses_of,
+    check_sandbox,
+    require_bubblewrap,
+)
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.types import AttemptedRollout, NamedResources, Rollout, RolloutRawResult
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, Resource, Rollout, RolloutRawResult
 from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 from agentlightning.utils.setting_checks import check_choice, check_count, check_seconds
 
@@ -53,6 +62,10 @@ class CommandAgent(LitAgent[Any]):
         pass_env: names of variables that are copied from the runner's environment if they are set.
         cwd: working folder; by default the runner's.
         user: name or number of the user that runs the program; by default the runner's. Requires a runner that is root.
+        sandbox: `bwrap` runs the program in a bubblewrap sandbox (Linux): it reads the system and `cwd`, writes to the
+            attempt's folder and /tmp, and reaches only the attempt's models. `agl.Bubblewrap(...)` sets more. The
+            working folder is then the attempt's folder by default, and the program of a runner that is root runs as
+            the user 65534 (nobody) unless `user` is set. It is killed without SIGTERM at the end.
         timeout_seconds: time limit of the program in seconds, in addition to the limit of the rollout.
         stop_seconds: seconds between SIGTERM and SIGKILL when that limit is reached.
         max_output_bytes: number of bytes to store from the end of each output stream.
@@ -74,6 +87,7 @@ class CommandAgent(LitAgent[Any]):
         pass_env: Sequence[str] = (),
         cwd: str | os.PathLike[str] | None = None,
         user: str | int | None = None,
+        sandbox: SandboxName | Bubblewrap | None = None,
         timeout_seconds: float | None = None,
         stop_seconds: float = 2.0,
         max_output_bytes: int = 64 * 1024,
@@ -92,6 +106,7 @@ class CommandAgent(LitAgent[Any]):
         self.pass_env = check_pass_env(pass_env)
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.user = check_user(user)
+        self.sandbox = check_sandbox(sandbox)
         self.limits = check_limits(timeout_seconds, stop_seconds, max_output_bytes)
 
     @override
@@ -99,10 +114,11 @@ class CommandAgent(LitAgent[Any]):
         """Store the runner.
 
         Raises:
-            RuntimeError: programs cannot run as `user` on this machine.
+            RuntimeError: programs cannot run as `user`, or in the sandbox, on this machine.
         """
-        if self.user is not None:
-            user_of(self.user)
+        self._user()
+        if self.sandbox is not None:
+            require_bubblewrap()
         super().set_runner(runner)
 
     @override
@@ -116,7 +132,7 @@ class CommandAgent(LitAgent[Any]):
         """
         if not isinstance(rollout, AttemptedRollout):
             raise TypeError(f"CommandAgent requires a rollout with an attempt; got a {type(rollout).__name__}")
-        user = None if self.user is None else user_of(self.user)
+        user = self._user()
         ids = None if user is None else (user.uid, user.gid)
         folder = AttemptFolder(ids)
         try:
@@ -124,7 +140,8 @@ class CommandAgent(LitAgent[Any]):
             data = write_files(folder, task, own)
             own_env = self.env if user is None else {"HOME": user.home, **self.env}
             env = environment(folder.path, rollout, model_of(own, self.llm), self.pass_env, own_env)
-            program = Program(self.command, env, self.cwd, self.limits, secrets=keys_of(own), user=ids)
+            sandbox = None if self.sandbox is None else self._sandbox_of(self.sandbox, folder, own)
+            program = Program(self.command, env, self.cwd, self.limits, keys_of(own), ids, sandbox)
             with operation(name=Path(self.command[0]).name) as span:
                 span.set_input(command=list(self.command))
                 try:
@@ -135,6 +152,16 @@ class CommandAgent(LitAgent[Any]):
             return cast("RolloutRawResult", await asyncio.to_thread(result_of, output, self.reward, folder))
         finally:
             await asyncio.to_thread(folder.remove)
+
+    def _user(self) -> ProgramUser | None:
+        if self.user is not None:
+            return user_of(self.user)
+        return user_of(NOBODY) if self.sandbox is not None and os.geteuid() == 0 else None
+
+    def _sandbox_of(self, settings: Bubblewrap, folder: AttemptFolder, resources: Mapping[str, Resource]) -> Sandbox:
+        addresses = addresses_of(value.get_base_url() for value in resources.values() if isinstance(value, LLM))
+        folder.write("hosts", Sandbox.hosts_of(addresses))
+        return Sandbox(settings, folder.path, self.cwd, addresses)
 
 
 TaskPlace = Literal["stdin", "file"]

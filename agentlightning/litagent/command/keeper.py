@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentlightning.utils.descendants import end_descendants, pidfd_of
 
@@ -26,6 +27,8 @@ _TRIES = 3
 _PASSED = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Variables that a Python interpreter may need to start."""
 _LONGEST_LINE = 64
+MOST_ADDRESSES = 64
+"""Maximum number of addresses of a sandbox."""
 _CREDENTIALS = struct.Struct("3i")
 """Process, user and group of a message's sender, as the kernel reports them (Linux)."""
 _TELLS_SENDER = hasattr(socket, "SO_PASSCRED")
@@ -45,6 +48,8 @@ class KeptProgram:
         """Its exit code; the negative signal number if a signal ended it."""
         self._started: asyncio.Future[None] = self._loop.create_future()
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self.listeners: asyncio.Future[list[socket.socket]] = self._loop.create_future()
+        """The listening sockets of its sandbox; cancelled if it has ended without them."""
         self._control = control
         self._partial_line = b""
         self._parent: int | None = None
@@ -90,6 +95,9 @@ class KeptProgram:
         self._ended_with(-signal.SIGKILL)
         self._loop.remove_reader(self._control)
         self._control.close()
+        if self._has_listeners():
+            for listener in self.listeners.result():
+                listener.close()
         for end in self._ends.values():
             self._loop.remove_reader(end)
             os.close(end)
@@ -118,11 +126,28 @@ class KeptProgram:
     def _read(self) -> None:
         try:
             space = socket.CMSG_SPACE(_CREDENTIALS.size) if _TELLS_SENDER else 0
-            data, about, _, _ = self._control.recvmsg(4096, space)
+            data, about, _, _ = self._control.recvmsg(4096, space + socket.CMSG_SPACE(4 * MOST_ADDRESSES))
         except BlockingIOError:
             return
         except OSError:
             data, about = b"", []
+        received = [
+            socket.socket(fileno=number)
+            for _, kind, body in about
+            if kind == socket.SCM_RIGHTS
+            for number in struct.unpack(f"{len(body) // 4}i", body)
+        ]
+        try:
+            self._take_message(data, about, received)
+        finally:
+            if not (self._has_listeners() and self.listeners.result() is received):
+                for each in received:
+                    each.close()
+
+    def _has_listeners(self) -> bool:
+        return self.listeners.done() and not self.listeners.cancelled()
+
+    def _take_message(self, data: bytes, about: list[tuple[int, int, bytes]], received: list[socket.socket]) -> None:
         if not data:
             self._end()
         elif not self.exited.done():
@@ -130,11 +155,11 @@ class KeptProgram:
             *lines, self._partial_line = (self._partial_line + data).split(b"\n")
             try:
                 for line in (*lines, *([] if len(self._partial_line) <= _LONGEST_LINE else [self._partial_line])):
-                    self._take(line, sender)
+                    self._take(line, sender, received)
             except ValueError:  # not a message of ours: the program has the socket
                 self._ended_with(-signal.SIGKILL)
 
-    def _take(self, line: bytes, sender: int | None) -> None:
+    def _take(self, line: bytes, sender: int | None, received: list[socket.socket]) -> None:
         """Process one line.
 
         Raises:
@@ -149,6 +174,8 @@ class KeptProgram:
             self._leader = number
             self._watch(number, self._leader_ended)
             self._started.set_result(None)
+        elif word == b"net" and self._leader == number and sender in (None, number) and not self.listeners.done():
+            self.listeners.set_result(received)
         elif word == b"exit" and self._leader is not None and sender in (None, self._parent):
             self._ended_with(number)
         else:
@@ -170,6 +197,7 @@ class KeptProgram:
     def _ended_with(self, code: int) -> None:
         if not self.exited.done():
             self.exited.set_result(code)
+        self.listeners.cancel()
 
     def _end(self) -> None:
         self._loop.remove_reader(self._control)
@@ -187,13 +215,16 @@ async def start_kept(
     cwd: str,
     streams: Sequence[int],
     user: tuple[int, int] | None,
+    sandbox: Mapping[str, Any] | None = None,
 ) -> KeptProgram:
     """Start a program with these descriptors as input, output and error output. Close them in this process.
 
     Raises:
         OSError: no keeper can be started, or none responds.
     """
-    request = json.dumps({"command": list(command), "env": dict(env), "cwd": cwd, "user": user}).encode()
+    request = json.dumps(
+        {"command": list(command), "env": dict(env), "cwd": cwd, "user": user, "sandbox": sandbox}
+    ).encode()
     try:
         for _ in range(_TRIES):
             keeper = _present_keeper()

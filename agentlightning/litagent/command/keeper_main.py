@@ -5,8 +5,12 @@ each program it forks a parent, which adopts orphaned descendants (a child subre
 their own session. On request, or when the runner ends, the parent kills all of them. The keeper does the same for a
 parent that a program has killed, and at the end of the runner for all remaining processes.
 
+A program in a sandbox gets its own network namespace first: its loopback device has the addresses of the request, and
+the runner gets the listening sockets.
+
 Runner and parent exchange messages over a socket. The runner sends a `Request` (length, then JSON). It gets one line
-each: `ready N` from the parent; `pid N` from the program's process before it executes the program; `exit N`. The runner
+each: `ready N` from the parent; `pid N` from the program's process before it executes the program, and `net N` with the
+sockets of a sandbox; `exit N`. The runner
 checks the sender of each (unix(7), credentials). `T` sends SIGTERM to the program's group; `K`, or the end of the
 socket, kills all processes.
 """
@@ -15,8 +19,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -29,6 +35,8 @@ from typing import Any
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 _LINUX = sys.platform == "linux"
 _KILL_SECONDS = 10.0
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _IFF_UP = 0x8913, 0x8914, 0x8916, 1
 _SHELL = 'exec "$@"'
 """Run by `sh`, which becomes the program: this also runs a script without an interpreter line."""
 
@@ -126,7 +134,7 @@ def _keep(descriptors: list[int], runner: int | None) -> None:
     leader = os.fork()
     if leader == 0:
         control.sendall(f"pid {os.getpid()}\n".encode())
-        _become(request, streams, us)
+        _become(request, streams, us, control)
     for stream in streams:
         os.close(stream)
     try:
@@ -147,7 +155,7 @@ def _request(control: socket.socket) -> dict[str, object] | None:
     return json.loads(data[4:])
 
 
-def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
+def _become(request: dict[str, Any], streams: list[int], parent: int, control: socket.socket) -> None:
     """Replace this process with the program. Does not return."""
     try:
         for number, stream in enumerate(streams):
@@ -157,12 +165,20 @@ def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
         if hasattr(signal, "SIGXFSZ"):
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         os.setsid()
+        sandbox = request["sandbox"]
+        if sandbox is not None and sandbox["memory"] is not None:
+            with open(sandbox["memory"], "w") as file:  # of this process, and so of all that it starts
+                file.write(str(os.getpid()))
         if request["user"] is not None:
             uid, gid = request["user"]
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
             _prctl(_PR_SET_NO_NEW_PRIVS, 1)  # no return to root through sudo and the like
+        if sandbox is not None:
+            _own_network(sandbox["listen"], control)
+            if sandbox["processes"] is not None:  # counted per user namespace
+                resource.setrlimit(resource.RLIMIT_NPROC, (sandbox["processes"], sandbox["processes"]))
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() == parent:
             os.chdir(request["cwd"])
@@ -170,6 +186,31 @@ def _become(request: dict[str, Any], streams: list[int], parent: int) -> None:
     except OSError as error:
         os.write(2, f"cannot be started: {error}\n".encode())
     os._exit(126)
+
+
+def _own_network(listen: list[tuple[str, int]], control: socket.socket) -> None:
+    """Move this process into a new network namespace and send the runner a listening socket for each address in it."""
+    uid, gid = os.getuid(), os.getgid()
+    _prctl(_PR_SET_DUMPABLE, 1)  # otherwise only root may write the files below
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "this system allows no user namespace")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as device:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(device, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(device, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+        further = dict.fromkeys(host for host, _ in listen if "." in host and not host.startswith("127."))
+        for number, host in enumerate(further):
+            place = struct.pack("16sHH4s8x", f"lo:{number}".encode(), socket.AF_INET, 0, socket.inet_aton(host))
+            fcntl.ioctl(device, _SIOCSIFADDR, place)
+    sockets = [socket.create_server((host, port), family=_family(host), backlog=128) for host, port in listen]
+    socket.send_fds(control, [f"net {os.getpid()}\n".encode()], [each.fileno() for each in sockets])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _watch(control: socket.socket, leader: int, woken: int, runner: int | None) -> None:

@@ -7,14 +7,16 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import AgentLightningError
 from agentlightning.litagent.command.keeper import KeptProgram, start_kept
+from agentlightning.litagent.command.sandbox import Sandbox, forwarding
 from agentlightning.litagent.litagent import AgentFault
 
 DRAIN_SECONDS = 0.5
@@ -126,6 +128,7 @@ class Program:
         limits: ProgramLimits,
         secrets: Sequence[str] = (),
         user: tuple[int, int] | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._command = list(command)
         self._env = dict(env)
@@ -133,6 +136,7 @@ class Program:
         self._limits = limits
         self._secrets = secrets
         self._user = user
+        self._sandbox = sandbox
         self._stdin = Pipe()
         self._stdout, self._stderr = Tail(limits.output_bytes), Tail(limits.output_bytes)
         self._began = time.monotonic()
@@ -162,16 +166,34 @@ class Program:
             ProgramTimedOut: the program exceeded its time limit; its process group has been ended.
         """
         self._check()
+        with ExitStack() as stack:
+            command, sandbox = self._command, None
+            if self._sandbox is not None:
+                try:
+                    command = self._sandbox.command(command, self._env)
+                    sandbox = stack.enter_context(self._sandbox.limits())
+                except (RuntimeError, ValueError) as error:
+                    raise ProgramFailed(f"The program {self._command[0]!r} cannot be started: {error}") from error
+            await self._run(stdin, command, sandbox)
+        output = self.output()
+        assert output is not None
+        return output
+
+    async def _run(self, stdin: bytes | None, command: Sequence[str], sandbox: Mapping[str, Any] | None) -> None:
+        cwd = "/" if sandbox is not None else self._cwd or os.getcwd()
         ours, theirs = _pipes(stdin is not None)
         try:
-            program = await start_kept(self._command, self._env, self._cwd or os.getcwd(), theirs, self._user)
+            program = await start_kept(command, self._env, cwd, theirs, self._user, sandbox)
         except OSError as error:
             self._close(ours)
             text = f"The program {self._command[0]!r} cannot be started: {error.strerror or error}"
             raise ProgramFailed(text) from error
         grace = CANCEL_SECONDS
+        network = AsyncExitStack()
         try:
             await self._connect(ours, stdin or b"")
+            if self._sandbox is not None:
+                await network.enter_async_context(forwarding(program.listeners, self._sandbox.addresses))
             in_time = await _within(self._limits.timeout_seconds, program.exited)
             grace = self._limits.stop_seconds
             if not in_time:
@@ -183,14 +205,14 @@ class Program:
                 await _end(program, grace)
                 await _within(DRAIN_SECONDS, self._streams_end())
             finally:
-                await program.close()
+                try:
+                    await network.aclose()
+                finally:
+                    await program.close()
             self._exit_code = program.exited.result()
             await _within(DRAIN_SECONDS, self._streams_end())  # give up a pipe that another process holds
             self._close(ours)
             self._seconds = round(time.monotonic() - self._began, 3)
-        output = self.output()
-        assert output is not None
-        return output
 
     def _check(self) -> None:
         if self._cwd is not None and not os.path.isdir(self._cwd):

@@ -1,0 +1,5 @@
+from agentlightning.environments.gym import (
+    ReasoningGymAgent as ReasoningGymAgent,
+    reasoning_gym as reasoning_gym,
+    score_reasoning_gym as score_reasoning_gym,
+)
