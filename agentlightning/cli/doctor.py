@@ -55,6 +55,7 @@ EXTRAS = {
     "postgres": ("psycopg",),
     "agentops": ("agentops",),
     "weave": ("weave",),
+    "reasoning-gym": ("reasoning_gym",),
     "ray": ("ray",),
     "litellm": ("litellm",),
     "mlflow": ("mlflow",),

@@ -80,8 +80,8 @@ def pages_of_names() -> dict[Path, str]:
 
 ORDER = (
     *("litagent", "trainer", "types", "emitter", "algorithm", "training", "prompt_search", "evaluation"),
-    *("store", "runner", "execution", "tracer", "adapter", "llm_proxy", "chat", "trackers", "integrations", "environments"),
-    *("errors", "exit_codes", "logging", "config", "env_var", "semconv", "utils", "legacy"),
+    *("store", "runner", "execution", "tracer", "adapter", "llm_proxy", "chat", "trackers", "integrations"),
+    *("environments", "errors", "exit_codes", "logging", "config", "env_var", "semconv", "utils", "legacy"),
 )
 """The packages in the order in which a program needs them."""
 ERRORS = API.parent / "errors.md"
