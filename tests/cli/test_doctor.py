@@ -70,7 +70,7 @@ def test_a_checkout_has_nothing_to_compare(tmp_path: Path) -> None:
     assert _said(tmp_path) == ""
 
 
-MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "transferqueue": "transfer_queue"}
+MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "reasoning-gym": "reasoning_gym", "transferqueue": "transfer_queue"}
 """Modules whose names are not those of their distributions."""
 
 
