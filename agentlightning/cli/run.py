@@ -79,7 +79,7 @@ def stop(
     run_id: str | None = typer.Argument(None, metavar="RUN_ID", help="Id of the run"),
     unnamed: bool = typer.Option(False, "--unnamed", help="Stop the run without an id (AGL_RUN_ID was not set)"),
     store: str = STORE,
-    reason: str = typer.Option("agl run stop", help="Reason that the processes of the run log"),
+    reason: str = typer.Option("agl run stop", help="Reason to write to the log of each process of the run"),
 ) -> None:
     """Stop the algorithm and all runners of a run, on any machine. They check for a stop about once a second.
 

@@ -179,7 +179,7 @@ class Supervision:
                 if work.max_rollouts is None:
                     raise StrandedWorkError(
                         f"Every runner has ended, with {counted(count, 'rollout')} still open. "
-                        "Increase n_runners, or let the algorithm enqueue fewer rollouts."
+                        "See the log for the reason why the runners ended."
                     )
                 reason = f"every runner has run max_rollouts={work.max_rollouts}"
                 if not self._spent:

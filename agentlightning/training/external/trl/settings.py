@@ -157,7 +157,7 @@ def make_settings(model: object, config: Any, peft_config: object, settings: Map
     elif not isinstance(config, GRPOConfig):
         raise TypeError(f"config must be a trl.GRPOConfig; got {type(config).__name__}")
     elif of_trl:
-        raise TypeError(f"{', '.join(of_trl)}: set it in config=GRPOConfig(...), or omit config")
+        raise TypeError(f"Set {', '.join(of_trl)} in config=GRPOConfig(...), or omit config")
     else:
         own.setdefault("save_steps", int(config.save_steps) if str(config.save_strategy) != "no" else 0)
     _check_values(config)
