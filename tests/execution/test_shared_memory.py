@@ -106,7 +106,7 @@ def test_what_a_runner_raises_ends_the_run_and_comes_out_unchanged(
 def test_runners_that_end_while_work_is_open_end_the_run_with_an_error_of_its_own(
     main_thread: str, n_runners: int
 ) -> None:
-    with pytest.raises(StrandedWorkError, match=r"1 rollout still open\. Increase n_runners"):
+    with pytest.raises(StrandedWorkError, match=r"1 rollout still open\. See the log"):
         strategy(main_thread, n_runners).execute(Tasks(n_runners + 1), Serve(cap=1), InMemoryLightningStore())
 
 
