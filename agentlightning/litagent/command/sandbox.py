@@ -36,6 +36,8 @@ NOBODY = 65534
 LEAST_MEMORY = 1 << 20
 _SCRATCH_BYTES = 1 << 30
 _GIVE_UP_SECONDS = 5.0
+MOST_CONNECTIONS = 256
+"""Maximum number of open connections of a sandbox; further ones are reset."""
 
 Address = tuple[str, int]
 """Host and port."""
@@ -226,6 +228,9 @@ async def forwarding(
     def accept(address: Address) -> Any:
         async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = cast("asyncio.Task[None]", asyncio.current_task())
+            if len(open_now) == MOST_CONNECTIONS:
+                writer.transport.abort()
+                return
             open_now.add(task)
             try:
                 await _forward(reader, writer, address)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import agentlightning as agl
-from agentlightning.litagent.command.sandbox import MemoryLimit, addresses_of, require_bubblewrap
+from agentlightning.litagent.command.sandbox import MOST_CONNECTIONS, MemoryLimit, addresses_of, require_bubblewrap
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, Attempt, RolloutConfig
 from tests.stubs.running import run_tasks, run_through_gateway
@@ -99,7 +99,7 @@ async def test_many_at_once_each_reach_their_model(store: InMemoryLightningStore
 @pytest.fixture
 def echo() -> Iterator[int]:
     """Port of a server on all addresses of this machine that sends back what it gets."""
-    server = socket.create_server(("", 0))
+    server = socket.create_server(("", 0), backlog=512)
 
     def serve() -> None:
         while True:
@@ -107,9 +107,12 @@ def echo() -> Iterator[int]:
                 connection, _ = server.accept()
             except OSError:
                 return
-            with connection:
-                while data := connection.recv(65536):
-                    connection.sendall(data)
+            threading.Thread(target=send_back, args=(connection,), daemon=True).start()
+
+    def send_back(connection: socket.socket) -> None:
+        with connection:
+            while data := connection.recv(65536):
+                connection.sendall(data)
 
     threading.Thread(target=serve, daemon=True).start()
     yield server.getsockname()[1]
@@ -152,6 +155,29 @@ async def test_it_reaches_the_address_of_its_model_and_no_other(
         attempt = await run_task(store, python(script, llm="main"))
     assert (attempt.outcome, attempt.reward) == ("scored", 1.0)
     assert "reached" not in await output_of(store, attempt)
+
+
+async def test_more_connections_than_the_limit_are_reset_and_later_ones_work(
+    store: InMemoryLightningStore, echo: int
+) -> None:
+    await store.add_resources({"main": LLM(endpoint=f"http://127.0.0.1:{echo}/v1", model="m")})
+    script = f"""
+        import socket
+        def answered(connection):
+            try:
+                connection.sendall(b"x")
+                return connection.recv(1) == b"x"
+            except OSError:
+                return False
+        held = [socket.create_connection(("127.0.0.1", {echo}), 20) for _ in range({MOST_CONNECTIONS} + 20)]
+        served = [connection for connection in held if answered(connection)]
+        assert len(served) == {MOST_CONNECTIONS}, len(served)
+        for connection in held: connection.close()
+        import time
+        while not answered(socket.create_connection(("127.0.0.1", {echo}), 20)): time.sleep(0.05)
+        print(1)
+    """
+    assert await scored(store, python(script, llm="main")) == 1.0
 
 
 def test_an_address_that_a_sandbox_cannot_have_is_refused() -> None:
