@@ -64,8 +64,8 @@ def source_of(source: object) -> Source:
     """
     if isinstance(source, ProxyLLM):
         raise BadRequestError(
-            "A ProxyLLM has a different URL for each attempt. Pass the LLM of one attempt to Chat, "
-            "llm_proxy.as_resource(rollout_id, attempt_id), or an agl.LLM of the model server"
+            "A ProxyLLM has a different URL for each attempt. Pass Chat either the LLM of one attempt "
+            "(llm_proxy.as_resource(rollout_id, attempt_id)) or an agl.LLM with the address of the model server"
         )
     if isinstance(source, LLM):
         return HttpSource(source.endpoint, source.api_key, source.model, dict(source.sampling_parameters))

@@ -44,7 +44,7 @@ def compare(
     second: str = _OTHER,
     store: str = STORE,
     other_store: str | None = _OTHER_STORE,
-    figure: str | None = typer.Option(None, help="Metric of the steps to show side by side"),
+    figure: str | None = typer.Option(None, help="Metric of a step; its values in both runs are shown side by side"),
     report: Path | None = _REPORT,
     limit: int = LIMIT,
     offset: int = OFFSET,

@@ -72,8 +72,8 @@ OPERATIONS = Metric(
     "agl.store.total",
     "counter",
     _OPERATION,
-    "operations of the store; `store_pubmeth` is the operation that the caller called, `status` is `OK` or an "
-    "error class",
+    "operations of the store; `method` is the operation that ran, `store_pubmeth` the one that the caller used, "
+    "`status` is `OK` or an error class",
 )
 END_SECONDS = Metric("agl.rollouts.duration", "histogram", _END, "seconds from the enqueue to the end of a rollout")
 CLAIM_SECONDS = Metric(
