@@ -18,7 +18,8 @@ AGL_EXCEPTION = "agentlightning.exception"
 AGL_OPERATION = "agentlightning.operation"
 """Span of a block or function that `operation` traces."""
 AGL_REWARD = "agentlightning.reward"
-"""In v0.3, name of the reward span. Now the value of the attribute `agentlightning.operation.name` of such a function."""
+"""In v0.3, name of the reward span. Now a value of the attribute `agentlightning.operation.name`, for a function that
+returns a reward."""
 AGL_VIRTUAL = "agentlightning.virtual"
 """Placeholder for the name of an unnamed span, and name of the span that an adapter adds above several root spans.
 Tracers never store it."""
@@ -131,8 +132,8 @@ class LightningCallAttributes(Enum):
     CHOICE = "agentlightning.call.choice"
     """Index of this completion among several completions of one request, from 0."""
     MODEL = "agentlightning.call.model"
-    """Name in `model_list` of the model that was called. Set only if it differs from `gen_ai.request.model`: the request
-    used an alias, or the gateway called a fallback."""
+    """Name in `model_list` of the model that was called. Set only if it differs from `gen_ai.request.model`: the
+    request used an alias, or the gateway called a fallback."""
     POLICY = "agentlightning.call.policy"
     """Name of the policy that the call belongs to, if the gateway has policies."""
     POLICY_KIND = "agentlightning.call.policy_kind"

@@ -188,7 +188,7 @@ def row_of(sample: Sample, *, row: int, vocabulary: str | None, **figures: Seque
     trained = sum(sample.mask)
     if wrong := [f"{name} ({len(values)})" for name, values in figures.items() if len(values) != trained]:
         raise ValueError(
-            f"row {row} has {trained} trained tokens; these lists have different lengths: {', '.join(wrong)}"
+            f"row {row} has {trained} trained tokens, but these lists do not have that length: {', '.join(wrong)}"
         )
     numbers: dict[str, Any] = {"tokens": sample.token_ids, "mask": sample.mask, **figures}
     packed = {name: pack(values, DTYPES.get(name, "f32")) for name, values in numbers.items()}

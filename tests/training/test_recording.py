@@ -57,7 +57,7 @@ def test_a_row_comes_back_as_it_was_and_a_figure_of_another_length_is_refused() 
         "tokens": [1, 7, 7, 2], "mask": [0, 1, 1, 0], "ratio": [1.0, 2.5], "clipped": [0, 2],
     }  # fmt: skip
     with pytest.raises(
-        ValueError, match=r"row 3 has 2 trained tokens; these lists have different lengths: ratio \(1\)"
+        ValueError, match=r"row 3 has 2 trained tokens, but these lists do not have that length: ratio \(1\)"
     ):
         row_of(SAMPLE, row=3, vocabulary=None, ratio=[1.0])
 
