@@ -182,7 +182,8 @@ def check_algorithm_uses(
     if unused:
         name = getattr(algorithm, "__name__", type(algorithm).__name__)
         hint = f"; to use it, add a parameter {unused[0]!r}" if hasattr(algorithm, "__name__") else ""
-        raise ValueError(f"{' and '.join(unused)} would have no effect: the algorithm {name} does not use it{hint}")
+        them = "it" if len(unused) == 1 else "them"
+        raise ValueError(f"{' and '.join(unused)} would have no effect: the algorithm {name} does not use {them}{hint}")
     if config is not None:
         algorithm.check_rollout_config(config)
     if progress == "live" and algorithm.shows_progress:

@@ -193,7 +193,11 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = False
         waiting = len(self.pipeline)
         if waiting >= self._bounds.pipelined:
-            logger.info("%s: closed, %d requests were sent before the responses", self._name(), waiting)
+            logger.info(
+                "%s: connection closed: %d requests were waiting for a response, which is above the limit",
+                self._name(),
+                waiting,
+            )
             self._object(400, "Too many requests were sent before the responses", "BadRequestError")
         in_hand = cast("RequestResponseCycle | None", self.cycle)
         beyond = len(self.url) > self._bounds.url_bytes

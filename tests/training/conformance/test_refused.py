@@ -34,7 +34,7 @@ def test_what_no_algorithm_can_run_with_is_refused_with_what_to_give(
     assert "adapter TraceToMessages returns none. Use TracerTraceToTriplet" in message
     for model in ("no/where/at/all", "no-such-owner/no-such-model", "misspelt"):
         message = refusal(case, model, tmp_path)
-        named = f"model.path='{model}' is no model" if case is VERL else f"model='{model}' is neither a folder nor"
+        named = f"model.path='{model}' is not a model" if case is VERL else f"model='{model}' is neither a folder nor"
         assert named in message
     assert not (tmp_path / "run").exists()
 
