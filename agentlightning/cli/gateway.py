@@ -39,8 +39,8 @@ def gateway(
     ),
     journal: Path | None = typer.Option(
         None,
-        help="File of the calls in progress, from which calls interrupted by kill -9 are recorded at the next start; "
-        "by default next to the store file",
+        help="File that holds the calls in progress; after kill -9, the next start reads it and records the "
+        "interrupted calls. By default next to the store file",
     ),
     log_level: str = typer.Option("WARNING", help="DEBUG, INFO, WARNING or ERROR"),
     log_json: bool = LOG_JSON,

@@ -87,7 +87,7 @@ def promote(
     other_store: str | None = _OTHER_STORE,
     evaluation: str | None = _EVALUATION,
     min_difference: float = typer.Option(0.0, help="Minimum gain in mean reward, exclusive"),
-    significance: float = typer.Option(0.05, help="Limit below which the p-value of the paired test must be"),
+    significance: float = typer.Option(0.05, help="The p-value of the paired test must be below this value"),
     slices: bool = typer.Option(True, help="Require that no slice (group of tasks) is worse"),
     slice_significance: float = typer.Option(0.05, help="Corrected p-value below which a slice counts as worse"),
     max_slice_drop: float | None = typer.Option(None, help="Maximum drop of the mean reward of a slice"),

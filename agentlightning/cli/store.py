@@ -228,7 +228,7 @@ def backup(
     db: str = _DB,
     force: bool = typer.Option(False, "--force", help="Replace an existing file"),
 ) -> None:
-    """Copy the file of a store, also while it is served. The copy gets its name after it was checked.
+    """Copy the file of a store, also while it is served. It is checked before it is renamed to FILE.
 
     Example: agl store backup monday.db --db run.db
     """

@@ -192,7 +192,7 @@ class BeamSearch:
         width = self.steps.beam_width
         if len(beam) < width:
             logger.warning(
-                "%s prompts in the beam: %d, to expand: %d: some are expanded more than once",
+                "%s prompts in the beam: %d; expansions: %d. Some prompts are expanded more than once",
                 *(prefix_of(number), len(beam), width),
             )
             return [beam[place % len(beam)] for place in range(width)]

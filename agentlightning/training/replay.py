@@ -71,8 +71,8 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
     begun, target = await log.latest("state", STATE_NAME), await _step_record(log, step)
     if begun is None or target is None:
         last = await log.latest("step")
-        steps = "has no steps of GRPO" if last is None or begun is None else f"has steps up to {last.step}"
-        raise NotFoundError(f"Run {run_id!r} {steps}; step {step} is not among them")
+        steps = "no steps of a training" if last is None or begun is None else f"steps up to {last.step}"
+        raise NotFoundError(f"Run {run_id!r} has no step {step} to replay; it has {steps}")
     for key, trainer in (("trl", "TRL"), ("verl", "VERL"), ("tinker", "Tinker")):
         if key in begun.data["settings"]:
             raise GoneError(f"Run {run_id!r} was trained by {trainer}, whose steps cannot be replayed")

@@ -524,7 +524,7 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         "[Round 01] candidates: v0:0.000, v1:0.333",
         "[Round 01] top: v1:0.333, v0:0.000",
         "[Round 01 | Prompt v1] best updated: 0.000 -> 0.333",
-        "prompts in the beam: 1, to expand: 2",
+        "prompts in the beam: 1; expansions: 2.",
     ):
         assert line in text, line
 

@@ -118,9 +118,9 @@ class AgentOSRunner(LitAgentRunner[T]):
         if self._made_in != os.getpid() and self._kernels.recorders:
             raise RuntimeError(
                 "the flight recorder of the kernel is an open SQLite connection, which cannot be passed to another "
-                "process. Run the runners in this process (strategy='shm'), or create kernel and recorder in the "
-                "agent: KernelSpace(policy_engine=policy, flight_recorder=RecorderWatch(...)) with policy = "
-                "PolicyWatch(engine), and pass the policy to AgentOSRunner and PolicyReward"
+                "process. Run the runners in this process (strategy='shm'), or create policy = PolicyWatch(engine), "
+                "pass it to AgentOSRunner and PolicyReward, and create the kernel in the agent: "
+                "KernelSpace(policy_engine=policy, flight_recorder=RecorderWatch(...))"
             )
         super().init_worker(worker_id, store, **kwargs)
         self._kernels.subscribe()

@@ -155,7 +155,12 @@ class BoundedHttp(HttpToolsProtocol):
             self._framing_since_body = size if self._piece_body else self._framing_since_body + size
             if self._framing_since_body > bound or self._framing_bytes > bound + self._body_bytes:
                 framing, body = self._framing_bytes, self._body_bytes
-                logger.info("%s: 400, %d bytes of chunk framing for a body of %d", self._name(), framing, body)
+                logger.info(
+                    "%s: refused with status 400: %d bytes of chunk framing for a body of %d bytes",
+                    self._name(),
+                    framing,
+                    body,
+                )
                 text = f"The chunk framing has {framing} bytes, too many for a body of {body} bytes"
                 way = "send larger chunks, without extensions and trailers"
                 self._refuse(refusal(400, f"{text}; {way}", "TooLargeError"))
