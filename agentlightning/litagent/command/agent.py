@@ -45,6 +45,9 @@ from agentlightning.types import LLM, AttemptedRollout, NamedResources, Resource
 from agentlightning.utils.rewards import USABLE_REWARD, as_reward
 from agentlightning.utils.setting_checks import check_choice, check_count, check_seconds
 
+STOP_SECONDS = 2.0
+"""Default of `stop_seconds`."""
+
 
 class CommandAgent(LitAgent[Any]):
     """Runs each task as a command.
@@ -89,7 +92,7 @@ class CommandAgent(LitAgent[Any]):
         user: str | int | None = None,
         sandbox: SandboxName | Bubblewrap | None = None,
         timeout_seconds: float | None = None,
-        stop_seconds: float = 2.0,
+        stop_seconds: float = STOP_SECONDS,
         max_output_bytes: int = 64 * 1024,
     ) -> None:
         super().__init__()
@@ -107,6 +110,10 @@ class CommandAgent(LitAgent[Any]):
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.user = check_user(user)
         self.sandbox = check_sandbox(sandbox)
+        if self.sandbox is not None and stop_seconds != STOP_SECONDS:
+            raise ValueError(
+                f"stop_seconds={stop_seconds} has no effect in a sandbox, which is killed at once. Remove it"
+            )
         self.limits = check_limits(timeout_seconds, stop_seconds, max_output_bytes)
 
     @override

@@ -168,11 +168,18 @@ class Sandbox:
         """Return the command that runs `command` in the sandbox.
 
         Raises:
-            ValueError: the program is outside of the sandbox.
+            ValueError: the program is outside of the sandbox, a path in `read` does not exist, or `cwd` is /.
         """
-        readable = [path for path in (*SYSTEM, *self.settings.read) if os.path.exists(path)]
-        if self.cwd is not None:
-            readable.append(os.path.abspath(self.cwd))
+        if missing := [path for path in self.settings.read if not os.path.exists(path)]:
+            raise ValueError(f"read contains paths that do not exist on this machine: {', '.join(missing)}")
+        readable = [*filter(os.path.exists, SYSTEM), *self.settings.read]
+        cwd = None if self.cwd is None else os.path.abspath(self.cwd)
+        if cwd == "/":
+            raise ValueError(
+                "cwd='/' would let the program read the whole machine. Set cwd to the folder of the program"
+            )
+        if cwd is not None:
+            readable.append(cwd)
         self._check_program(command[0], env, readable)
         argv = [require_bubblewrap(), "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts"]
         argv += ["--unshare-cgroup-try", "--die-with-parent", "--hostname", "sandbox"]
@@ -187,7 +194,7 @@ class Sandbox:
             argv += ["--ro-bind", path, path]
         folder = str(self.folder)
         argv += ["--ro-bind", f"{folder}/hosts", "/etc/hosts", "--bind", folder, folder]
-        return [*argv, "--remount-ro", "/", "--chdir", self.cwd or folder, "--", *command]
+        return [*argv, "--remount-ro", "/", "--chdir", cwd or folder, "--", *command]
 
     def _check_program(self, name: str, env: Mapping[str, str], readable: Sequence[str]) -> None:
         """Refuse a program that exists on this machine and cannot be seen in the sandbox."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ from agentlightning.litagent.command.sandbox import MOST_CONNECTIONS, MemoryLimi
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, Attempt, RolloutConfig
 from tests.stubs.running import run_tasks, run_through_gateway
+
+ROOT = Path(__file__).parents[3]
 
 
 def why_not() -> str:
@@ -238,6 +243,33 @@ async def test_what_is_named_can_be_read_and_not_written(store: InMemoryLightnin
         assert await scored(store, python(script, sandbox=sandbox, cwd=f"{place}/work")) == 1.0
 
 
+async def test_a_relative_working_folder_is_that_of_the_runner(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="agl-tools-", dir="/var/tmp") as place:
+        os.chmod(place, 0o755)
+        folder = own_folder(place, "work")
+        monkeypatch.chdir(place)
+        assert (
+            await scored(store, python(f"import os; print(float(os.getcwd() == {str(folder)!r}))", cwd="work")) == 1.0
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"sandbox": agl.Bubblewrap(read=["/no/such/folder"])}, "do not exist on this machine: /no/such/folder"),
+        ({"cwd": "/"}, "would let the program read the whole machine"),
+    ],
+)
+async def test_paths_that_make_no_sandbox_are_a_fault_that_names_them(
+    settings: dict[str, Any], message: str, store: InMemoryLightningStore
+) -> None:
+    attempt = await run_task(store, python("print(1)", **settings))
+    assert attempt.outcome == "infrastructure_fault"
+    assert message in str(attempt.error)
+
+
 async def test_a_program_outside_of_the_sandbox_names_the_setting(store: InMemoryLightningStore) -> None:
     with tempfile.TemporaryDirectory(prefix="agl-tools-", dir="/var/tmp") as place:
         os.chmod(place, 0o755)
@@ -305,6 +337,42 @@ def command_of(process: psutil.Process) -> list[str]:
         return []
 
 
+RUNNER = """
+import asyncio, agentlightning as agl
+from agentlightning.store.memory import InMemoryLightningStore
+from tests.stubs.running import run_tasks
+
+program = "import os, time; os.fork(); print('running', flush=True); time.sleep(2_718_281)"
+agent = agl.CommandAgent(["/usr/bin/python3", "-c", program], sandbox="bwrap")
+asyncio.run(run_tasks(InMemoryLightningStore(), agent, {}))
+"""
+
+
+def in_sandboxes() -> list[psutil.Process]:
+    """Return the processes of the program itself, without bwrap, which has it among its arguments."""
+    commands = ((each, command_of(each)) for each in psutil.process_iter())
+    return [each for each, command in commands if command[:2] == ["/usr/bin/python3", "-c"] and "2_718" in command[2]]
+
+
+def test_a_runner_that_is_killed_leaves_no_process_of_a_sandbox(own_temporary_folder: Path) -> None:
+    env = {**os.environ, "TMPDIR": tempfile.gettempdir()}
+    runner = subprocess.Popen([sys.executable, "-c", RUNNER], cwd=ROOT, env=env)
+    try:
+        wait_until(lambda: len(in_sandboxes()) == 2)
+    finally:
+        runner.kill()
+        runner.wait()
+    wait_until(lambda: not in_sandboxes())
+    for left in own_temporary_folder.iterdir():  # of an attempt that nothing could end
+        shutil.rmtree(left)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait; the limit of the test ends it."""
+    while not condition():
+        time.sleep(0.02)
+
+
 async def test_a_program_that_attacks_its_runner_finds_nothing(store: InMemoryLightningStore) -> None:
     """It replaces its files, leaves links and processes, and looks for the sockets of the runner."""
     script = """
@@ -328,6 +396,7 @@ async def test_a_program_that_attacks_its_runner_finds_nothing(store: InMemoryLi
     [
         ({"sandbox": "docker"}, "sandbox must be None, 'bwrap' or agl.Bubblewrap"),
         ({"sandbox": True}, "sandbox must be None, 'bwrap' or agl.Bubblewrap"),
+        ({"sandbox": "bwrap", "stop_seconds": 5.0}, "stop_seconds=5.0 has no effect in a sandbox"),
     ],
 )
 def test_another_sandbox_is_refused(settings: dict[str, Any], message: str) -> None:
