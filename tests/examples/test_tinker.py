@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
-from tests.examples.shown import EXAMPLES, check_learnt, curve, play, run
+from tests.examples.shown import EXAMPLES, curve, play, run
 from tests.frameworks.engine import Json, call, last, said
 
 PROGRAM = "python examples/tinker/q20_train.py"
@@ -132,5 +133,13 @@ def test_it_runs_whole_with_the_tool_and_a_model_that_knows_nothing_finds_next_t
 @pytest.mark.heavy
 @pytest.mark.timeout(1200)
 def test_the_player_learns_to_ask_before_it_guesses() -> None:
-    # 240 games: a share of 30 % has a standard deviation of 3 points
-    check_learnt(f"{PROGRAM} grpo --port 0 --games 20", 1100, at_most=25, gain=15)
+    # 240 games: a share of 30 % has a standard deviation of 3 points, the mean number of turns one of 0.6. Three runs
+    # ended with 10 to 38 points and 3 to 7 turns more than at first.
+    printed = run(f"{PROGRAM} grpo --port 0 --games 20", timeout=1100)
+    shares, turns = (
+        curve(printed),
+        [float(each) for each in re.findall(r"^ +\d+ +\d+% .* (\d+\.\d) ", printed, re.MULTILINE)],
+    )
+    assert shares[0] <= 25
+    assert max(shares[step] for step in shares if step) >= shares[0] + 5
+    assert turns[-1] >= turns[0] + 2
