@@ -24,6 +24,9 @@ OLDEST := .venv-oldest
 OLDEST_STAMP := $(OLDEST)/.agl-setup
 NEWEST := .venv-newest
 NEWEST_STAMP := $(NEWEST)/.agl-setup
+FOR_HARBOR := .venv-harbor
+FOR_HARBOR_STAMP := $(FOR_HARBOR)/.agl-setup
+HARBOR_PYTHON ?= $(shell for python in $(PYTHON) python3.14 python3.13 python3.12 $(wildcard $(HOME)/.pyenv/versions/3.1[2-4].*/bin/python3); do if $$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2> /dev/null; then echo $$python; break; fi; done)
 FOR_DOCS := .venv-docs
 FOR_DOCS_STAMP := $(FOR_DOCS)/.agl-setup
 DEV_STAMP := $(VENV)/.agl-setup-dev
@@ -38,7 +41,7 @@ WORKERS ?= 3
 # Tests start Python several thousand times, so Python must write its bytecode caches.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean test-gpu bench-gpu-memory
+.PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-harbor test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean test-gpu bench-gpu-memory
 
 setup: $(STAMP)
 
@@ -294,6 +297,17 @@ $(FOR_VERL_STAMP): pyproject.toml tests/training/external/verl/requirements.txt
 test-verl: $(FOR_VERL_STAMP)
 	$(FOR_VERL)/bin/$(PYTEST) tests/training/external/verl $(ARGS)
 	$(FOR_VERL)/bin/$(PYTEST) tests/training/conformance -k VERL
+
+$(FOR_HARBOR_STAMP): pyproject.toml $(wildcard tests/environments/harbor_agent/*.txt tests/environments/harbor_agent/*.json)
+	$(HARBOR_PYTHON) -m tests.frameworks.environments --make $(FOR_HARBOR) -- -r tests/environments/harbor_agent/requirements.txt --editable '.[harbor]'
+	if [ -x /usr/bin/python3 ]; then /usr/bin/python3 -m tests.frameworks.environments --make $(FOR_HARBOR)/tools -- -r tests/environments/harbor_agent/tools.txt; fi
+	if command -v npm > /dev/null; then mkdir -p $(FOR_HARBOR)/node && cp tests/environments/harbor_agent/package.json $(FOR_HARBOR)/node && cd $(FOR_HARBOR)/node && npm install --no-save --no-audit --no-fund --ignore-scripts --loglevel error && npm run --silent link; fi
+	@touch $@
+
+# Test agl.HarborAgent with the real Harbor, which needs Python 3.12 or newer
+test-harbor: $(if $(HARBOR_PYTHON),$(FOR_HARBOR_STAMP))
+	@if [ -z "$(HARBOR_PYTHON)" ]; then echo "test-harbor: NOT RUN, because no Python 3.12 or newer was found. Choose one with: make test-harbor HARBOR_PYTHON=..."; \
+	else $(FOR_HARBOR)/bin/$(PYTEST) tests/environments/harbor_agent tests/examples/test_harness.py $(ARGS); fi
 
 # Compare the programs of examples/ and contrib/recipes/ with their READMEs. Those with constraints.txt have separate environments.
 test-examples: setup-dev $(PROMPT_DATA)/.fetched

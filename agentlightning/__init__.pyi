@@ -112,6 +112,7 @@ from agentlightning.execution import (
     StrandedWorkError as StrandedWorkError,
     ThreadingEvent as ThreadingEvent,
 )
+from agentlightning.environments.harbor.agent import HarborAgent as HarborAgent
 from agentlightning.legacy import (
     AgentLightningClient as AgentLightningClient,
     AgentLightningServer as AgentLightningServer,

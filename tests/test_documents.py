@@ -27,7 +27,7 @@ from tests.test_one_rollout import agent as two_calls
 
 OF_THE_ROOT = ("README", "CONTRIBUTING", "AGENTS", "CODE_OF_CONDUCT", "SECURITY")
 PAGES = (path for folder in ("contrib", "docs", "examples") for path in (ROOT / folder).rglob("*.md"))
-BELOW = sorted(path for path in PAGES if "node_modules" not in path.parts)
+BELOW = sorted(path for path in PAGES if not {"node_modules", "tasks"} & set(path.parts))  # tasks for agents
 DOCUMENTS = (*(ROOT / f"{name}.md" for name in OF_THE_ROOT), *BELOW)
 MIGRATION = ROOT / "docs/reference/migration.md"
 ABSENT = "## Not in this release"

@@ -55,6 +55,7 @@ EXTRAS = {
     "postgres": ("psycopg",),
     "agentops": ("agentops",),
     "weave": ("weave",),
+    "harbor": ("harbor", "dockerfile_parse"),
     "reasoning-gym": ("reasoning_gym",),
     "ray": ("ray",),
     "litellm": ("litellm",),

@@ -55,6 +55,7 @@ COMMANDS: dict[str, Command] = {
     "resources": Command("resources:app", "List and show the resources that algorithms publish.", _LOOK),
     "replay": Command("export:replay", "Repeat a step of a run and compare the result.", _LOOK),
     "workers": Command("resources:workers", "List the workers of a store.", _LOOK),
+    "harbor": Command("harbor:app", "Check tasks in Harbor's format before training.", _LOOK),
     "import-v03": Command("import_v03:import_v03", "Import the data of a v0.3 installation.", _LOOK),
     "stats": Command("store:stats", "Show the size of a store.", _LOOK),
 }

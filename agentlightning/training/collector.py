@@ -296,6 +296,7 @@ class StepCollector:
             decode=self._context.guard.decode,
             train_refused=self._context.settings.refused_calls == "train",
             policies=self._context.updater.names,
+            max_rows=self._context.settings.max_rows_per_rollout,
         )
 
     async def _choose(self, read: ReadRollouts, ledger: Ledger, replaced: Collection[int]) -> StepRows:
@@ -330,6 +331,8 @@ class StepCollector:
             context.alarm(f"step {step}: {report}", "untrainable")
         if (report := context.guard.refusals(rows.records)) is not None:
             context.alarm(f"step {step}: {report}", "refused_calls")
+        if (report := context.guard.over_row_limit(rows.records)) is not None:
+            context.alarm(f"step {step}: {report}", "row_limit")
         if not rows.rewards:
             text = f"step {step}: none of {counted(len(ended), 'rollout')} has a reward to learn from; most often: "
             context.alarm(text + why_failed(ended), "no_reward")

@@ -12,6 +12,7 @@ The rules of `read_rollout`, in the order in which they apply; the first rule wi
 8. A call of another policy is `not_selected`.
 9. A call that has no token ids, or not one log-probability per token, cannot be trained (`unusable`).
 10. The adapter selects among the remaining calls.
+11. Only the first `max_rows` rows are trained; the calls of the others are excluded as `row_limit`.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ ExclusionReason = Literal[
     "no_group",  # too few of its group's rollouts are usable
     "equal_rewards",  # all rewards of its group are the same, so there is nothing to learn
     "over_length",
+    "row_limit",  # its rollout has more than `max_rows_per_rollout` rows, and its row is not among the first ones
     "step_skipped",
     "step_undone",  # the run was restarted from before its step, and the step was repeated
 ]
@@ -102,17 +104,20 @@ class RolloutRecord:
     dimensions: dict[str, float] = field(default_factory=dict[str, float])
     """The dimensions of that reward by name; empty if it has only one dimension, without a name."""
     reading: SampleReading = field(default_factory=lambda: SampleReading([], []))
-    """The rows, and the reason why each row begins."""
+    """All rows, and the reason why each row begins."""
     calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls of all attempts, in the order of arrival."""
     exclusions: dict[CallRef, ExclusionReason] = field(default_factory=dict[CallRef, ExclusionReason])
-    """The reason of each call that is in no row."""
+    """The reason of each call that is in none of `samples`."""
     problems: list[Problem] = field(default_factory=list[Problem])
     """Parts of the spans that could not be read."""
+    max_rows: int | None = None
+    """Maximum number of `samples`; None is no limit."""
 
     @property
     def samples(self) -> list[Sample]:
-        return self.reading.samples
+        """The rows that may be trained: the first `max_rows` of `reading`."""
+        return self.reading.samples[: self.max_rows]
 
     @property
     def seams(self) -> dict[RowCause, int]:
@@ -133,11 +138,13 @@ def read_rollout(
     decode: Decode | None = None,
     train_refused: bool = False,
     policies: Collection[str] | None = None,
+    max_rows: int | None = None,
 ) -> RolloutRecord:
     """Return the record of a rollout for a training step. `spans` are those of all its attempts.
 
     `decode` converts token ids to text: see `samples_from_calls`. With `train_refused`, a rollout with a finally
     refused call is trained. `policies`: the policies that learn, if there are several; each row belongs to one of them.
+    `max_rows`: maximum number of rows to train; None is no limit.
 
     Raises:
         LedgerError: the adapter returned a triplet of a call that is not recorded, or changed the tokens of a call.
@@ -153,6 +160,8 @@ def read_rollout(
     for call in candidates:
         if call.ref not in in_rows:
             exclusions[call.ref] = rules.without_row(call, unknown)
+    for sample in [] if max_rows is None else reading.samples[max_rows:]:
+        exclusions |= dict.fromkeys(sample.call_refs(), "row_limit")
     latest = rules.latest
     return RolloutRecord(
         rollout_id=rollout.rollout_id,
@@ -165,6 +174,7 @@ def read_rollout(
         calls=[selected.get(call.ref, call) for call in rules.calls],
         exclusions=exclusions,
         problems=rules.problems,
+        max_rows=max_rows,
     )
 
 

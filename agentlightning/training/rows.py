@@ -125,10 +125,16 @@ def read_records(
     decode: Decode | None = None,
     train_refused: bool = False,
     policies: Collection[str] | None = None,
+    max_rows: int | None = None,
 ) -> list[RolloutRecord]:
     """Return the record of each rollout for a step. `decode` converts token ids to text, for the tokens where rows
-    split. `train_refused`, `policies`: see `read_rollout`."""
-    how: dict[str, Any] = {"decode": decode, "train_refused": train_refused, "policies": policies}
+    split. `train_refused`, `policies`, `max_rows`: see `read_rollout`."""
+    how: dict[str, Any] = {
+        "decode": decode,
+        "train_refused": train_refused,
+        "policies": policies,
+        "max_rows": max_rows,
+    }
     return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in collected]
 
 

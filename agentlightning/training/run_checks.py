@@ -1,8 +1,9 @@
 """Checks for conditions that prevent learning: rollouts without a trainable or a scored call, and token drift.
 
 Rollouts without a trainable call are reported once, as are rollouts with a finally refused call; they are excluded and
-the run continues. The run ends with an error if the whole first batch has no trainable call, if more tokens drift than
-allowed, or if no rollout of the whole run has a reward.
+the run continues. Rollouts with more rows than are trained are also reported once. The run ends with an error if the
+whole first batch has no trainable call, if more tokens drift than allowed, or if no rollout of the whole run has a
+reward.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _WAYS_OUT: Final = (
     "separate program (agl.CommandAgent), whose environment has OPENAI_BASE_URL, OPENAI_API_KEY and similar variables. "
     "If the client caches replies, as DSPy does, disable its cache"
 )
-_STATE: Final = ("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "has_looked")
+_STATE: Final = (
+    *("turns", "drifts", "_first_step_seen", "_reported", "_told_of_refusals", "_told_of_row_limit", "has_looked"),
+)
 """Fields of `RunGuard` that a checkpoint holds, under these names."""
 
 
@@ -46,6 +49,7 @@ class RunGuard:
     _first_step_seen: bool = field(default=False, init=False)
     _reported: bool = field(default=False, init=False)
     _told_of_refusals: bool = field(default=False, init=False)
+    _told_of_row_limit: bool = field(default=False, init=False)
     has_looked: bool = field(default=False, init=False)
     """Whether the first rollout with a reward has been checked."""
 
@@ -56,7 +60,7 @@ class RunGuard:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state of an earlier start of the run."""
         for name in _STATE:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # an older checkpoint has fewer fields
 
     def first_look(self, evidence: Evidence) -> str | None:
         """Return advice if this is the first rollout with a reward and none of its calls came through the gateway."""
@@ -84,6 +88,21 @@ class RunGuard:
             f"{REFUSED_CALL}. This is reported only once. The first, rollout {refused[0].rollout_id}: "
             f"{_first_refusal(refused[0])}. Change the request of the program, or train such rollouts with "
             "refused_calls='train'"
+        )
+
+    def over_row_limit(self, records: Sequence[RolloutRecord]) -> str | None:
+        """Return a report on rollouts with more rows than are trained, the first time that there are any."""
+        over = [record for record in records if len(record.reading.samples) > len(record.samples)]
+        if not over or self._told_of_row_limit:
+            return None
+        self._told_of_row_limit = True
+        largest = max(over, key=lambda record: len(record.reading.samples))
+        return (
+            f"{len(over)} of {counted(len(records), 'rollout')} had more token rows than max_rows_per_rollout="
+            f"{largest.max_rows}. Only the first rows are trained; the calls of the others are excluded as row_limit. "
+            f"This is reported only once. The largest, rollout {largest.rollout_id}, has "
+            f"{len(largest.reading.samples)} rows. Check whether its agent is in a loop (agl rollouts explain "
+            f"{largest.rollout_id}), or increase max_rows_per_rollout"
         )
 
     @property

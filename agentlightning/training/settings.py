@@ -343,6 +343,9 @@ class TrainingSettings(VLLMSettings):
     mask_truncated_completions: bool = False
     """Exclude the tokens of a rollout from the loss, as `over_length`, if one of its calls was truncated at
     `max_completion_length`. Its reward remains in its group. [none]"""
+    max_rows_per_rollout: Count | None = 64
+    """Maximum number of trained rows per rollout. A rollout with more rows trains on its first ones, and the calls of
+    the others are excluded as `row_limit`. None is no limit. [none]"""
     max_grad_norm: Positive = 1.0
     """Maximum norm of the gradient; a larger gradient is scaled down to it. [`actor.grad_clip`]"""
     lora: Mapping[str, object] | None = None

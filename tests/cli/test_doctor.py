@@ -70,7 +70,13 @@ def test_a_checkout_has_nothing_to_compare(tmp_path: Path) -> None:
     assert _said(tmp_path) == ""
 
 
-MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "reasoning-gym": "reasoning_gym", "transferqueue": "transfer_queue"}
+MODULES = {
+    "dockerfile-parse": "dockerfile_parse",
+    "grpcio": "grpc",
+    "pyzmq": "zmq",
+    "reasoning-gym": "reasoning_gym",
+    "transferqueue": "transfer_queue",
+}
 """Modules whose names are not those of their distributions."""
 
 

@@ -17,7 +17,7 @@ from tests.frameworks.environments import index_settings
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
-APART = {"all", "dev", "verl", "vllm"}
+APART = {"all", "dev", "harbor", "verl", "vllm"}
 """Extras that the extra `all` does not name."""
 
 
@@ -48,14 +48,20 @@ def test_all_names_each_extra_but_those_that_do_not_fit_together() -> None:
     assert of_itself(EXTRAS["all"]) == set(EXTRAS) - APART
 
 
-WITH_VERL = ",".join(sorted(set(EXTRAS) - APART - {"agentops"} | {"verl"}))
-CONFLICTS = {"vllm": "transformers", "agentops": "packaging"}
-"""Extra that does not fit with verl, and the distribution that they want in different versions."""
+WITH_VERL, WITH_HARBOR = (",".join(sorted(set(EXTRAS) - APART - {"agentops"} | {one})) for one in ("verl", "harbor"))
+CONFLICTS = {
+    ("verl", "vllm"): "transformers",
+    ("verl", "agentops"): "packaging",
+    ("harbor", "vllm"): "fastapi",
+    ("harbor", "agentops"): "packaging",
+}
+"""Extras that do not fit together, and the distribution that they want in different versions."""
 
 
-def test_uv_is_told_of_each_extra_that_does_not_fit_with_verl() -> None:
+def test_uv_is_told_of_the_extras_that_do_not_fit_together() -> None:
     conflicts = [{one["extra"] for one in pair} for pair in PYPROJECT["tool"]["uv"]["conflicts"]]
-    assert conflicts == [{"verl", other} for other in (*CONFLICTS, "all")]
+    expected = [{*pair} for pair in (*CONFLICTS, ("verl", "all"), ("harbor", "all"))]
+    assert sorted(map(sorted, conflicts)) == sorted(map(sorted, expected))
 
 
 def test_every_extra_that_another_names_is_there() -> None:
@@ -71,21 +77,25 @@ asks_the_index = pytest.mark.skipif(
 
 @asks_the_index
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("extras", ["all", WITH_VERL, "all,vllm", "demo,dev"], ids=["all", "verl", "vllm", "dev"])
+@pytest.mark.parametrize(
+    "extras",
+    ["all", WITH_VERL, WITH_HARBOR, "all,vllm", "demo,dev"],
+    ids=["all", "verl", "harbor", "vllm", "dev"],
+)
 def test_these_extras_can_be_installed_together(extras: str) -> None:
     chosen, output = resolve(extras)
     assert chosen, output
-    assert set(extras.split(",")) & {"verl", "vllm"} <= set(chosen)
+    assert set(extras.split(",")) & {"harbor", "verl", "vllm"} <= set(chosen)
     assert len(chosen) > 40, json.dumps(chosen)
 
 
 @asks_the_index
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("other", CONFLICTS)
-def test_verl_cannot_be_installed_with_these_as_the_readme_says(other: str) -> None:
-    chosen, output = resolve(f"verl,{other}")
+@pytest.mark.parametrize("pair", CONFLICTS, ids="-".join)
+def test_these_extras_cannot_be_installed_together_as_the_guide_says(pair: tuple[str, str]) -> None:
+    chosen, output = resolve(",".join(pair))
     assert chosen == {}
-    assert CONFLICTS[other] in output
+    assert CONFLICTS[pair] in output
 
 
 @asks_the_index

@@ -52,8 +52,9 @@ def test_two_hundred_parallel_calls_of_one_attempt_are_answered_and_trained(
         assert len(texts) == 200
         return next(rewards)
 
-    settings = {"max_steps": 1, "batch_size": 1, "num_generations": 2, "max_completion_length": 2}
-    result = fit(many, ["one"], model=untrained_model, output_dir=tmp_path, **settings)
+    settings: dict[str, Any] = {"max_steps": 1, "batch_size": 1, "num_generations": 2, "max_completion_length": 2}
+    settings |= {"model": untrained_model, "max_rows_per_rollout": None}  # each of the calls begins a row
+    result = fit(many, ["one"], output_dir=tmp_path, **settings)
     [line] = metrics_of(result)
     assert (line["calls_captured"], line["calls_trained"], line["calls_excluded"]) == (400, 400, {})
 

@@ -300,6 +300,33 @@ def test_an_adapter_that_changes_tokens_or_names_no_call_is_refused(change: dict
         read_rollout(rollout(), [attempt()], [*two_turns(), final()], Custom(lambda t: t.model_copy(update=change)))
 
 
+def three_rows() -> list[Span]:
+    """The calls of three rows; the last call continues the first row."""
+    prompts = {"c1": [1, 2], "c2": [8], "c3": [9], "c4": [1, 2, 3, 4]}
+    calls = [gateway_call(name, number, prompt, [3]) for number, (name, prompt) in enumerate(prompts.items(), start=1)]
+    return [*(made for call in calls for made in call), final()]
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "trained", "excluded"),
+    [
+        (1, [["c1", "c4"]], {"c2": "row_limit", "c3": "row_limit"}),
+        (2, [["c1", "c4"], ["c2"]], {"c3": "row_limit"}),
+        (3, [["c1", "c4"], ["c2"], ["c3"]], {}),
+        (None, [["c1", "c4"], ["c2"], ["c3"]], {}),
+    ],
+)
+def test_the_first_rows_up_to_the_limit_are_trained_and_all_are_counted_by_cause(
+    max_rows: int | None, trained: list[list[str]], excluded: dict[str, str]
+) -> None:
+    record = read_rollout(rollout(), [attempt()], three_rows(), max_rows=max_rows)
+    assert [row.call_ids for row in record.samples] == trained
+    assert reasons(record) == excluded
+    assert sum(record.seams.values()) == 3
+    counts = closed(record)
+    assert (counts["captured"], counts["trained"]) == (4, 4 - len(excluded))
+
+
 # --- the books of a step -------------------------------------------------------------------------------------------
 
 
@@ -392,11 +419,11 @@ def histories(draw: st.DrawFn) -> tuple[Rollout, list[Attempt], list[Span]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(histories())
+@given(histories(), st.sampled_from([1, 2, None]))
 def test_whatever_happens_every_call_is_trained_or_excluded(
-    history: tuple[Rollout, list[Attempt], list[Span]],
+    history: tuple[Rollout, list[Attempt], list[Span]], max_rows: int | None
 ) -> None:
-    record = read_rollout(*history)
+    record = read_rollout(*history, max_rows=max_rows)
     records = {made.span_id for made in history[2] if made.name == "raw_gen_ai_request"}
     counts = closed(record)
     assert counts["captured"] == len(records)

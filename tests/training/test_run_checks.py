@@ -1,4 +1,4 @@
-"""Causes of a run without learning: rollouts without a trainable or scored call, refused calls, tokens that drift."""
+"""Causes of a run without learning: no trainable or scored call, refused calls, too many rows, tokens that drift."""
 
 from __future__ import annotations
 
@@ -184,6 +184,45 @@ def test_a_smoke_test_without_any_reward_says_so_and_does_not_raise(caplog: pyte
     assert len(messages) == 1
     assert "1 infrastructure_fault" in messages[0]
     assert "ValueError: the tool is missing" in messages[0]
+
+
+# --- rows ------------------------------------------------------------------------------------------------------------
+
+
+@agl.rollout
+def loops(task: str, llm: agl.LLM) -> float:
+    """An agent whose calls do not continue each other: each begins a row."""
+    for number in range({"short": 2, "long": 3, "longest": 5}[task]):
+        ask(llm, [say(f"{task} {number}")])
+    return 1.0 + next(_rewards)
+
+
+@pytest.mark.parametrize("limit", [2, None])
+async def test_rows_beyond_the_limit_are_excluded_with_a_reason_and_reported_once(
+    untrained_model: Path, tmp_path: Path, limit: int | None
+) -> None:
+    store, tasks = agl.InMemoryLightningStore(), ["short", "long", "longest"]
+    settings: dict[str, Any] = {"batch_size": 3, "num_generations": 2, "max_rows_per_rollout": limit, "store": store}
+    where: dict[str, Any] = {"model": untrained_model, "output_dir": tmp_path, "trainer_run_id": "rows"}
+    result = await asyncio.to_thread(fit, loops, tasks, **settings, **where)
+    for figures in result.metrics:
+        assert figures.calls_captured == 20
+        assert figures.calls_trained == (20 if limit is None else 12)
+        assert figures.calls_excluded == ({} if limit is None else {"row_limit": 8})
+    texts = [each.data["text"] for each in await store.query_run_records("rows") if each.name == "row_limit"]
+    assert len(texts) == (0 if limit is None else 1)
+    for text in texts:
+        assert text.startswith("step 1: 4 of 6 rollouts had more token rows than max_rows_per_rollout=2.")
+        assert re.search(r"The largest, rollout ro-\w+, has 5 rows", text)
+
+
+def test_supervised_fine_tuning_has_the_same_limit(untrained_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SMALL, "max_completion_length": 4, "progress": "none", "output_dir": tmp_path}
+    algorithm = agl.SFT(model=untrained_model, top_share=1.0, max_rows_per_rollout=2, **settings)
+    trainer = agl.Trainer(algorithm=algorithm, strategy="shm", store=agl.InMemoryLightningStore())
+    trainer.fit(loops, train_dataset=["longest"])
+    [figures] = trainer.result.metrics
+    assert (figures.calls_trained, figures.calls_excluded) == (4, {"row_limit": 6})
 
 
 # --- drift -----------------------------------------------------------------------------------------------------------

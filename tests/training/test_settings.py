@@ -64,6 +64,7 @@ def test_an_unknown_setting_is_refused_with_the_right_name(name: str, text: str)
         *((name, -1, "") for name in ("max_grad_norm", "step_timeout_seconds", "rollout_timeout_seconds")),
         ("staleness_clip_max", 0, "a number above 0; got 0"),
         *(("max_drift", value, "a number of at least 0 and at most 1; got") for value in (-0.1, 1.5, "much")),
+        *(("max_rows_per_rollout", value, f"a whole number of at least 1; got {value!r}") for value in (0, -1, "x")),
         *(("max_staleness", value, "a whole number of at least 0 and at most 64") for value in (-1, 65, 0.5, True)),
     ],
 )

@@ -143,6 +143,11 @@ class Sandbox:
     cwd: str | None
     addresses: Sequence[Address]
 
+    @property
+    def group_name(self) -> str:
+        """Name of the control group that limits the memory."""
+        return self.folder.name
+
     @staticmethod
     def hosts_of(addresses: Iterable[Address]) -> bytes:
         """Return the contents of /etc/hosts in the sandbox: its loopback device has the names of the models."""
@@ -161,7 +166,7 @@ class Sandbox:
         if self.settings.memory_bytes is None:
             yield request
             return
-        with contextlib.closing(MemoryLimit(self.folder.name, self.settings.memory_bytes)) as limit:
+        with contextlib.closing(MemoryLimit(self.group_name, self.settings.memory_bytes)) as limit:
             yield {**request, "memory": str(limit.path / "cgroup.procs")}
 
     def command(self, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
@@ -316,6 +321,14 @@ class MemoryLimit:
                     time.sleep(0.01)
                     continue
             return
+
+
+def remove_left_groups(prefix: str) -> None:
+    """Remove the control groups of programs that have ended with their runner."""
+    with contextlib.suppress(RuntimeError, OSError):
+        parent, _ = _memory_group()
+        for path in parent.glob(f"{prefix}-*"):
+            path.rmdir()
 
 
 def _memory_group() -> tuple[Path, str]:

@@ -121,7 +121,7 @@ INCLUDED_ANYWAY = (
     "web_search_call.results",
 )
 _ROLES = {"developer": "system", "system": "system", "user": "user"}
-_ECHO = ("type", "id", "status")
+_ECHO = ("type", "id", "status", "internal_chat_message_metadata_passthrough")  # the last is sent by codex
 _TEXT = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache_breakpoint")
 _DIRECT: Harmless = {"caller": ({"type": "direct"},), "async": (False,)}
 _TOOL = ("type", "name", "description", "parameters", "strict")

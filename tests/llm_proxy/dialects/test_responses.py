@@ -139,6 +139,17 @@ async def test_a_tool_is_called_and_its_output_goes_back_with_the_thoughts_befor
     assert agent.asked["tools"] == [{"type": "function", "function": parameters}]
 
 
+async def test_what_codex_adds_to_its_items_is_left_out(agent: Agent) -> None:
+    more = {"internal_chat_message_metadata_passthrough": {"source": "codex"}}
+    kinds = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "yes?"},
+        {"role": "user", "content": "1"},
+    ]
+    await agent.ask(input=[{"type": "message", **item, **more} for item in kinds])
+    assert agent.asked["messages"] == kinds
+
+
 async def test_what_the_library_has_parsed_goes_back_in_any_form(agent: Agent) -> None:
     agent.harness.model.answer = lambda request: {"content": '{"total": 3}', "tool_calls": [CALL]}
     async with agent.stream(text_format=Sum, tools=[{**TOOL, "strict": True}]) as stream:

@@ -116,6 +116,7 @@ class TRLSettings:
             seed=config.seed,
             deterministic=config.full_determinism,
             record_tokens="none",
+            max_rows_per_rollout=None,  # a rollout with several rows ends the run
             **self.own,
         )
 

@@ -21,6 +21,7 @@ VERSION: Final = "0.9.1"
 OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
     *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens", "solved_above"),
+    "max_rows_per_rollout",
 )
 """Settings under `agentlightning` in the configuration, with the same meaning as in `agl.GRPO`. The default of
 `max_completion_length` is `data.max_response_length`. `record_tokens`, by default `sample`, stores the values of each

@@ -1,0 +1,1 @@
+"""Harbor (https://github.com/harbor-framework/harbor): harnesses and tasks with verifiers."""

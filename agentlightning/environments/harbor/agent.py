@@ -1,0 +1,455 @@
+"""HarborAgent: runs an agent of Harbor on a task of Harbor, and uses the verdict of its verifier as the reward."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from typing_extensions import override
+
+from agentlightning.environments.harbor.trial_folder import TrialFolder, left_behind, trial_folder
+from agentlightning.litagent.command.attempt_folder import NO_KEY, attempt_resources, model_of
+from agentlightning.litagent.command.sandbox import Bubblewrap, require_bubblewrap
+from agentlightning.litagent.litagent import AgentFault, LitAgent
+from agentlightning.semconv import RAW_SPAN
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Rollout, RolloutRawResult
+from agentlightning.utils.setting_checks import check_choice, check_seconds
+
+logger = logging.getLogger(__name__)
+
+VerifierSandbox = Literal["separate", "task"]
+ApiFormat = Literal["openai_chat_completions", "openai_responses", "anthropic_messages"]
+
+POLICY_ERRORS = frozenset(
+    {
+        "ContextLengthExceededError",
+        "ContextWindowExceededError",
+        "OutputLengthExceededError",
+        "OutputTokenExceededError",
+    }
+)
+"""Exceptions of Harbor that a reply of the model caused, so that the verifier may still judge the attempt."""
+_QUIET = {"HARBOR_TELEMETRY": "off", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
+_QUIET_AGENT = {
+    **{"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
+    **{"OPENCODE_DISABLE_AUTOUPDATE": "1", "MSWEA_COST_TRACKING": "ignore_errors"},
+}
+"""Variables that keep Harbor, and agents in a sandbox, from requests of their own."""
+_FORMATS: Mapping[str, ApiFormat] = {"claude-code": "anthropic_messages", "codex": "openai_responses"}
+_PROVIDERS = {"opencode": "agl", "opencode-v2": "agl"}
+"""Agents for which `openai` means OpenAI itself; any other name means a compatible server."""
+_TASK_FIELDS = ("path", "name", "ref", "git_url", "git_commit_id")
+_REGISTRY_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<ref>[\w.:-]+))?")
+
+
+class HarborFault(AgentFault, RuntimeError):
+    """The trial has no verdict that measures the policy: the harness, its sandbox or the verifier failed."""
+
+    reason = "trial_failed"
+
+
+class NoVerdict(HarborFault):
+    """The verifier returned no reward."""
+
+    reason = "no_verdict"
+
+
+class NoModelCall(HarborFault):
+    """The harness ended without any call of the model."""
+
+    reason = "no_call"
+
+
+class HarborAgent(LitAgent[Any]):
+    """Runs an agent of Harbor (a harness such as `mini-swe-agent`, `opencode` or `claude-code`) in a sandbox.
+
+    ```python
+    agent = agl.HarborAgent(agent="mini-swe-agent", environment="bwrap", tools=["/home/me/mini"])
+    trainer.fit(agent, train_dataset=["tasks/mul", "tasks/sort"])
+    ```
+
+    A task is a folder in Harbor's format, a name in its registry (`org/name` or `org/name@ref`), or a row with `path`
+    or `name`. The harness gets the attempt's address and key, so all of its model calls are recorded. Requires
+    Python 3.12 or newer and `pip install 'agl-framework[harbor]'`.
+
+    Only a verdict of the verifier is a reward. If the harness fails, times out or makes no model call, if the sandbox
+    does not start, or if the verifier returns nothing, the attempt is an infrastructure fault.
+
+    Args:
+        agent: name of an agent of Harbor, or the fields of its `AgentConfig`. A class of your own (`import_path`) gets
+            the model's name, and its address and key as the variables OPENAI_BASE_URL and OPENAI_API_KEY.
+        environment: `bwrap` for a bubblewrap sandbox on this machine, the name of an environment of Harbor (`docker`,
+            `podman`, `gke`, `daytona`, ...), `agl.Bubblewrap(...)`, or the fields of its `EnvironmentConfig`.
+        llm: name of the model resource for the harness; the first by default.
+        tools: folders on this machine with the harness, which a bubblewrap sandbox can read and run. Nothing is
+            installed there. Other environments install the harness, or have it in their image
+            (`agent={"name": ..., "kwargs": {"skip_install": True}}`).
+        api_format: API that the harness calls, if it is not the usual one of this harness.
+        verifier: `separate` judges in a second, new sandbox, into which only the working folder and `artifacts` are
+            copied. `task` does what the task says, which is by default the sandbox of the agent; there, an agent can
+            change what the verifier sees.
+        artifacts: further files and folders for the second sandbox, by their paths in the first.
+        reward_key: name of the reward, if the verifier returns several. The others become reward dimensions.
+        policy_errors: names of exceptions of Harbor that do not prevent a reward.
+        stop_seconds: seconds to end the sandbox when the attempt is cancelled.
+        trials_dir: folder for the output of Harbor, which is otherwise deleted at the end of each attempt.
+        trial: further fields of Harbor's `TrialConfig`.
+
+    Raises:
+        ImportError: Harbor is not installed, or Python is older than 3.12.
+        TypeError, ValueError: a setting is invalid.
+    """
+
+    needs_resources = True
+
+    def __init__(
+        self,
+        agent: str | Mapping[str, Any],
+        environment: str | Bubblewrap | Mapping[str, Any] = "bwrap",
+        *,
+        llm: str | None = None,
+        tools: Sequence[str | os.PathLike[str]] = (),
+        api_format: ApiFormat | None = None,
+        verifier: VerifierSandbox = "separate",
+        artifacts: Sequence[str] = (),
+        reward_key: str = "reward",
+        policy_errors: Collection[str] = POLICY_ERRORS,
+        stop_seconds: float = 10.0,
+        trials_dir: str | os.PathLike[str] | None = None,
+        trial: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        require_harbor()
+        if api_format is not None:
+            check_choice("api_format", api_format, get_args(ApiFormat))
+        self.agent = _fields("agent", agent, "name")
+        self.sandbox = (
+            Bubblewrap() if environment == "bwrap" else environment if isinstance(environment, Bubblewrap) else None
+        )
+        """The settings of bubblewrap; None for another environment."""
+        self.environment = {} if self.sandbox is not None else _fields("environment", environment, "type")
+        self.llm = llm
+        self.tools = _texts("tools", [os.fspath(tool) for tool in _listed("tools", tools)])
+        if self.tools and self.sandbox is None:
+            raise ValueError(
+                "tools= is for environment='bwrap'. For another environment, put the harness into its image"
+            )
+        if relative := [tool for tool in self.tools if not os.path.isabs(tool)]:
+            raise ValueError(f"tools must contain absolute paths; got {relative[0]!r}")
+        self.api_format: ApiFormat | None = api_format
+        self.verifier: VerifierSandbox = check_choice("verifier", verifier, get_args(VerifierSandbox))
+        self.artifacts = _texts("artifacts", artifacts)
+        self.reward_key = reward_key
+        self.policy_errors = frozenset(_texts("policy_errors", policy_errors))
+        self.stop_seconds = check_seconds("stop_seconds", stop_seconds)
+        self.trials_dir = None if trials_dir is None else os.path.abspath(trials_dir)
+        self.trial = dict(trial or {})
+        if taken := sorted({"task", "agent", "environment", "trials_dir", "artifacts"} & set(self.trial)):
+            raise ValueError(f"trial must not contain {', '.join(taken)}: HarborAgent has a parameter for it")
+
+    @property
+    def name(self) -> str:
+        """Name of the harness, for messages."""
+        return str(self.agent.get("name") or self.agent.get("import_path"))
+
+    @override
+    def set_runner(self, runner: Any) -> None:
+        """Load Harbor, try bubblewrap, and end the sandboxes that killed runners left.
+
+        Raises:
+            RuntimeError: bubblewrap does not work on this machine.
+        """
+        if self.sandbox is not None:
+            require_bubblewrap()
+            if missing := [tool for tool in self.tools if not os.path.isdir(tool)]:
+                raise RuntimeError(f"tools: these folders do not exist on this machine: {', '.join(missing)}")
+        load_harbor()
+        super().set_runner(runner)
+
+    @override
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
+        """Run one trial.
+
+        Raises:
+            HarborFault: the trial has no verdict that measures the policy.
+        """
+        if not isinstance(rollout, AttemptedRollout):
+            raise TypeError(f"HarborAgent requires a rollout with an attempt; got a {type(rollout).__name__}")
+        model = model_of(attempt_resources(resources, rollout), self.llm)
+        if model is None:
+            raise ValueError("HarborAgent requires an LLM resource; the Trainer or the algorithm published none")
+        await remove_left_trials()
+        with trial_folder(rollout.attempt.attempt_id) as folder:
+            result = await self.run_trial(task, model, folder)
+            rewards = self.verdict(result)
+            recorded = isinstance(model_of(resources, self.llm), ProxyLLM)  # the gateway records every call
+            if recorded and not await self._has_called(rollout):
+                said = await asyncio.to_thread(_last_words, Path(self.trials_dir or folder.trials) / result.trial_name)
+                raise NoModelCall(f"The harness {self.name!r} ended without any call of the model{said}")
+        return cast("RolloutRawResult", rewards)
+
+    async def run_trial(self, task: Any, model: LLM | None, folder: TrialFolder) -> Any:
+        """Run one trial and return Harbor's `TrialResult`. If the call is cancelled, the sandbox is ended first.
+
+        Args:
+            task: a task as in a data set.
+            model: the model for the harness; None for an agent of Harbor that calls none.
+            folder: the folder of the trial.
+        """
+        harbor = load_harbor()
+        fields = self._trial_fields(task, model, folder)
+        separate = False
+        if self.verifier == "separate":
+            loaded = await harbor.load_task(fields["task"])
+            separate = not harbor.is_separate(loaded)
+            if separate:
+                fields["artifacts"] = [self._work_folder(loaded, harbor), *self.artifacts]
+        trial = await harbor.trial.create(harbor.trial_config.model_validate(fields))
+        if separate:
+            trial.task.config.verifier.environment_mode = harbor.separate
+        folder.record(trial.config.model_dump(mode="json"))
+        running = asyncio.ensure_future(trial.run())
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await asyncio.wait({running}, timeout=self.stop_seconds)
+            if not running.done():
+                logger.error(
+                    "the sandbox of trial %s did not end within %g s", trial.config.trial_name, self.stop_seconds
+                )
+            raise
+
+    def _trial_fields(self, task: Any, model: LLM | None, folder: TrialFolder) -> dict[str, Any]:
+        environment = dict(self.environment)
+        if self.sandbox is not None:
+            urls = [] if model is None else [model.get_base_url()]
+            environment = {
+                "import_path": "agentlightning.environments.harbor.bubblewrap:BubblewrapEnvironment",
+                "kwargs": {"folder": str(folder.path), "urls": urls, "tools": list(self.tools), **asdict(self.sandbox)},
+            }
+        return {
+            **self.trial,
+            "task": task_fields(task),
+            "agent": self._agent_fields(model),
+            "environment": environment,
+            "trials_dir": self.trials_dir or str(folder.trials),
+            "artifacts": list(self.artifacts),
+        }
+
+    def _agent_fields(self, model: LLM | None) -> dict[str, Any]:
+        own = dict(self.agent)
+        if self.sandbox is not None and own.get("name") not in (None, *BUILT_IN):
+            own["kwargs"] = {"skip_install": True, **own.get("kwargs", {})}
+        if model is None:
+            return own
+        name, base, key = self.name, model.get_base_url(), model.api_key or NO_KEY
+        api_format: ApiFormat = self.api_format or _FORMATS.get(name, "openai_chat_completions")
+        if api_format == "anthropic_messages":
+            key_name, provider = "ANTHROPIC_API_KEY", "anthropic"
+            base = base.removesuffix("/").removesuffix("/v1")  # its clients add /v1/messages
+        else:
+            key_name, provider = "OPENAI_API_KEY", _PROVIDERS.get(name, "openai")
+        env = {**_QUIET_AGENT, **own.get("env", {}), key_name: key}
+        fields: dict[str, Any] = {"model_name": f"{provider}/{model.model}", **own}
+        if "import_path" in own:  # a class of the user's, which need not support Harbor's fields for the model
+            url = "ANTHROPIC_BASE_URL" if key_name == "ANTHROPIC_API_KEY" else "OPENAI_BASE_URL"
+            return {**fields, "env": {**env, url: base}}
+        connection = {"base_url": base, "model_api_key_name": key_name, "model_api_format": api_format}
+        return {**connection, **fields, "env": env}
+
+    def _work_folder(self, task: Any, harbor: _Harbor) -> str:
+        config = task.config.environment
+        found = config.workdir or harbor.dockerfile_workdir(task.paths.environment_dir / "Dockerfile")
+        if found is None and self.sandbox is None and not self.artifacts:
+            raise ValueError(
+                f"The working folder of task {task.name} is unknown, which verifier='separate' copies. Set workdir in "
+                "[environment] of its task.toml, set artifacts=, or use verifier='task'"
+            )
+        return found or (self.artifacts[0] if self.sandbox is None else "/app")
+
+    def verdict(self, result: Any) -> dict[str, float]:
+        """Return the rewards of a trial by name; `reward` is the one to train on.
+
+        Args:
+            result: Harbor's `TrialResult`.
+
+        Raises:
+            HarborFault: it has none that measures the policy.
+        """
+        errors = [each for each in result.recorded_exceptions() if each.exception_type not in self.policy_errors]
+        if errors:
+            told = "; ".join(f"{each.exception_type}: {each.exception_message.strip()[-600:]}" for each in errors)
+            raise HarborFault(f"Trial {result.trial_name}: {told}")
+        rewards = dict(result.verifier_result.rewards or {}) if result.verifier_result else {}
+        if not rewards:
+            raise NoVerdict(f"Trial {result.trial_name}: the verifier returned no reward")
+        if self.reward_key in rewards:
+            chosen = rewards.pop(self.reward_key)
+        elif len(rewards) == 1:
+            chosen = rewards.popitem()[1]
+        else:
+            raise NoVerdict(
+                f"Trial {result.trial_name}: the verifier returned {', '.join(sorted(rewards))}, and none of them is "
+                f"{self.reward_key!r}. Set reward_key= to one of them"
+            )
+        return {"reward": float(chosen), **{name: float(value) for name, value in rewards.items()}}
+
+    async def _has_called(self, rollout: AttemptedRollout) -> bool:
+        store = getattr(self.get_runner(), "store", None)
+        if store is None:
+            return True
+        ids = (rollout.rollout_id, rollout.attempt.attempt_id)
+        return bool(await store.query_spans(*ids, name=RAW_SPAN, limit=1))
+
+
+BUILT_IN = ("oracle", "nop")
+"""Agents of Harbor that are no programs: the solution of the task, and nothing."""
+
+
+def _last_words(trial: Path) -> str:
+    """Return the end of the newest text that the harness has written, for an error message."""
+    texts = [path for path in (trial / "agent").glob("*.txt") if path.stat().st_size > 0]
+    if not texts:
+        return ""
+    newest = max(texts, key=lambda path: path.stat().st_mtime)
+    return f". The end of its {newest.name}: {newest.read_text(errors='replace').strip()[-600:]}"
+
+
+def task_fields(task: object) -> dict[str, Any]:
+    """Return the fields of Harbor's `TaskConfig` for a task of a data set.
+
+    Raises:
+        TypeError, ValueError: it names no task.
+    """
+    if isinstance(task, os.PathLike):
+        task = os.fspath(cast("os.PathLike[str]", task))
+    if isinstance(task, str):
+        if os.path.isdir(task):
+            task = {"path": task}
+        elif (named := _REGISTRY_NAME.fullmatch(task)) is not None:
+            task = {name: value for name, value in named.groupdict().items() if value is not None}
+        else:
+            raise ValueError(f"The task {task!r} is neither a folder on this machine nor a name such as org/name")
+    if not isinstance(task, Mapping):
+        raise TypeError(f"A task must be a folder, a name in Harbor's registry or a row with them; got {task!r}")
+    row = cast("Mapping[str, Any]", task)
+    fields = {name: row[name] for name in _TASK_FIELDS if row.get(name) is not None}
+    if "path" not in fields and "name" not in fields:
+        raise ValueError(f"A row of a task must have the field path or name; it has {', '.join(row) or 'none'}")
+    if "path" in fields and "git_url" not in fields:
+        fields["path"] = os.path.abspath(fields["path"])
+        if not os.path.isfile(os.path.join(fields["path"], "task.toml")):
+            raise ValueError(f"The task folder {fields['path']} has no task.toml")
+    return fields
+
+
+# --- Harbor ----------------------------------------------------------------------------------------------------------
+
+
+def require_harbor() -> None:
+    """Raise an error if Harbor is not installed; loads nothing.
+
+    Raises:
+        ImportError: Harbor is not installed, or this Python is too old for it.
+    """
+    if importlib.util.find_spec("harbor") is not None:
+        return
+    why = "" if sys.version_info >= (3, 12) else f", and Python 3.12 or newer (this is {sys.version.split()[0]})"
+    raise ImportError(
+        f"HarborAgent requires Harbor{why}: pip install 'agl-framework[harbor]'. Only runners need it, so an algorithm "
+        "can run in another environment"
+    )
+
+
+class _Harbor:
+    """The parts of Harbor that this module uses; they take seconds to load."""
+
+    def __init__(self) -> None:
+        require_harbor()
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+        self.trial: Any = importlib.import_module("harbor.trial.trial").Trial
+        self.trial_config: Any = importlib.import_module("harbor.models.trial.config").TrialConfig
+        self._task_config: Any = importlib.import_module("harbor.models.trial.config").TaskConfig
+        self._client: Any = importlib.import_module("harbor.tasks.client").TaskClient
+        self._task: Any = importlib.import_module("harbor.models.task.task").Task
+        self._modes: Any = importlib.import_module("harbor.models.task.verifier_mode")
+        self.separate: Any = self._modes.VerifierEnvironmentMode.SEPARATE
+        self.dockerfile_workdir: Any = importlib.import_module(
+            "harbor.environments.definition"
+        ).parse_dockerfile_workdir
+
+    async def load_task(self, fields: Mapping[str, Any]) -> Any:
+        """Return a task, downloaded if it is not on this machine."""
+        found = self._task_config.model_validate(dict(fields)).get_task_id()
+        downloaded = await self._client().download_tasks(task_ids=[found])
+        return self._task(task_dir=downloaded.results[0].path)
+
+    def is_separate(self, task: Any) -> bool:
+        """Return whether the task itself asks for a separate sandbox of its verifier."""
+        return bool(self._modes.task_has_any_separate_verifier(task.config))
+
+
+@functools.cache
+def load_harbor() -> _Harbor:
+    """Load Harbor without telemetry and without requests for prices.
+
+    Raises:
+        ImportError: Harbor is not installed.
+    """
+    return _Harbor()
+
+
+async def remove_left_trials() -> None:
+    """End the sandboxes of killed runners on this machine, and remove their folders."""
+    for path, config in left_behind():
+        logger.warning("trial %s was left by a killed runner; ending its sandbox", config.get("trial_name", path.name))
+        if config and not str(config["environment"].get("import_path", "")).startswith("agentlightning."):
+            try:
+                harbor = load_harbor()
+                fields = {**config, "trials_dir": str(path / "ended")}
+                left = await harbor.trial.create(harbor.trial_config.model_validate(fields))
+                await left.agent_environment.stop(delete=True)
+            except Exception as error:  # of the provider; the others are still removed
+                kind = config["environment"].get("type") or config["environment"].get("import_path")
+                logger.error(
+                    "the sandbox of trial %s in the environment %s may still run; ending it failed: %s: %s",
+                    *(config.get("trial_name"), kind, type(error).__name__, error),
+                )
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def _fields(setting: str, value: object, field: str) -> dict[str, Any]:
+    if isinstance(value, str) and value:
+        return {field: value}
+    if isinstance(value, Mapping) and value:
+        return dict(cast("Mapping[str, Any]", value))
+    raise TypeError(f"{setting} must be a name or a mapping with the fields of Harbor's configuration; got {value!r}")
+
+
+def _listed(setting: str, values: Any) -> list[Any]:
+    if isinstance(values, (str, bytes)) or not isinstance(values, Collection):
+        raise TypeError(f"{setting} must be a list; got {values!r}")
+    return list(cast("Collection[Any]", values))
+
+
+def _texts(setting: str, values: object) -> tuple[str, ...]:
+    listed = _listed(setting, values)
+    if wrong := [value for value in listed if not isinstance(value, str)]:
+        raise TypeError(f"{setting} must contain strings; got {wrong[0]!r}")
+    return tuple(listed)

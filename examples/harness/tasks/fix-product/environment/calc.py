@@ -1,0 +1,2 @@
+def mul(a: int, b: int) -> int:
+    return a + b
