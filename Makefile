@@ -304,10 +304,10 @@ $(FOR_HARBOR_STAMP): pyproject.toml $(wildcard tests/environments/harbor_agent/*
 	if command -v npm > /dev/null; then mkdir -p $(FOR_HARBOR)/node && cp tests/environments/harbor_agent/package.json $(FOR_HARBOR)/node && cd $(FOR_HARBOR)/node && npm install --no-save --no-audit --no-fund --ignore-scripts --loglevel error && npm run --silent link; fi
 	@touch $@
 
-# Test agl.HarborAgent with the real Harbor, which needs Python 3.12 or newer
+# Test agl.HarborAgent with the real Harbor, which needs Python 3.12 or newer; 200 trials with kills: ARGS="-m heavy"
 test-harbor: $(if $(HARBOR_PYTHON),$(FOR_HARBOR_STAMP))
 	@if [ -z "$(HARBOR_PYTHON)" ]; then echo "test-harbor: NOT RUN, because no Python 3.12 or newer was found. Choose one with: make test-harbor HARBOR_PYTHON=..."; \
-	else $(FOR_HARBOR)/bin/$(PYTEST) tests/environments/harbor_agent tests/examples/test_harness.py $(ARGS); fi
+	else $(FOR_HARBOR)/bin/$(PYTEST) tests/environments/harbor_agent tests/examples/test_harness.py -m "not heavy" $(ARGS); fi
 
 # Compare the programs of examples/ and contrib/recipes/ with their READMEs. Those with constraints.txt have separate environments.
 test-examples: setup-dev $(PROMPT_DATA)/.fetched

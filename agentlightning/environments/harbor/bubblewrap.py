@@ -234,9 +234,9 @@ class BubblewrapEnvironment(BaseEnvironment):
             raise _build_failure(step, "it copies from another image or from the network")
         place = PurePosixPath(workdir) / target
         for source in sources:
-            found = sorted(self.environment_dir.glob(source.removeprefix("./").removeprefix("/") or "."))
-            if source in (".", "./", "/"):
-                found = [self.environment_dir]
+            pattern = source.strip("/").removeprefix("./")
+            whole = pattern in ("", ".")
+            found = [self.environment_dir] if whole else sorted(self.environment_dir.glob(pattern))
             if not found:
                 raise _build_failure(step, f"the task has no file {source!r}")
             for path in found:

@@ -330,6 +330,8 @@ COPY --chown=1:1 calc.py data/ /app/
 WORKDIR data
 RUN echo "$OTHER" > other && pwd > where
 COPY calc.py renamed.py
+COPY . /copy/
+COPY *.py /globbed/
 CMD ["bash"]
 """
     changed = {
@@ -341,6 +343,7 @@ CMD ["bash"]
 set -e
 [ "$(pwd)" = /srv/data ] && [ "$(cat other)" = "x y" ] && [ "$(cat where)" = /srv/data ] && [ $PLACE = /srv/data ]
 [ "$(cat /app/one)" = 1 ] && [ -f /app/calc.py ] && cmp renamed.py /app/calc.py
+[ -f /copy/data/one ] && [ -f /copy/Dockerfile ] && [ "$(ls /globbed)" = calc.py ]
 echo 1 > verdict
 """
     assert one(text, tmp_path, changed).attempt.reward == 1.0
