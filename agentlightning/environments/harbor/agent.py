@@ -291,8 +291,8 @@ class HarborAgent(LitAgent[Any]):
         """
         errors = [each for each in result.recorded_exceptions() if each.exception_type not in self.policy_errors]
         if errors:
-            told = "; ".join(f"{each.exception_type}: {each.exception_message.strip()[-600:]}" for each in errors)
-            raise HarborFault(f"Trial {result.trial_name}: {told}")
+            texts = "; ".join(f"{each.exception_type}: {each.exception_message.strip()[-600:]}" for each in errors)
+            raise HarborFault(f"Trial {result.trial_name}: {texts}")
         rewards = dict(result.verifier_result.rewards or {}) if result.verifier_result else {}
         if not rewards:
             raise NoVerdict(f"Trial {result.trial_name}: the verifier returned no reward")
