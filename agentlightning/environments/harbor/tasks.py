@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.environments.harbor.agent import HarborAgent
+from agentlightning.environments.harbor.agent import HarborAgent, remove_left_trials
 from agentlightning.environments.harbor.trial_folder import trial_folder
 from agentlightning.litagent.command.sandbox import Bubblewrap
 
@@ -56,6 +56,7 @@ async def check_tasks(
     concurrency: int = 2,
 ) -> AsyncIterator[CheckedTask]:
     """Run no agent and the solution on each task, and yield the tasks in their order."""
+    await remove_left_trials()
     slots = asyncio.Semaphore(concurrency)
 
     async def within(folder: Path) -> CheckedTask:

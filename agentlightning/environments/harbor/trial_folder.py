@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 BASE = Path("/var/tmp")
 """Not TMPDIR, which other users often may not enter, as a sandbox of a runner that is root must."""
-_LOCK, _RECORD = "lock", "trial.json"
+_RECORD = "trial.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,15 @@ def trial_folder(name: str) -> Generator[TrialFolder]:
     """Make a folder for a trial, hold its lock, and remove it at the end."""
     import fcntl  # POSIX only, like the sandboxes
 
-    folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent_folder())))
-    lock = os.open(folder.path / "new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent_folder())))
+        with contextlib.suppress(FileNotFoundError):
+            lock = _opened(folder.path)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink > 0:
+                break
+            os.close(lock)  # another runner took it for one that was left
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        os.rename(folder.path / "new", folder.path / _LOCK)  # others see only a lock that is held
         folder.path.chmod(0o711)
         folder.trials.mkdir(mode=0o700)
         yield folder
@@ -86,12 +90,12 @@ def left_behind() -> Iterator[tuple[Path, dict[str, Any]]]:
 
     for path in sorted(parent_folder().iterdir()):
         try:
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # it is being made or removed
+            lock = _opened(path)
+        except OSError:  # it has been removed
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not (path / _LOCK).exists():
+            if os.fstat(lock).st_nlink == 0:
                 continue
             try:
                 config: dict[str, Any] = json.loads((path / _RECORD).read_bytes())
@@ -104,3 +108,7 @@ def left_behind() -> Iterator[tuple[Path, dict[str, Any]]]:
             continue
         finally:
             os.close(lock)
+
+
+def _opened(folder: Path) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -14,7 +14,9 @@ from tests.environments.harbor_agent.agents import ASK
 
 if "HARBOR_TEST_FOLDER" in os.environ:
     trial_folder.BASE = Path(os.environ["HARBOR_TEST_FOLDER"])
-SCRIPT = f"set -e\n{ASK}\nif [ -e /app/solvable ]; then printf 'def mul(a, b):\\n    return a * b\\n' > /app/calc.py; fi"
+SCRIPT = (
+    f"set -e\n{ASK}\nif [ -e /app/solvable ]; then printf 'def mul(a, b):\\n    return a * b\\n' > /app/calc.py; fi"
+)
 RETRIED = agl.RolloutConfig(
     timeout_seconds=60, unresponsive_seconds=5, max_attempts=4, retry_condition=["failed", "timeout", "unresponsive"]
 )

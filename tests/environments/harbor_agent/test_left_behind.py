@@ -119,7 +119,6 @@ def test_the_sandbox_of_another_provider_is_ended_by_its_recorded_settings(own_f
         assert not told.exists()  # its runner holds the lock
         kept = folder.path.with_name("kept")
         os.rename(folder.path, kept)
-    os.close(os.open(kept, os.O_RDONLY))
     asyncio.run(remove_left_trials())
     assert told.read_text() == "left-1__env delete=True\n"
 
@@ -135,6 +134,13 @@ def test_a_sandbox_that_cannot_be_ended_is_named(
         asyncio.run(remove_left_trials())
     [text] = [each.message for each in caplog.records if "may still run" in each.message]
     assert "left-2 in the environment daytona" in text
+
+
+def test_a_folder_whose_runner_was_killed_while_it_was_made_or_removed_goes(own_folder: Path) -> None:
+    empty = trial_folder.parent_folder() / "at-4-x"
+    (empty / "trials").mkdir(parents=True)
+    asyncio.run(remove_left_trials())
+    assert not empty.exists()
 
 
 def test_the_folder_of_another_user_is_refused(own_folder: Path) -> None:

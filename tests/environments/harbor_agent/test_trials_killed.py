@@ -161,4 +161,4 @@ async def _check(url: str, replies: set[str], killed: Counter[str]) -> None:
     assert ends["scored"] > 0.9 * TRIALS
     assert set(seen) <= replies
     assert max(seen.values()) == 1
-    assert killed["runner"] and killed["sandbox"]
+    assert min(killed["runner"], killed["sandbox"]) > 0
