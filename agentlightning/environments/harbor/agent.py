@@ -18,6 +18,7 @@ from typing import Any, Literal, cast, get_args
 
 from typing_extensions import override
 
+from agentlightning.env_var import LightningEnvVar
 from agentlightning.environments.harbor.trial_folder import TrialFolder, left_behind, trial_folder
 from agentlightning.litagent.command.attempt_folder import NO_KEY, attempt_resources, model_of
 from agentlightning.litagent.command.sandbox import Bubblewrap, require_bubblewrap
@@ -107,7 +108,8 @@ class HarborAgent(LitAgent[Any]):
         trial: further fields of Harbor's `TrialConfig`.
 
     Raises:
-        ImportError: Harbor is not installed, or Python is older than 3.12.
+        ImportError: Harbor is not installed, or Python is older than 3.12. Not raised on a machine that runs only the
+            algorithm (AGL_CURRENT_ROLE=algorithm).
         TypeError, ValueError: a setting is invalid.
     """
 
@@ -130,7 +132,8 @@ class HarborAgent(LitAgent[Any]):
         trial: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        require_harbor()
+        if os.environ.get(LightningEnvVar.AGL_CURRENT_ROLE.value) != "algorithm":
+            require_harbor()
         if api_format is not None:
             check_choice("api_format", api_format, get_args(ApiFormat))
         self.agent = _fields("agent", agent, "name")
@@ -165,9 +168,10 @@ class HarborAgent(LitAgent[Any]):
 
     @override
     def set_runner(self, runner: Any) -> None:
-        """Load Harbor, try bubblewrap, and end the sandboxes that killed runners left.
+        """Load Harbor and try bubblewrap.
 
         Raises:
+            ImportError: Harbor is not installed.
             RuntimeError: bubblewrap does not work on this machine.
         """
         if self.sandbox is not None:
@@ -369,8 +373,8 @@ def require_harbor() -> None:
         return
     why = "" if sys.version_info >= (3, 12) else f", and Python 3.12 or newer (this is {sys.version.split()[0]})"
     raise ImportError(
-        f"HarborAgent requires Harbor{why}: pip install 'agl-framework[harbor]'. Only runners need it, so an algorithm "
-        "can run in another environment"
+        f"HarborAgent requires Harbor{why}: pip install 'agl-framework[harbor]'. Only runners need it: in an "
+        "environment that runs only the algorithm, set AGL_CURRENT_ROLE=algorithm"
     )
 
 
