@@ -11,6 +11,7 @@ FOLDERS = {
     "chaos": "kills, cuts and fills up whole servers and runs",
     "deploy": "the recipes of deploy/",
     "drift": "tokenizers, templates and agents against the adapter and the gateway together",
+    "environments/harbor_agent": "agentlightning/environments/harbor with Harbor itself, in an environment of its own",
     "examples": "the programs of examples/ and contrib/recipes/, and what their READMEs show",
     "frameworks": "agents of other frameworks, through gateway, runner and adapter",
     "packaging": "the wheel, its installation, and the files of the repository around the package",
@@ -23,6 +24,7 @@ FOLDERS = {
 
 FILES = {
     "a whole run, or a promise of several modules": """
+        environments/test_harbor_absent
         emitter/test_values engine/test_families engine/test_smolagents engine/vllm_engine/test_signatures
         engine/vllm_engine/test_vllm_run execution/test_endings execution/test_endings_table execution/test_lone_runner
         execution/test_main_thread execution/test_never_hangs execution/test_several_machines legacy/test_legacy
