@@ -123,6 +123,7 @@ def test_no_text_is_in_two_parts_and_every_language_has_as_many() -> None:
         )
 
 
+@pytest.mark.timeout(1200)  # up to five minutes of one core, more beside other tests
 @fetched
 @pytest.mark.heavy
 def test_the_best_known_prompt_is_worth_much_more_than_the_worst_of_the_starting_ones() -> None:
