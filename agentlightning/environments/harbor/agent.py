@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -225,7 +226,10 @@ class HarborAgent(LitAgent[Any]):
         folder.record(trial.config.model_dump(mode="json"))
         running = asyncio.ensure_future(trial.run())
         try:
-            return await asyncio.shield(running)
+            result = await asyncio.shield(running)
+            if separate and not trial.task.has_steps and not result.recorded_exceptions():
+                _check_copied(trial.paths.artifacts_dir / "manifest.json", fields["artifacts"])
+            return result
         except asyncio.CancelledError:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -321,6 +325,14 @@ class HarborAgent(LitAgent[Any]):
 
 BUILT_IN = ("oracle", "nop")
 """Agents of Harbor that are no programs: the solution of the task, and nothing."""
+
+
+def _check_copied(manifest: Path, required: Collection[str]) -> None:
+    """Raise HarborFault unless each path was copied to the verifier, which would otherwise judge untouched files."""
+    entries = json.loads(manifest.read_bytes()) if manifest.exists() else []
+    copied = {each["source"] for each in entries if each["status"] in ("ok", "skipped")}
+    if missing := [path for path in required if path not in copied]:
+        raise HarborFault(f"The verifier did not get {', '.join(missing)}, which could not be copied from the sandbox")
 
 
 def _last_words(trial: Path) -> str:

@@ -120,7 +120,8 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._workdir = WORKDIR
         self._image_env: dict[str, str] = {}
         super().__init__(*args, **kwargs)
-        self._addresses = [] if "__verifier__" in self.session_id else addresses_of(urls)
+        is_agent = self.session_id.endswith("__env") and "__verifier" not in self.session_id  # a long id is cut
+        self._addresses = addresses_of(urls) if is_agent else []
 
     @staticmethod
     @override

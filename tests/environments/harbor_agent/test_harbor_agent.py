@@ -171,6 +171,10 @@ FAULTS = {
         *(ASK, {"tests/test.sh": '#!/bin/bash\necho \'{"a": 1, "b": 0}\' > /logs/verifier/reward.json\n'}),
         *("no_verdict", "Set reward_key= to one of them"),
     ),
+    "the work cannot be copied to the verifier": (
+        *(ASK + "rm -rf /app", {}),
+        *("trial_failed", "did not get /app"),
+    ),
     "the sandbox cannot be built": (
         *(ASK, {"environment/Dockerfile": "FROM x\nRUN apt-get install -y cowsay\n"}),
         *("trial_failed", "cannot follow the Dockerfile at line 2"),
