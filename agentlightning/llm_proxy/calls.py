@@ -39,6 +39,8 @@ class GatewayCall:
     """Name in `model_list` of the called model: the requested model (aliases resolved) or a fallback."""
     policy: CallPolicy | None = None
     """The policy of the call; None if the gateway has no policies, or the request could not be read."""
+    sampling: Json | None = None
+    """The name of a model and the sampling parameters for requests to it that do not have their own."""
     streamed: bool = False
     """True if the agent requested a stream."""
     agent_headers: dict[str, str] = field(default_factory=dict[str, str])

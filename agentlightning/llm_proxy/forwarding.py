@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from agentlightning.llm_proxy.access.bodies import DigestedBody
@@ -174,6 +174,8 @@ class Forwarder:
         request = await self._off_loop.run(
             call.bytes, _upstream_request, dialect, wire, endpoints, agent_request, call.policy
         )
+        if call.sampling is not None and call.model == call.sampling.get("model"):
+            request = replace(request, body=request.wire.with_sampling(request.body, call.sampling))
         call.left_out_tools = request.left_out_tools
         call.request, call.prompt = request.body, request.prompt
         return request

@@ -128,6 +128,7 @@ class Gateway:
             agent_headers={name: value for name, value in headers if name in dialect.forwarded},
             role=address.role,
             model_in_url=address.model,
+            sampling=address.sampling,
             client_span=client_span(scope),
         )
         if self._journal is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -148,6 +150,21 @@ class ProxyLLM(LLM):
             api_key=key,
             sampling_parameters=dict(self.sampling_parameters),
         )
+
+    def for_program(self, rollout: AttemptedRollout) -> LLM:
+        """Return an `LLM` for this attempt whose URL contains `sampling_parameters`.
+
+        The gateway sets them in requests to this model that do not have their own, so they apply to a program that
+        reads only the URL and the key.
+        """
+        if not self.sampling_parameters:
+            return self.with_attempted_rollout(rollout)
+        root = self.get_base_url().removesuffix("/")
+        tail = "/v1" if root.endswith("/v1") else ""
+        value = json.dumps({"model": self.model, **self.sampling_parameters})
+        code = base64.urlsafe_b64encode(value.encode()).decode().rstrip("=")
+        endpoint = f"{root.removesuffix('/v1')}/sampling/{code}{tail}"
+        return self.model_copy(update={"endpoint": endpoint}).with_attempted_rollout(rollout)
 
     def keyed_for(self, rollout: AttemptedRollout) -> ProxyLLM:
         """Return a copy with the key of this attempt, for a process that does not have the server's token."""

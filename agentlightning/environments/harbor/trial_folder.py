@@ -1,6 +1,7 @@
 """The folder of one Harbor trial, and the removal of what a killed runner left behind.
 
-A runner holds a lock on the folder of each of its trials. A folder without a lock belongs to a runner that was killed.
+A runner holds a lock on the folder of each of its trials. A folder without a lock belongs to a runner that was killed,
+or to a sandbox that did not end.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import json
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentlightning.litagent.command.sandbox import remove_left_groups
+from agentlightning.environments.harbor.package import load_harbor
+from agentlightning.litagent.command.attempt_folder import held_folder, left_folders
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,13 @@ BASE = Path("/var/tmp")
 _RECORD = "trial.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TrialFolder:
     """A folder that exists while its trial runs."""
 
     path: Path
+    kept: bool = False
+    """Whether the folder remains, like that of a killed runner, because the sandbox of the trial did not end."""
 
     @property
     def trials(self) -> Path:
@@ -60,23 +63,16 @@ def parent_folder() -> Path:
 @contextlib.contextmanager
 def trial_folder(name: str) -> Generator[TrialFolder]:
     """Make a folder for a trial, hold its lock, and remove it at the end."""
-    import fcntl  # POSIX only, like the sandboxes
-
-    while True:
-        folder = TrialFolder(Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent_folder())))
-        with contextlib.suppress(FileNotFoundError):
-            lock = _opened(folder.path)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.fstat(lock).st_nlink > 0:
-                break
-            os.close(lock)  # another runner took it for one that was left
+    path, lock = held_folder(f"{name}-", parent_folder())
+    folder = TrialFolder(path)
     try:
         folder.path.chmod(0o711)
         folder.trials.mkdir(mode=0o700)
         yield folder
     finally:
         try:
-            shutil.rmtree(folder.path, ignore_errors=True)
+            if not folder.kept:
+                shutil.rmtree(folder.path, ignore_errors=True)
         finally:
             os.close(lock)
 
@@ -86,29 +82,43 @@ def left_behind() -> Iterator[tuple[Path, dict[str, Any]]]:
 
     Trials without a record have started no sandbox. Each folder is locked while it is handled.
     """
-    import fcntl
+    for path, _ in left_folders(sorted(parent_folder().iterdir())):
+        try:
+            config: dict[str, Any] = json.loads((path / _RECORD).read_bytes())
+        except (OSError, ValueError):
+            config = {}
+        yield path, config
+        shutil.rmtree(path, ignore_errors=True)
 
-    for path in sorted(parent_folder().iterdir()):
-        try:
-            lock = _opened(path)
-        except OSError:  # it has been removed
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(lock).st_nlink == 0:
-                continue
+
+async def remove_left_trials() -> None:
+    """End the sandboxes of killed runners on this machine, and remove their folders."""
+    for path, config in left_behind():
+        logger.warning("trial %s was left by a killed runner; ending its sandbox", config.get("trial_name", path.name))
+        if config and not str(config["environment"].get("import_path", "")).startswith("agentlightning."):
             try:
-                config: dict[str, Any] = json.loads((path / _RECORD).read_bytes())
-            except (OSError, ValueError):
-                config = {}
-            yield path, config
-            remove_left_groups(path.name)
-            shutil.rmtree(path, ignore_errors=True)
-        except BlockingIOError:  # its runner works
-            continue
-        finally:
-            os.close(lock)
+                await _end_sandboxes({**config, "trials_dir": str(path / "ended")})
+            except Exception as error:  # of the provider; the others are still removed
+                kind = config["environment"].get("type") or config["environment"].get("import_path")
+                logger.error(
+                    "the sandbox of trial %s in the environment %s may still run; ending it failed: %s: %s",
+                    *(config.get("trial_name"), kind, type(error).__name__, error),
+                )
 
 
-def _opened(folder: Path) -> int:
-    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+async def _end_sandboxes(config: Mapping[str, Any]) -> None:
+    """End the sandboxes of a trial, of the agent and of its verifiers, which are found by their names."""
+    harbor = load_harbor()
+    trial = await harbor.trial.create(harbor.trial_config.model_validate(dict(config)))
+    delete = trial.config.environment.delete
+    await trial.agent_environment.stop(delete=delete)
+    for step in ("trial", *(step.name for step in trial.task.config.steps or [])):
+        verifier = harbor.environments.create_environment_from_config(
+            config=trial.config.environment,
+            environment_dir=trial.task.paths.environment_dir,
+            environment_name=trial.task.short_name,
+            session_id=trial._separate_verifier_session_id(step),  # Harbor has no public function for it
+            trial_paths=trial.paths,
+            task_env_config=trial.task.config.environment,
+        )
+        await verifier.stop(delete=delete)

@@ -27,6 +27,7 @@ from agentlightning.litagent.command.attempt_folder import (
     environment,
     keys_of,
     model_of,
+    remove_left_attempts,
     result_of,
     write_files,
 )
@@ -118,7 +119,7 @@ class CommandAgent(LitAgent[Any]):
 
     @override
     def set_runner(self, runner: Any) -> None:
-        """Store the runner.
+        """Store the runner, and remove what killed runners have left on this machine.
 
         Raises:
             RuntimeError: programs cannot run as `user`, or in the sandbox, on this machine.
@@ -126,6 +127,7 @@ class CommandAgent(LitAgent[Any]):
         self._user()
         if self.sandbox is not None:
             require_bubblewrap()
+        remove_left_attempts()
         super().set_runner(runner)
 
     @override

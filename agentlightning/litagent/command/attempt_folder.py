@@ -5,6 +5,7 @@ The folder is kept open: if the program replaces it, the replacement is never us
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
@@ -19,10 +20,12 @@ from typing import Any, Literal, cast
 from agentlightning.base.terminal import cut
 from agentlightning.env_var import PROGRAM_VARIABLES
 from agentlightning.litagent.command.process import ProgramFailed, ProgramOutput, ProgramResultError
+from agentlightning.litagent.command.sandbox import remove_left_groups
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Resource
 
 logger = logging.getLogger(__name__)
 
+PREFIX = "agl-program-"
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
 
 
@@ -34,8 +37,7 @@ class AttemptFolder:
     """A new folder for one attempt: mode 0700, owned by `owner` (user and group) or by us. Its methods block."""
 
     def __init__(self, owner: tuple[int, int] | None = None) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="agl-attempt-"))
-        self._descriptor = _open_folder(self.path)
+        self.path, self._descriptor = held_folder(PREFIX)
         self._owner = owner
         if owner is not None:
             os.fchown(self._descriptor, *owner)
@@ -90,20 +92,60 @@ class AttemptFolder:
     def remove(self) -> None:
         """Remove the folder and its contents, even if the program has moved it; warn if something cannot be removed."""
         try:
-            if os.geteuid() != 0:  # root needs no permissions
-                os.fchmod(self._descriptor, 0o700)
-            try:
-                here = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
-            except OSError:  # the system does not report it
-                here = self.path
-            _empty(self._descriptor)
-            if os.fstat(self._descriptor).st_nlink > 0:  # the program may have removed it
-                os.rmdir(here)
-            _remove_impostor(self.path)
-        except OSError as error:
-            logger.warning("Could not remove the folder %s of an attempt: %s", self.path, error)
+            _remove(self.path, self._descriptor)
         finally:
             os.close(self._descriptor)
+
+
+def held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
+    """Make a folder and return its path and descriptor, which holds a lock until it is closed or this process ends."""
+    import fcntl  # POSIX only, like CommandAgent
+
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _open_folder(path)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if os.fstat(descriptor).st_nlink > 0:
+                return path, descriptor
+            os.close(descriptor)  # another process has removed it, before it had its lock
+
+
+def left_folders(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield each folder without a lock, because its runner was killed, and its descriptor. It has a lock meanwhile."""
+    import fcntl
+
+    for path in paths:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:  # it is locked or has been removed
+            descriptor = _open_folder(path)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_nlink > 0 and remove_left_groups(path.name):
+                yield path, descriptor
+
+
+def remove_left_attempts() -> None:
+    """Remove the folders and the control groups of attempts whose runner was killed on this machine."""
+    for path, descriptor in left_folders(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        if os.geteuid() in (0, os.fstat(descriptor).st_uid):
+            _remove(path, descriptor)
+
+
+def _remove(path: Path, descriptor: int) -> None:
+    try:
+        if os.geteuid() != 0:  # root needs no permissions
+            os.fchmod(descriptor, 0o700)
+        try:
+            here = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except OSError:  # the system does not report it
+            here = path
+        _empty(descriptor)
+        if os.fstat(descriptor).st_nlink > 0:  # the program may have removed it
+            os.rmdir(here)
+        _remove_impostor(path)
+    except OSError as error:
+        logger.warning("Could not remove the folder %s of an attempt: %s", path, error)
 
 
 def _remove_impostor(path: Path) -> None:
@@ -188,8 +230,7 @@ NO_KEY = "unused"
 def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Resource]:
     """Return the resources for this attempt: models behind the gateway have the attempt's address and key."""
     return {
-        name: value.with_attempted_rollout(rollout) if isinstance(value, ProxyLLM) else value
-        for name, value in resources.items()
+        name: value.for_program(rollout) if isinstance(value, ProxyLLM) else value for name, value in resources.items()
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ipaddress
 import os
@@ -323,12 +324,20 @@ class MemoryLimit:
             return
 
 
-def remove_left_groups(prefix: str) -> None:
-    """Remove the control groups of programs that have ended with their runner."""
-    with contextlib.suppress(RuntimeError, OSError):
+def remove_left_groups(name: str) -> bool:
+    """Remove the control groups `name` and `name-*` of programs that have ended with their runner.
+
+    Returns:
+        False if one of them still contains processes.
+    """
+    try:
         parent, _ = _memory_group()
-        for path in parent.glob(f"{prefix}-*"):
-            path.rmdir()
+        for path in (parent / name, *parent.glob(f"{name}-*")):
+            with contextlib.suppress(FileNotFoundError):
+                path.rmdir()
+    except (RuntimeError, OSError) as error:
+        return getattr(error, "errno", None) != errno.EBUSY
+    return True
 
 
 def _memory_group() -> tuple[Path, str]:

@@ -60,6 +60,15 @@ class Dialect(ABC):
     def prompt_of(self, request: Json) -> list[object]:
         """Return the prompt of a request, as messages with a role and a content, for the record."""
 
+    def with_sampling(self, request: Json, sampling: Json) -> Json:
+        """Return a request with those sampling parameters that it does not have. The agent's own are kept."""
+        if not self.generates:
+            return request
+        limited = any(request.get(name) is not None for name in self.limit_names)
+        missing = {name: value for name, value in sampling.items() if request.get(name) is None}
+        limit = missing.pop("max_tokens", None)
+        return {**request, **missing, **({} if limited or limit is None else {self.limit_names[0]: limit})}
+
     def wants_stream(self, request: Json) -> bool:
         """True if the agent requested a stream."""
         return bool(request.get("stream"))

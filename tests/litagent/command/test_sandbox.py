@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -11,7 +12,7 @@ import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ import psutil
 import pytest
 
 import agentlightning as agl
+from agentlightning.litagent.command.attempt_folder import PREFIX, held_folder
 from agentlightning.litagent.command.sandbox import MOST_CONNECTIONS, MemoryLimit, addresses_of, require_bubblewrap
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, Attempt, RolloutConfig
-from tests.stubs.running import run_tasks, run_through_gateway
+from tests.stubs.running import run_tasks, run_through_gateway, runner_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -300,11 +302,17 @@ async def test_it_cannot_start_more_processes_than_its_limit(store: InMemoryLigh
     assert await scored(store, python(script, sandbox=agl.Bubblewrap(processes=40))) == 1.0
 
 
-async def test_its_memory_has_a_limit(store: InMemoryLightningStore) -> None:
+def parent_of_groups() -> Path:
+    """Return the folder of the control groups of this process, or skip the test."""
     try:
-        MemoryLimit("agl-test", 1 << 26).close()
+        with contextlib.closing(MemoryLimit("agl-test", 1 << 26)) as limit:
+            return limit.path.parent
     except RuntimeError as error:
         pytest.skip(str(error))
+
+
+async def test_its_memory_has_a_limit(store: InMemoryLightningStore) -> None:
+    parent_of_groups()
     script = "held = bytearray(1 << 28); print(1)"
     small, large = (agl.Bubblewrap(memory_bytes=limit) for limit in (1 << 26, 1 << 29))
     attempt = await run_task(store, python(script, sandbox=small))
@@ -338,12 +346,13 @@ def command_of(process: psutil.Process) -> list[str]:
 
 
 RUNNER = """
-import asyncio, agentlightning as agl
+import asyncio, sys, agentlightning as agl
 from agentlightning.store.memory import InMemoryLightningStore
 from tests.stubs.running import run_tasks
 
 program = "import os, time; os.fork(); print('running', flush=True); time.sleep(2_718_281)"
-agent = agl.CommandAgent(["/usr/bin/python3", "-c", program], sandbox="bwrap")
+sandbox = agl.Bubblewrap(memory_bytes=(1 << 28) if len(sys.argv) > 1 else None)
+agent = agl.CommandAgent(["/usr/bin/python3", "-c", program], sandbox=sandbox)
 asyncio.run(run_tasks(InMemoryLightningStore(), agent, {}))
 """
 
@@ -354,17 +363,71 @@ def in_sandboxes() -> list[psutil.Process]:
     return [each for each, command in commands if command[:2] == ["/usr/bin/python3", "-c"] and "2_718" in command[2]]
 
 
-def test_a_runner_that_is_killed_leaves_no_process_of_a_sandbox(own_temporary_folder: Path) -> None:
+@contextlib.contextmanager
+def running_elsewhere(*limited: str) -> Generator[None]:
+    """A runner in another process with a program; both are killed at the end."""
     env = {**os.environ, "TMPDIR": tempfile.gettempdir()}
-    runner = subprocess.Popen([sys.executable, "-c", RUNNER], cwd=ROOT, env=env)
+    runner = subprocess.Popen([sys.executable, "-c", RUNNER, *limited], cwd=ROOT, env=env)
     try:
         wait_until(lambda: len(in_sandboxes()) == 2)
+        yield
     finally:
         runner.kill()
         runner.wait()
-    wait_until(lambda: not in_sandboxes())
-    for left in own_temporary_folder.iterdir():  # of an attempt that nothing could end
-        shutil.rmtree(left)
+        wait_until(lambda: not in_sandboxes())
+
+
+def starts() -> None:
+    """Start a runner, which runs no task."""
+    python("").set_runner(runner_of())
+
+
+def test_a_runner_that_is_killed_leaves_no_process_and_the_next_one_removes_its_files(
+    own_temporary_folder: Path,
+) -> None:
+    with running_elsewhere():
+        [folder] = own_temporary_folder.iterdir()
+        starts()
+        assert (folder / "task.json").exists()  # its runner works
+        assert len(in_sandboxes()) == 2
+    assert (folder / "task.json").exists()
+    other = own_temporary_folder / "agl-of-another-program"
+    other.mkdir()
+    starts()
+    assert list(own_temporary_folder.iterdir()) == [other]
+    other.rmdir()
+
+
+def test_the_control_group_of_a_killed_runner_is_removed_by_the_next_one(own_temporary_folder: Path) -> None:
+    groups = parent_of_groups()
+    with running_elsewhere("limited"):
+        [folder] = own_temporary_folder.iterdir()
+        assert (groups / folder.name).is_dir()
+    assert (groups / folder.name).is_dir()
+
+    def is_removed() -> bool:  # the kernel may need a moment to empty the group
+        starts()
+        return not folder.exists()
+
+    wait_until(is_removed)
+    assert not (groups / folder.name).exists()
+
+
+def test_files_of_a_program_that_still_ends_wait_for_the_next_start(own_temporary_folder: Path) -> None:
+    path, descriptor = held_folder(PREFIX)
+    group = parent_of_groups() / path.name
+    os.close(descriptor)
+    group.mkdir()
+    process = subprocess.Popen(["sleep", "60"])
+    (group / "cgroup.procs").write_text(str(process.pid))
+    starts()
+    assert path.exists()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not (group / "cgroup.procs").read_text())
+    starts()
+    assert not path.exists()
+    assert not group.exists()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
