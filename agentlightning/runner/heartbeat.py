@@ -2,7 +2,8 @@
 
 A worker's heartbeat renews the leases of the attempts that it lists. The leases of other attempts of the worker run
 out: the reply to their claim never arrived, or their end could not be reported. An attempt has its own heartbeats if
-its rollout limits the time without one (`unresponsive_seconds`)."""
+its rollout limits the time without one (`unresponsive_seconds`). After each heartbeat of the worker, attempts whose
+result can no longer count are ended, so that their programs and sandboxes do not run on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial
 from typing import Literal
 
-from agentlightning.store.base import LightningStore
+from agentlightning.runner.outcome import AttemptOver
+from agentlightning.store.base import FINISHED, LightningStore
 from agentlightning.tracer.store_thread import StoreThread
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.concurrency.loops import within
@@ -54,6 +56,8 @@ class Heartbeats:
         self.held = set[str]()
         """Ids of the worker's current attempts, which its heartbeats list. The runner's loop changes it, and operations
         on a set are atomic."""
+        self._running: dict[str, tuple[str, Callable[[str], object]]] = {}
+        """By the id of an attempt: its rollout, and what ends the attempt."""
         self._clock_offset = 0.0
         """Seconds by which the store's clock is ahead of this machine's, from the last response to a heartbeat."""
         self._interval = interval
@@ -99,16 +103,36 @@ class Heartbeats:
 
     @contextlib.asynccontextmanager
     async def of_attempt(self, rollout: AttemptedRollout) -> AsyncGenerator[None]:
-        """Send heartbeats of this attempt during the block."""
-        silence = rollout.config.unresponsive_seconds
-        if silence is None:
-            yield
-            return
-        renewing = self._begin(partial(self._renew, rollout, max(silence / 3, SHORTEST_INTERVAL)))
+        """Send heartbeats of this attempt during the block, and end the block when its result can no longer count.
+
+        Raises:
+            AttemptOver: the rollout has ended, or a later attempt of it has started.
+        """
+        silence, id, why = rollout.config.unresponsive_seconds, rollout.attempt.attempt_id, list[str]()
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+
+        def end(reason: str) -> None:
+            if id in self._running and not why:
+                why.append(reason)
+                limit.reschedule(loop.time())
+
+        renewing = None
+        if silence is not None:
+            renewing = self._begin(partial(self._renew, rollout, max(silence / 3, SHORTEST_INTERVAL)))
         try:
-            yield
+            async with limit:
+                self._running[id] = (rollout.rollout_id, partial(loop.call_soon_threadsafe, end))
+                try:
+                    yield
+                finally:
+                    del self._running[id]
+        except TimeoutError as error:
+            if not why:
+                raise
+            raise AttemptOver(why[0]) from error
         finally:
-            renewing.cancel()
+            if renewing is not None:
+                renewing.cancel()
 
     def close(self) -> None:
         """End the thread, if there is one. May be called twice; a later heartbeat starts another one."""
@@ -143,6 +167,26 @@ class Heartbeats:
             await within(self._interval, self._send(store, stats))
         except Exception as error:  # the next one may get through; otherwise the lease runs out
             logger.warning("[%s] heartbeat failed: %s: %s", self._worker_id, type(error).__name__, error)
+            return
+        try:
+            await within(self._interval, self._end_over(store))
+        except Exception as error:  # a store of the user's may not have the query; the next one may get through
+            logger.debug("[%s] query for ended rollouts failed: %s", self._worker_id, error)
+
+    async def _end_over(self, store: LightningStore) -> None:
+        running = dict(self._running)
+        if not running:
+            return
+        ids = sorted({rollout_id for rollout_id, _ in running.values()})
+        rollouts = {each.rollout_id: each for each in await store.query_rollouts(rollout_id_in=ids)}
+        for attempt_id, (rollout_id, end) in running.items():
+            rollout = rollouts.get(rollout_id)
+            if rollout is None:
+                continue
+            if rollout.status in FINISHED:
+                end(f"The rollout has ended ({rollout.status})")
+            elif isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id != attempt_id:
+                end("A later attempt of the rollout has started")
 
     async def _send(self, store: LightningStore, *stats: dict[str, object]) -> None:
         before = time.time()

@@ -14,6 +14,7 @@
 | exceeded `timeout_seconds` (also its command)  | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
 | raised `CancelledError` without cancellation   | failed    | cancelled            | cancelled         |
+| had no use: its rollout ended or was retried   | failed    | cancelled            | cancelled         |
 | finished, but the store was unreachable        | failed    | infrastructure_fault | spans_lost        |
 | finished, but the store refused its spans      | failed    | infrastructure_fault | spans_refused     |
 | could not begin: the store was unreachable     | failed    | infrastructure_fault | store_unreachable |
@@ -101,6 +102,12 @@ class TimeLimitExceeded(AttemptFault, TimeoutError):
 
 class AgentCancelled(AttemptFault):
     """The agent raised `CancelledError`, but the attempt was not cancelled."""
+
+    reason = "cancelled"
+
+
+class AttemptOver(AttemptFault):
+    """The rollout has ended, or a later attempt of it has started, so the result of this attempt cannot count."""
 
     reason = "cancelled"
 

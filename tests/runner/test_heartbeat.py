@@ -234,3 +234,54 @@ async def test_one_step_after_serving_the_queue_keeps_its_lease() -> None:
         finished = await runner.step(1.0)
     other.cancel()
     await one_attempt(store, finished.rollout_id)
+
+
+@pytest.mark.parametrize("mode", ["thread", "asyncio"])
+@pytest.mark.parametrize("kind", ["coroutine", "function"])
+@pytest.mark.parametrize("why", ["cancelled", "retried", "away once"])
+async def test_an_attempt_that_can_no_longer_count_is_ended(kind: str, mode: str, why: str) -> None:
+    class Away(InMemoryLightningStore):
+        failures = 1 if why == "away once" else 0
+
+        @override
+        async def query_rollouts(self, *args: Any, **filters: Any) -> Any:
+            if self.failures:
+                self.failures -= 1
+                raise ConnectionError("away")
+            return await super().query_rollouts(*args, **filters)
+
+    store, started, over, ended = Away(), threading.Event(), threading.Event(), list[str]()
+
+    async def waits(task: Any) -> float:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            ended.append("coroutine")
+            raise
+        return 1.0
+
+    def blocks(task: Any) -> float:  # in a thread, which cannot be ended and is abandoned
+        started.set()
+        assert over.wait(60)
+        return 1.0
+
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), heartbeat_interval=0.05, interval_jitter=0.0, heartbeat_launch_mode=mode, max_rollouts=1
+    )
+    queued = await store.enqueue_rollout(1)
+    agent = rollout(waits) if kind == "coroutine" else rollout(blocks)
+    with runner.run_context(agent=agent, store=store):
+        serving = asyncio.create_task(runner.iter())
+        assert await asyncio.to_thread(started.wait, 20)
+        if why == "retried":
+            await store.start_attempt(queued.rollout_id)
+        else:
+            await store.update_rollout(queued.rollout_id, status="cancelled")
+        await asyncio.wait_for(serving, 20)
+    over.set()
+    [attempt, *_] = await store.query_attempts(queued.rollout_id)
+    assert (attempt.outcome, attempt.outcome_reason) == ("cancelled", "cancelled")
+    assert attempt.error is not None
+    assert ("A later attempt" if why == "retried" else "ended (cancelled)") in attempt.error.message
+    assert ended == ([kind] if kind == "coroutine" else [])
