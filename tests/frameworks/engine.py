@@ -33,8 +33,7 @@ class Engine(ModelServer):
         if exchange.path != "/v1/chat/completions":
             return await _send(writer, 404, b'{"error": {"message": "chat completions only"}}', {})
         try:
-            reply = chat_reply(exchange.request, self.answer(exchange.request), next(self._names), tokens=True)
-            _tokenise(reply, encode(template(exchange.request)))
+            reply = self.reply(exchange.request)
         except Exception as error:
             self.trouble.append(error)
             raise
@@ -43,11 +42,16 @@ class Engine(ModelServer):
             return await self._stream(exchange, chat_frames(reply, exchange.request), writer)
         return await _send(writer, 200, json.dumps(reply).encode(), {})
 
+    def reply(self, request: Json) -> Json:
+        """Return the reply to a request, with the tokens of the template."""
+        reply = chat_reply(request, self.answer(request), next(self._names), tokens=True)
+        put_tokens(reply, encode(template(request)), encode(said(reply["choices"][0]["message"])))
+        return reply
 
-def _tokenise(reply: Json, prompt: list[int]) -> None:
-    """Put the tokens of the template in place of the stub's own."""
+
+def put_tokens(reply: Json, prompt: list[int], completion: list[int]) -> None:
+    """Replace the tokens of a reply with one choice."""
     (choice,) = reply["choices"]
-    completion = encode(said(choice["message"]))
     if "token_ids" in choice:
         reply["prompt_token_ids"], choice["token_ids"] = prompt, completion
     if choice["logprobs"]:

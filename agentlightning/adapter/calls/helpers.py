@@ -48,6 +48,7 @@ _LAST_OPENINGS: Final = (
     "[SUGGESTION MODE: Suggest what the user might naturally type next",  # Claude Code
     "Please write a 5-10 word title for the following conversation",  # Claude Code
     "Generate a title for this conversation:",  # opencode
+    "You are performing a CONTEXT CHECKPOINT COMPACTION",  # codex: compaction
     "Analyze *only* the content and structure of your immediately preceding response",  # qwen-code: next speaker
 )
 _OPENS_LAST: Final = re.compile(r'(?:\A|"text": ?")\s{0,64}(?:' + "|".join(map(re.escape, _LAST_OPENINGS)) + ")")

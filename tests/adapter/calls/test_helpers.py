@@ -52,6 +52,7 @@ COMPACTION = "Your task is to create a detailed summary of the conversation so f
         call(
             ("system", "*Briefly* summarize this partial conversation about programming.\nInclude"), ("user", "# USER")
         ),
+        call(("user", "hi"), ("user", "You are performing a CONTEXT CHECKPOINT COMPACTION. Create a handoff summary")),
         call(
             ("user", "hi"), ("user", "Analyze *only* the content and structure of your immediately preceding response")
         ),

@@ -118,6 +118,11 @@ def test_the_changed_result_of_a_tool_is_told_as_such() -> None:
     assert read(*calls, other_way).starts[-1].cause == "tool_result_changed"
 
 
+def test_an_answer_that_the_agent_changed_is_an_edit_although_the_prompt_continues_an_earlier_turn() -> None:
+    messages = changed((4, "an answer that nobody gave"))
+    assert after(messages, [1, 2, 3, 4, 9, 5, 68, 9, 5]) == RowStart("c", "edit", previous="a", at=5)
+
+
 def test_two_ways_on_from_one_turn_are_a_branch() -> None:
     messages = conversation("six times seven?", "42", "and nine?", system=SYSTEM)
     assert after(messages, [1, 2, 3, 4, 9, 55]) == RowStart("c", "branch", previous="a", at=5)
