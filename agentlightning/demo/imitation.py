@@ -10,7 +10,7 @@ is measured on separate tasks, never on training or held-out tasks. The result d
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -70,8 +70,6 @@ class WarmStart:
         self._random = random.Random(f"imitation {seed}")
         self._on_progress = on_progress
         self._own_tasks = [draw_imitation_task(self._random)[0] for _ in range(settings.IMITATION_MEASURED_TASKS)]
-        self._assistant = tokenizer.convert_tokens_to_ids("<assistant>")
-        self._eos = tokenizer.eos_token_id
         self._steps = 0
         self._optimizer = torch.optim.AdamW(
             model.parameters(), lr=settings.IMITATION_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01
@@ -109,36 +107,54 @@ class WarmStart:
         for _ in range(steps):
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate * min(1.0, (self._steps + 1) / 50)
-            tokens, mask = self._conversations(shown)
-            hidden = self._model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
-            loss = cross_entropy(self._model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
-            self._optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
-            self._optimizer.step()
+            imitate(self._model, self._tokenizer, self._optimizer, self._conversations(shown), tools=TOOLS)
             self._steps += 1
 
-    def _conversations(self, shown: float) -> tuple[Tensor, Tensor]:
-        """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""
+    def _conversations(self, shown: float) -> list[list[dict[str, Any]]]:
         conversations: list[list[dict[str, Any]]] = []
         for _ in range(settings.IMITATION_BATCH):
             shows_tool = self._random.random() < shown
             task, expression = draw_imitation_task(self._random)
-            messages = shown_messages(task, expression) if shows_tool else guessed_messages(task, expression)
-            conversations.append(messages_for_template(messages))
-        texts = self._tokenizer.apply_chat_template(conversations, tools=TOOLS, tokenize=False)
-        rows = cast("list[list[int]]", self._tokenizer(cast("list[str]", texts), add_special_tokens=False)["input_ids"])
-        masks: list[list[bool]] = []
-        for row in rows:
-            masks.append([])
-            inside = False
-            for token in row:
-                masks[-1].append(inside)
-                inside = token == self._assistant or (inside and token != self._eos)
-        length = max(map(len, rows))
-        pad = self._tokenizer.pad_token_id
-        tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
-        return tokens, torch.tensor([mask + [False] * (length - len(mask)) for mask in masks])
+            conversations.append(shown_messages(task, expression) if shows_tool else guessed_messages(task, expression))
+        return conversations
+
+
+def imitate(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    optimizer: torch.optim.Optimizer,
+    conversations: Sequence[list[dict[str, Any]]],
+    *,
+    tools: list[Any] | None = None,
+) -> None:
+    """Run one training step that raises the probability of the assistant's messages in these conversations."""
+    tokens, mask = _batch(tokenizer, conversations, tools)
+    hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
+    loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+
+def _batch(
+    tokenizer: PreTrainedTokenizerFast, conversations: Sequence[list[dict[str, Any]]], tools: list[Any] | None
+) -> tuple[Tensor, Tensor]:
+    """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""
+    messages = [messages_for_template(conversation) for conversation in conversations]
+    texts = tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+    rows = cast("list[list[int]]", tokenizer(cast("list[str]", texts), add_special_tokens=False)["input_ids"])
+    assistant, masks = tokenizer.convert_tokens_to_ids("<assistant>"), list[list[bool]]()
+    for row in rows:
+        masks.append([])
+        inside = False
+        for token in row:
+            masks[-1].append(inside)
+            inside = token == assistant or (inside and token != tokenizer.eos_token_id)
+    length = max(map(len, rows))
+    pad = tokenizer.pad_token_id
+    tokens = torch.tensor([row + [pad] * (length - len(row)) for row in rows])
+    return tokens, torch.tensor([mask + [False] * (length - len(mask)) for mask in masks])
 
 
 def shown_messages(task: Task, expression: str) -> list[dict[str, Any]]:

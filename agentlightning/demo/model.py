@@ -35,7 +35,7 @@ _SPECIAL: Final = (
 _CHARACTERS: Final = tuple("0123456789 .,:;?!()'\"-+*/=%\n")
 _OPERATORS: Final = (" + ", " - ", " * ", " / ")
 _PIECES: Final = (
-    r'\{"name": "calculator", "arguments": \{"expression": "'
+    r'\{"name": "[a-z]+", "arguments": \{"[a-z]+": "'
     r'|"\}\}'
     r"| [-+*/] "
     r"| ?[^\W\d_]+ ?"

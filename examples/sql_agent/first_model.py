@@ -14,8 +14,8 @@ from typing import Any, Final
 import torch
 from agent import CHECK, REWRITE, WRITE, shown
 from airports import Task, is_right, run_query, tasks
-from torch.nn.functional import cross_entropy
 
+from agentlightning.demo.imitation import imitate
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
@@ -26,9 +26,6 @@ MIXED: Final = 100  # the last steps, in which most queries are wrong
 SHARE_RIGHT: Final = 0.2
 RATE: Final = 2.5e-3
 BATCH: Final = 32
-
-Conversation = tuple[str, str, str]
-"""Instruction, text and reply."""
 
 
 def make_first_model(folder: Path, database: Path, seed: int = 0, steps: int = STEPS) -> None:
@@ -47,13 +44,7 @@ def make_first_model(folder: Path, database: Path, seed: int = 0, steps: int = S
             for group in optimizer.param_groups:
                 group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
             drawn = [_draw(rng, examples, SHARE_RIGHT if remaining <= MIXED else 1.0) for _ in range(BATCH)]
-            tokens, mask = _batch(tokenizer, drawn)
-            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
-            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            imitate(model, tokenizer, optimizer, drawn)
     Policy(model, tokenizer).save(folder)
 
 
@@ -66,31 +57,21 @@ def _queries(task: Task) -> list[str]:
     return [query, without, other if other != query else query.replace("country", "land")]
 
 
-def _draw(rng: random.Random, examples: list[Task], share_right: float) -> Conversation:
+def _draw(rng: random.Random, examples: list[Task], share_right: float) -> list[dict[str, Any]]:
     task = rng.choice(examples)
     right, *wrong = _queries(task)
     reply = right if rng.random() < share_right else rng.choice(wrong)
     kind = rng.random()
     if kind < 0.5:
-        return WRITE, task["question"], reply
+        return _conversation(WRITE, task["question"], reply)
     before = rng.choice(wrong) if kind < 0.75 or rng.random() < 0.5 else right
     result = shown(run_query(task["database"], before))
     so_far = f"{task['question']}\n{before}\n{result}"
     if kind < 0.75:
-        return REWRITE, so_far, reply
-    return CHECK, so_far, "right" if is_right(task, before) else "wrong"
+        return _conversation(REWRITE, so_far, reply)
+    return _conversation(CHECK, so_far, "right" if is_right(task, before) else "wrong")
 
 
-def _batch(tokenizer: Any, drawn: list[Conversation]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return conversations, padded on the right, and a mask of the replies' tokens: (B, T) each."""
-    rows: list[list[int]] = []
-    starts: list[int] = []
-    for instruction, text, reply in drawn:
-        messages = [{"role": "system", "content": instruction}, {"role": "user", "content": text}]
-        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        starts.append(len(tokenizer(prompt, add_special_tokens=False)["input_ids"]))
-        rows.append(tokenizer(f"{prompt}{reply}<eos>", add_special_tokens=False)["input_ids"])
-    length = max(map(len, rows))
-    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
-    mask = [[start <= at < len(row) for at in range(length)] for row, start in zip(rows, starts, strict=True)]
-    return tokens, torch.tensor(mask)
+def _conversation(instruction: str, text: str, reply: str) -> list[dict[str, Any]]:
+    roles = ("system", "user", "assistant")
+    return [{"role": role, "content": content} for role, content in zip(roles, (instruction, text, reply), strict=True)]
