@@ -2,7 +2,8 @@
 
 import argparse
 import json
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import aiohttp
 import openai
@@ -17,8 +18,10 @@ class EnvironmentFailed(RuntimeError):
     """The environment server failed, so the episode says nothing about the model."""
 
 
-async def send(socket: aiohttp.ClientWebSocketResponse, kind: str, data: object) -> dict[str, Any]:
-    """Return the observation, the reward and the end that follow a reset or an action."""
+async def send(
+    socket: aiohttp.ClientWebSocketResponse, kind: str, data: object, fields: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the observation, the reward and the end that follow a reset or an action. `fields` are of the actions."""
     await socket.send_json({"type": kind, "data": data})
     message = await socket.receive(timeout=STEP_SECONDS)
     if message.type is not aiohttp.WSMsgType.TEXT:
@@ -26,10 +29,21 @@ async def send(socket: aiohttp.ClientWebSocketResponse, kind: str, data: object)
     reply = json.loads(message.data)
     if reply["type"] == "error":
         error = reply["data"]
-        if kind == "step" and error["code"] == "VALIDATION_ERROR":  # an error of the model, which can try again
-            return {"observation": {"error": f"invalid action: {error.get('errors')}"}, "reward": 0.0, "done": False}
+        if kind == "step" and is_of_model(error, data, fields):
+            ended = error["code"] == "SESSION_ERROR"  # otherwise the model can try again
+            return {"observation": {"error": f"invalid action: {error.get('errors')}"}, "reward": 0.0, "done": ended}
         raise EnvironmentFailed(f"{error['code']}: {error['message']}")
     return reply["data"]
+
+
+def is_of_model(error: dict[str, Any], action: object, fields: Iterable[str]) -> bool:
+    """Return whether the server rejected the action. Otherwise the environment itself failed."""
+    if error["code"] == "SESSION_ERROR":  # it cannot send why: an exception of a validator, or an invalid character
+        return "serializ" in error["message"]
+    known: set[object] = {"data", *fields}  # other fields are of an observation
+    if isinstance(action, dict):
+        known.update(cast("dict[str, object]", action))
+    return error["code"] == "VALIDATION_ERROR" and any(not e["loc"] or e["loc"][0] in known for e in error["errors"])
 
 
 async def tool_of(session: aiohttp.ClientSession) -> Any:
@@ -44,7 +58,7 @@ def arguments_of(call: Any) -> object:
     """Return the action that the model wrote, or its text, which the environment rejects, if it is not JSON."""
     try:
         return json.loads(call.function.arguments)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # a number with thousands of digits is a ValueError too
         return call.function.arguments
 
 
@@ -59,6 +73,7 @@ async def plays(task: dict[str, Any], llm: agl.LLM) -> float:
     client = openai.AsyncOpenAI(base_url=llm.get_base_url(), api_key=llm.api_key or "unused")
     async with client, aiohttp.ClientSession(task["server"], raise_for_status=True) as session:
         tool = await tool_of(session)
+        fields = tool["function"]["parameters"]["properties"]
         async with session.ws_connect("/ws", max_msg_size=100 * 2**20) as socket:
             result = await send(socket, "reset", task["reset"])
             messages: list[Any] = [{"role": "user", "content": text_of(result)}]
@@ -71,7 +86,7 @@ async def plays(task: dict[str, Any], llm: agl.LLM) -> float:
                     break
                 messages.append(message.model_dump(exclude_none=True))
                 for call in message.tool_calls:
-                    result = await send(socket, "step", arguments_of(call))
+                    result = await send(socket, "step", arguments_of(call), fields)
                     total += float(result["reward"] or 0.0)
                     if result["done"]:
                         return total

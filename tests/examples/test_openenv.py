@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,10 @@ if importlib.util.find_spec("openenv") is None:
 README = (EXAMPLES / "openenv/README.md").read_text()
 
 
-def start(folder: Path) -> tuple[Process, str]:
+def start(folder: Path, app: str = "server:app") -> tuple[Process, str]:
     port = free_port()
-    command = ["python", "-m", "uvicorn", "--app-dir", EXAMPLES / "openenv", "server:app", "--port", str(port)]
-    process = Process(command, folder, {})
+    command = ["python", "-m", "uvicorn", "--app-dir", EXAMPLES / "openenv", app, "--port", str(port)]
+    process = Process(command, folder, {"PYTHONPATH": str(folder)})
     process.until("Application startup complete")
     return process, f"http://127.0.0.1:{port}"
 
@@ -86,6 +87,61 @@ def test_a_model_that_finds_the_number_has_the_reward_of_the_environment(agent: 
 def test_a_model_that_does_not_find_it_loses(agent: Any, server: str, answer: str | Json, turns: int) -> None:
     result, requests = evaluate(agent, server, lambda _: answer)
     assert (result.rewards, result.outcomes, len(requests)) == ([0.0], {"scored": 1}, turns)
+
+
+STRICT = """
+from openenv.core.env_server import create_app
+from pydantic import field_validator
+from pydantic_core import PydanticCustomError
+from server import Guess, Guessing, Hint
+
+class Even(Guess):
+    @field_validator("number")
+    @classmethod
+    def is_even(cls, number: int) -> int:
+        if number == 1:
+            raise ValueError("must be even")
+        if number == 3:
+            raise PydanticCustomError("odd", "must be even")
+        return number
+
+class Broken(Guessing):
+    def step(self, action, timeout_s=None, **kwargs):
+        return Hint(hint=None) if action.number == 100 else super().step(action)
+
+app = create_app(Broken, Even, Hint, env_name="strict", max_concurrent_envs=8)
+"""
+
+
+@pytest.fixture(scope="module")
+def strict_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("strict")
+    (folder / "strict.py").write_text(STRICT)
+    process, address = start(folder, "strict:app")
+    yield address
+    process.kill()
+
+
+@pytest.mark.parametrize(("number", "turns"), [(1, 1), ("\ud800", 1), (3, 20)])
+def test_an_action_that_a_validator_rejects_is_an_error_of_the_model(
+    agent: Any, strict_server: str, number: object, turns: int
+) -> None:
+    result, requests = evaluate(agent, strict_server, lambda _: guesses(number))
+    assert (result.rewards, result.outcomes, len(requests)) == ([0.0], {"scored": 1}, turns)
+    assert turns == 1 or "must be even" in last(requests[1])["content"]
+
+
+def test_an_invalid_observation_of_the_environment_is_no_low_reward(agent: Any, strict_server: str) -> None:
+    result, requests = evaluate(agent, strict_server, lambda _: guesses(100))
+    assert (result.rewards, result.outcomes, len(requests)) == ([None], {"infrastructure_fault": 1}, 1)
+
+
+@pytest.mark.parametrize("text", ["not JSON", "7" * 5000, "[" * 100_000], ids=["words", "digits", "brackets"])
+def test_an_action_that_is_no_json_is_sent_as_text_which_the_server_rejects(agent: Any, server: str, text: str) -> None:
+    call = SimpleNamespace(function=SimpleNamespace(arguments=text))
+    assert agent.arguments_of(call) == text
+    result, requests = evaluate(agent, server, lambda _: calls(("step", text)))
+    assert (result.rewards, result.outcomes, len(requests)) == ([0.0], {"scored": 1}, 20)
 
 
 @pytest.mark.parametrize("number", [0, "many", None])
