@@ -41,7 +41,7 @@ WORKERS ?= 3
 # Tests start Python several thousand times, so Python must write its bytecode caches.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-harbor test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean test-gpu bench-gpu-memory
+.PHONY: setup setup-dev demo check lint shape types layers test test-heavy test-heavy-in-turn test-frameworks test-framework test-frameworks-in-turn test-first-frameworks test-vendors test-trackers test-extras test-oldest test-newest test-engine test-trl test-verl test-harbor test-harbor-heavy test-trainers-in-turn test-golden golden golden-runs test-examples test-example test-examples-in-turn test-chaos soak documents reference docs docs-versions bench bench-store bench-trainer bench-gateway bench-learning bench-prompts bench-pretrained bench-gpu bench-trl dashboard test-dashboard check-dashboard picture-dashboard bench-dashboard wheel clean test-gpu bench-gpu-memory
 
 setup: $(STAMP)
 
@@ -300,14 +300,18 @@ test-verl: $(FOR_VERL_STAMP)
 
 $(FOR_HARBOR_STAMP): pyproject.toml $(wildcard tests/environments/harbor_agent/*.txt tests/environments/harbor_agent/*.json)
 	$(HARBOR_PYTHON) -m tests.frameworks.environments --make $(FOR_HARBOR) -- -r tests/environments/harbor_agent/requirements.txt --editable '.[harbor]'
-	if [ -x /usr/bin/python3 ]; then /usr/bin/python3 -m tests.frameworks.environments --make $(FOR_HARBOR)/tools -- -r tests/environments/harbor_agent/tools.txt; fi
+	if [ -x /usr/bin/python3 ]; then /usr/bin/python3 -m tests.frameworks.environments --make $(FOR_HARBOR)/tools -- --compile-bytecode -r tests/environments/harbor_agent/tools.txt; fi
 	if command -v npm > /dev/null; then mkdir -p $(FOR_HARBOR)/node && cp tests/environments/harbor_agent/package.json $(FOR_HARBOR)/node && cd $(FOR_HARBOR)/node && npm install --no-save --no-audit --no-fund --ignore-scripts --loglevel error && npm run --silent link; fi
 	@touch $@
 
-# Test agl.HarborAgent with the real Harbor, which needs Python 3.12 or newer; 200 trials with kills: ARGS="-m heavy"
-test-harbor: $(if $(HARBOR_PYTHON),$(FOR_HARBOR_STAMP))
+# Test agl.HarborAgent with the real Harbor, which needs Python 3.12 or newer
+test-harbor: $(if $(HARBOR_PYTHON),$(FOR_HARBOR_STAMP) $(PROMPT_DATA)/.fetched)
 	@if [ -z "$(HARBOR_PYTHON)" ]; then echo "test-harbor: NOT RUN, because no Python 3.12 or newer was found. Choose one with: make test-harbor HARBOR_PYTHON=..."; \
 	else $(FOR_HARBOR)/bin/$(PYTEST) tests/environments/harbor_agent tests/examples/test_harness.py -m "not heavy" $(ARGS); fi
+
+# Test agl.HarborAgent in containers of podman, in 200 trials with kills, and in the training of a model, which is killed twice
+test-harbor-heavy: $(FOR_HARBOR_STAMP) $(DEV_STAMP)
+	$(FOR_HARBOR)/bin/$(PYTEST) tests/environments/harbor_agent tests/examples/test_harness.py -m heavy $(ARGS)
 
 # Compare the programs of examples/ and contrib/recipes/ with their READMEs. Those with constraints.txt have separate environments.
 test-examples: setup-dev $(PROMPT_DATA)/.fetched

@@ -245,6 +245,7 @@ WITHOUT_PUBLIC_NAME = {
     "_attn_implementation": "training/learner/forward.py: the attention that a model of transformers runs",
     "_cdata": "training/learner/memory.py: the storage that tensors share",
     "_merge_env": "environments/harbor/bubblewrap.py: the variables of a command, which Harbor offers to no other name",
+    "_separate_verifier_session_id": "environments/harbor/trial_folder.py: the container of a verifier, by its name",
     "_is_mkldnn_bf16_supported": "engine/served.py: whether this processor multiplies in bfloat16",
     "_save_checkpoint": "training/external/trl/session.py: TRL's own checkpoint at a step of ours",
     "_threads_queues": "execution/children.py: a forked process must not join the executors' threads, which it lacks",

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import importlib
-import importlib.util
 import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
+from urllib.parse import urlsplit
 
 from typing_extensions import override
 
 from agentlightning.env_var import LightningEnvVar
-from agentlightning.environments.harbor.trial_folder import TrialFolder, left_behind, trial_folder
+from agentlightning.environments.harbor.package import Harbor, load_harbor, require_harbor
+from agentlightning.environments.harbor.trial_folder import TrialFolder, remove_left_trials, trial_folder
 from agentlightning.litagent.command.attempt_folder import NO_KEY, attempt_resources, model_of
 from agentlightning.litagent.command.sandbox import Bubblewrap, require_bubblewrap
 from agentlightning.litagent.litagent import AgentFault, LitAgent
 from agentlightning.semconv import RAW_SPAN
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Rollout, RolloutRawResult
+from agentlightning.utils.http.auth import is_loopback
 from agentlightning.utils.setting_checks import check_choice, check_seconds
 
 logger = logging.getLogger(__name__)
@@ -42,17 +41,17 @@ POLICY_ERRORS = frozenset(
     }
 )
 """Exceptions of Harbor that a reply of the model caused, so that the verifier may still judge the attempt."""
-_QUIET = {"HARBOR_TELEMETRY": "off", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1"}
 _QUIET_AGENT = {
     **{"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
     **{"OPENCODE_DISABLE_AUTOUPDATE": "1", "MSWEA_COST_TRACKING": "ignore_errors"},
 }
-"""Variables that keep Harbor, and agents in a sandbox, from requests of their own."""
+"""Variables that keep agents in a sandbox from requests of their own."""
 _FORMATS: Mapping[str, ApiFormat] = {"claude-code": "anthropic_messages", "codex": "openai_responses"}
 _PROVIDERS = {"opencode": "agl", "opencode-v2": "agl"}
 """Agents for which `openai` means OpenAI itself; any other name means a compatible server."""
 _TASK_FIELDS = ("path", "name", "ref", "git_url", "git_commit_id")
 _REGISTRY_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<ref>[\w.:-]+))?")
+_COMPOSE_FAILED = re.compile(r"Docker compose command failed .*?Stdout: (.*?)\. Stderr: ", re.DOTALL)
 
 
 class HarborFault(AgentFault, RuntimeError):
@@ -128,7 +127,7 @@ class HarborAgent(LitAgent[Any]):
         artifacts: Sequence[str] = (),
         reward_key: str = "reward",
         policy_errors: Collection[str] = POLICY_ERRORS,
-        stop_seconds: float = 10.0,
+        stop_seconds: float = 30.0,
         trials_dir: str | os.PathLike[str] | None = None,
         trial: Mapping[str, Any] | None = None,
     ) -> None:
@@ -169,18 +168,33 @@ class HarborAgent(LitAgent[Any]):
 
     @override
     def set_runner(self, runner: Any) -> None:
-        """Load Harbor and try bubblewrap.
+        """Load Harbor and try the environment.
 
         Raises:
             ImportError: Harbor is not installed.
-            RuntimeError: bubblewrap does not work on this machine.
+            RuntimeError: the environment cannot be used on this machine.
         """
+        self.require_environment()
+        super().set_runner(runner)
+
+    def require_environment(self) -> None:
+        """Raise an error if this machine lacks the programs or the credentials that the sandboxes need.
+
+        Raises:
+            ImportError: Harbor is not installed.
+            RuntimeError: the environment cannot be used on this machine.
+        """
+        harbor = load_harbor()
         if self.sandbox is not None:
             require_bubblewrap()
             if missing := [tool for tool in self.tools if not os.path.isdir(tool)]:
                 raise RuntimeError(f"tools: these folders do not exist on this machine: {', '.join(missing)}")
-        load_harbor()
-        super().set_runner(runner)
+            return
+        kind, path = self.environment.get("type"), self.environment.get("import_path")
+        try:
+            harbor.environments.run_preflight(kind, path, self.environment.get("kwargs"))
+        except SystemExit as error:  # Harbor's way to end its own command
+            raise RuntimeError(f"The environment {path or kind} cannot be used on this machine: {error}") from None
 
     @override
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: Rollout) -> RolloutRawResult:
@@ -195,6 +209,7 @@ class HarborAgent(LitAgent[Any]):
         if model is None:
             raise ValueError("HarborAgent requires an LLM resource; the Trainer or the algorithm published none")
         await remove_left_trials()
+        self._check_address(model)
         with trial_folder(rollout.attempt.attempt_id) as folder:
             result = await self.run_trial(task, model, folder)
             rewards = self.verdict(result)
@@ -203,6 +218,15 @@ class HarborAgent(LitAgent[Any]):
                 said = await asyncio.to_thread(_last_words, Path(self.trials_dir or folder.trials) / result.trial_name)
                 raise NoModelCall(f"The harness {self.name!r} ended without any call of the model{said}")
         return cast("RolloutRawResult", rewards)
+
+    def _check_address(self, model: LLM) -> None:
+        host = urlsplit(model.get_base_url()).hostname or ""
+        if self.sandbox is None and is_loopback(host):
+            logger.warning(
+                "The model is at %s, which only this machine can reach. For containers, let the gateway listen on an "
+                "address of the machine: LLMProxy(host='0.0.0.0')",
+                host,
+            )
 
     async def run_trial(self, task: Any, model: LLM | None, folder: TrialFolder) -> Any:
         """Run one trial and return Harbor's `TrialResult`. If the call is cancelled, the sandbox is ended first.
@@ -217,18 +241,23 @@ class HarborAgent(LitAgent[Any]):
         separate = False
         if self.verifier == "separate":
             loaded = await harbor.load_task(fields["task"])
-            separate = not harbor.is_separate(loaded)
+            separate = harbor.any_shared(loaded)
             if separate:
                 fields["artifacts"] = [self._work_folder(loaded, harbor), *self.artifacts]
         trial = await harbor.trial.create(harbor.trial_config.model_validate(fields))
         if separate:
-            trial.task.config.verifier.environment_mode = harbor.separate
+            for judged in (trial.task.config, *(trial.task.config.steps or [])):
+                judged.verifier.environment_mode = harbor.separate
+        if self.environment.get("type") == "podman" and _has_local_image(trial.task.config):
+            trial.config.environment.delete = False
         folder.record(trial.config.model_dump(mode="json"))
         running = asyncio.ensure_future(trial.run())
         try:
             result = await asyncio.shield(running)
-            if separate and not trial.task.has_steps and not result.recorded_exceptions():
-                _check_copied(trial.paths.artifacts_dir / "manifest.json", fields["artifacts"])
+            if separate and not self._faults(result):
+                steps = [trial.paths.step_artifacts_manifest_path(step.step_name) for step in result.step_results or []]
+                for manifest in steps or [trial.paths.artifacts_manifest_path]:
+                    _check_copied(manifest, fields["artifacts"])
             return result
         except asyncio.CancelledError:
             running.cancel()
@@ -236,9 +265,12 @@ class HarborAgent(LitAgent[Any]):
                 await asyncio.wait({running}, timeout=self.stop_seconds)
             if not running.done():
                 logger.error(
-                    "the sandbox of trial %s did not end within %g s", trial.config.trial_name, self.stop_seconds
+                    "the sandbox of trial %s did not end within %g s; the next attempt on this machine ends it",
+                    *(trial.config.trial_name, self.stop_seconds),
                 )
             raise
+        finally:  # also if the event loop has ended before the trial
+            folder.kept = not running.done()
 
     def _trial_fields(self, task: Any, model: LLM | None, folder: TrialFolder) -> dict[str, Any]:
         environment = dict(self.environment)
@@ -275,10 +307,13 @@ class HarborAgent(LitAgent[Any]):
         if "import_path" in own:  # a class of the user's, which need not support Harbor's fields for the model
             url = "ANTHROPIC_BASE_URL" if key_name == "ANTHROPIC_API_KEY" else "OPENAI_BASE_URL"
             return {**fields, "env": {**env, url: base}}
+        if name == "codex":
+            own = {**own, "kwargs": _with_provider(own.get("kwargs", {}), base, key_name)}
+            fields = {**fields, **own}
         connection = {"base_url": base, "model_api_key_name": key_name, "model_api_format": api_format}
         return {**connection, **fields, "env": env}
 
-    def _work_folder(self, task: Any, harbor: _Harbor) -> str:
+    def _work_folder(self, task: Any, harbor: Harbor) -> str:
         config = task.config.environment
         found = config.workdir or harbor.dockerfile_workdir(task.paths.environment_dir / "Dockerfile")
         if found is None and self.sandbox is None and not self.artifacts:
@@ -297,9 +332,8 @@ class HarborAgent(LitAgent[Any]):
         Raises:
             HarborFault: it has none that measures the policy.
         """
-        errors = [each for each in result.recorded_exceptions() if each.exception_type not in self.policy_errors]
-        if errors:
-            texts = "; ".join(f"{each.exception_type}: {each.exception_message.strip()[-600:]}" for each in errors)
+        if errors := self._faults(result):
+            texts = "; ".join(f"{each.exception_type}: {_short(each.exception_message)}" for each in errors)
             raise HarborFault(f"Trial {result.trial_name}: {texts}")
         rewards = dict(result.verifier_result.rewards or {}) if result.verifier_result else {}
         if not rewards:
@@ -315,6 +349,9 @@ class HarborAgent(LitAgent[Any]):
             )
         return {"reward": float(chosen), **{name: float(value) for name, value in rewards.items()}}
 
+    def _faults(self, result: Any) -> list[Any]:
+        return [each for each in result.recorded_exceptions() if each.exception_type not in self.policy_errors]
+
     async def _has_called(self, rollout: AttemptedRollout) -> bool:
         store = getattr(self.get_runner(), "store", None)
         if store is None:
@@ -323,8 +360,23 @@ class HarborAgent(LitAgent[Any]):
         return bool(await store.query_spans(*ids, name=RAW_SPAN, limit=1))
 
 
+def _with_provider(kwargs: Mapping[str, Any], base: str, key_name: str) -> dict[str, Any]:
+    """Return the arguments of codex with a provider that is not OpenAI, so that the model itself writes summaries."""
+    provider = {"name": "agl", "base_url": base, "env_key": key_name, "wire_api": "responses"}
+    config = kwargs.get("config", {})
+    if not isinstance(config, Mapping):  # the path of a file
+        return dict(kwargs)
+    return {**kwargs, "config": {"model_provider": "agl", "model_providers": {"agl": provider}, **config}}
+
+
 BUILT_IN = ("oracle", "nop")
 """Agents of Harbor that are no programs: the solution of the task, and nothing."""
+
+
+def _has_local_image(task: Any) -> bool:
+    """Return whether a task names an image that podman-compose would remove together with the container."""
+    environments = (task.environment, task.verifier.environment)
+    return any(str(each.docker_image).startswith("localhost/") for each in environments if each is not None)
 
 
 def _check_copied(manifest: Path, required: Collection[str]) -> None:
@@ -333,6 +385,15 @@ def _check_copied(manifest: Path, required: Collection[str]) -> None:
     copied = {each["source"] for each in entries if each["status"] in ("ok", "skipped")}
     if missing := [path for path in required if path not in copied]:
         raise HarborFault(f"The verifier did not get {', '.join(missing)}, which could not be copied from the sandbox")
+
+
+def _short(message: str) -> str:
+    """Return the end of an error; of a command of compose, only what it has printed as errors."""
+    printed = _COMPOSE_FAILED.match(message)
+    if printed is None:
+        return message.strip()[-600:]
+    lines = [line for line in printed[1].strip().splitlines() if "level=warning" not in line]
+    return "\n".join(lines)[-300:]
 
 
 def _last_words(trial: Path) -> str:
@@ -370,81 +431,6 @@ def task_fields(task: object) -> dict[str, Any]:
         if not os.path.isfile(os.path.join(fields["path"], "task.toml")):
             raise ValueError(f"The task folder {fields['path']} has no task.toml")
     return fields
-
-
-# --- Harbor ----------------------------------------------------------------------------------------------------------
-
-
-def require_harbor() -> None:
-    """Raise an error if Harbor is not installed; loads nothing.
-
-    Raises:
-        ImportError: Harbor is not installed, or this Python is too old for it.
-    """
-    if importlib.util.find_spec("harbor") is not None:
-        return
-    why = "" if sys.version_info >= (3, 12) else f", and Python 3.12 or newer (this is {sys.version.split()[0]})"
-    raise ImportError(
-        f"HarborAgent requires Harbor{why}: pip install 'agl-framework[harbor]'. Only runners need it: in an "
-        "environment that runs only the algorithm, set AGL_CURRENT_ROLE=algorithm"
-    )
-
-
-class _Harbor:
-    """The parts of Harbor that this module uses; they take seconds to load."""
-
-    def __init__(self) -> None:
-        require_harbor()
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
-        self.trial: Any = importlib.import_module("harbor.trial.trial").Trial
-        self.trial_config: Any = importlib.import_module("harbor.models.trial.config").TrialConfig
-        self._task_config: Any = importlib.import_module("harbor.models.trial.config").TaskConfig
-        self._client: Any = importlib.import_module("harbor.tasks.client").TaskClient
-        self._task: Any = importlib.import_module("harbor.models.task.task").Task
-        self._modes: Any = importlib.import_module("harbor.models.task.verifier_mode")
-        self.separate: Any = self._modes.VerifierEnvironmentMode.SEPARATE
-        self.dockerfile_workdir: Any = importlib.import_module(
-            "harbor.environments.definition"
-        ).parse_dockerfile_workdir
-
-    async def load_task(self, fields: Mapping[str, Any]) -> Any:
-        """Return a task, downloaded if it is not on this machine."""
-        found = self._task_config.model_validate(dict(fields)).get_task_id()
-        downloaded = await self._client().download_tasks(task_ids=[found])
-        return self._task(task_dir=downloaded.results[0].path)
-
-    def is_separate(self, task: Any) -> bool:
-        """Return whether the task itself asks for a separate sandbox of its verifier."""
-        return bool(self._modes.task_has_any_separate_verifier(task.config))
-
-
-@functools.cache
-def load_harbor() -> _Harbor:
-    """Load Harbor without telemetry and without requests for prices.
-
-    Raises:
-        ImportError: Harbor is not installed.
-    """
-    return _Harbor()
-
-
-async def remove_left_trials() -> None:
-    """End the sandboxes of killed runners on this machine, and remove their folders."""
-    for path, config in left_behind():
-        logger.warning("trial %s was left by a killed runner; ending its sandbox", config.get("trial_name", path.name))
-        if config and not str(config["environment"].get("import_path", "")).startswith("agentlightning."):
-            try:
-                harbor = load_harbor()
-                fields = {**config, "trials_dir": str(path / "ended")}
-                left = await harbor.trial.create(harbor.trial_config.model_validate(fields))
-                await left.agent_environment.stop(delete=True)
-            except Exception as error:  # of the provider; the others are still removed
-                kind = config["environment"].get("type") or config["environment"].get("import_path")
-                logger.error(
-                    "the sandbox of trial %s in the environment %s may still run; ending it failed: %s: %s",
-                    *(config.get("trial_name"), kind, type(error).__name__, error),
-                )
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from dockerfile_parse import DockerfileParser  # pyright: ignore[reportMissingModuleSource]
 from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFailedError
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from typing_extensions import override
 
+from agentlightning.environments.harbor.dockerfile import DockerfileError, Step, read_dockerfile
 from agentlightning.litagent.command.process import Program, ProgramLimits
 from agentlightning.litagent.command.sandbox import (
     LINKS,
@@ -48,7 +48,6 @@ _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
 }
 _FOLDERS = ("app", "etc", "home", "logs/agent", "logs/artifacts", "logs/verifier", "mnt", "opt", "root", "run", "srv")
-_IGNORED = ("CMD", "COMMENT", "ENTRYPOINT", "EXPOSE", "HEALTHCHECK", "LABEL", "MAINTAINER", "STOPSIGNAL", "VOLUME")
 _TRANSFER = "/run/transfer"
 
 
@@ -195,58 +194,33 @@ class BubblewrapEnvironment(BaseEnvironment):
         Raises:
             SandboxBuildFailedError: it needs an image, a network, or an instruction that is not supported.
         """
-        workdir, seen_from = "/", False
-        for step in DockerfileParser(path=str(dockerfile)).structure:
-            name, value = str(step["instruction"]).upper(), str(step["value"])
-            if name == "FROM":
-                if seen_from:
-                    raise _build_failure(step, "a Dockerfile with several stages needs an image")
-                seen_from = True
-            elif name == "WORKDIR":
-                workdir = str(PurePosixPath(workdir) / self._expanded(value))
-                await self._checked(f"mkdir -p {shlex.quote(workdir)}", cwd="/")
-            elif name in ("ENV", "ARG"):
-                self._image_env |= _variables(value, self._image_env)
-            elif name in ("COPY", "ADD"):
-                await self._copy(step, shlex.split(self._expanded(value)), workdir)
-            elif name == "RUN":
-                result = await self.exec(value, cwd=workdir)
-                if result.return_code != 0:
-                    raise _build_failure(
-                        step,
-                        f"the command ended with {result.return_code} in a sandbox without a network: "
-                        f"{(result.stderr or result.stdout or '').strip()[-300:]}",
-                    )
-            elif name == "USER" and value.strip() not in ("root", "0"):
-                raise _build_failure(step, "a bubblewrap sandbox has only the user root")
-            elif name not in (*_IGNORED, "USER", "SHELL"):
-                raise _build_failure(step, f"{name} needs an image")
-        self._workdir = workdir
+        self._workdir = "/"
+        try:
+            for step in read_dockerfile(dockerfile, {"PATH": self._variables(None)["PATH"]}):
+                try:
+                    await self._follow(step)
+                except RuntimeError as error:
+                    raise step.error(error) from error
+        except DockerfileError as error:
+            raise SandboxBuildFailedError(
+                f"environment='bwrap' cannot follow {error}. Use environment='docker' or 'podman', or change "
+                f"{dockerfile}"
+            ) from error
 
-    def _expanded(self, text: str) -> str:
-        for name, value in self._image_env.items():
-            text = text.replace(f"${{{name}}}", value).replace(f"${name}", value)
-        return text
-
-    async def _copy(self, step: Mapping[str, Any], parts: Sequence[str], workdir: str) -> None:
-        options = [part for part in parts if part.startswith("--")]
-        *sources, target = [part for part in parts if not part.startswith("--")]
-        if any(option.startswith("--from") for option in options) or any("://" in source for source in sources):
-            raise _build_failure(step, "it copies from another image or from the network")
-        place = PurePosixPath(workdir) / target
-        for source in sources:
-            pattern = source.strip("/").removeprefix("./")
-            whole = pattern in ("", ".")
-            found = [self.environment_dir] if whole else sorted(self.environment_dir.glob(pattern))
-            if not found:
-                raise _build_failure(step, f"the task has no file {source!r}")
-            for path in found:
-                if path.is_dir():
-                    await self.upload_dir(path, str(place))
-                elif target.endswith("/") or target in (".", "..") or len(sources) + len(found) > 2:
-                    await self.upload_file(path, str(place / path.name))
-                else:
-                    await self.upload_file(path, str(place))
+    async def _follow(self, step: Step) -> None:
+        if step.workdir != self._workdir:
+            await self._checked(f"mkdir -p -- {shlex.quote(step.workdir)}", cwd="/")
+        self._workdir, self._image_env = step.workdir, {**step.args, **step.env}
+        for source, target in step.copies:
+            await (self.upload_dir if source.is_dir() else self.upload_file)(source, target)
+        if step.command:
+            result = await self._run(step.command)
+            if result.return_code != 0:
+                said = (result.stderr or result.stdout or "").strip()[-300:]
+                raise RuntimeError(
+                    f"the command ended with {result.return_code} in a sandbox without a network: {said}"
+                )
+        self._image_env = dict(step.env)
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -306,10 +280,11 @@ class BubblewrapEnvironment(BaseEnvironment):
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         with self._transfer() as folder:
-            await asyncio.to_thread(shutil.copy, source_path, folder / "file")
+            name = Path(source_path).name  # kept if the target is a folder
+            await asyncio.to_thread(shutil.copy, source_path, folder / name)
             await asyncio.to_thread(self._give, folder)
             place = shlex.quote(str(target_path))
-            command = f"mkdir -p -- $(dirname -- {place}) && cp -- {_TRANSFER}/file {place}"
+            command = f"mkdir -p -- $(dirname -- {place}) && cp -- {shlex.quote(f'{_TRANSFER}/{name}')} {place}"
             await self._checked(command, cwd="/", transfer=folder)
 
     @override
@@ -363,28 +338,6 @@ def _programs_in(tools: Sequence[str]) -> list[str]:
         inner = [f"{tool}/{name}" for name in ("bin", "node_modules/.bin") if os.path.isdir(f"{tool}/{name}")]
         found += inner or [tool]
     return found
-
-
-def _variables(text: str, known: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of ENV or ARG: `A=1 B="x y"`, `A 1` or `A`."""
-    parts = shlex.split(text)
-    if parts and "=" not in parts[0]:
-        return {parts[0]: " ".join(parts[1:])} if len(parts) > 1 else {}
-    found: dict[str, str] = {}
-    for part in parts:
-        name, _, value = part.partition("=")
-        for other, its in {**known, **found}.items():
-            value = value.replace(f"${{{other}}}", its).replace(f"${other}", its)
-        found[name] = value
-    return found
-
-
-def _build_failure(step: Mapping[str, Any], why: str) -> SandboxBuildFailedError:
-    line = str(step["content"]).strip().splitlines()[0][:120]
-    return SandboxBuildFailedError(
-        f"environment='bwrap' cannot follow the Dockerfile at line {int(step['startline']) + 1}, {line!r}: {why}. Use "
-        "environment='docker' or 'podman', or change the task"
-    )
 
 
 def _pack(source: Path, target: Path) -> None:

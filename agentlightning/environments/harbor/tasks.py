@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.environments.harbor.agent import HarborAgent, remove_left_trials
-from agentlightning.environments.harbor.trial_folder import trial_folder
+from agentlightning.environments.harbor.agent import HarborAgent
+from agentlightning.environments.harbor.trial_folder import remove_left_trials, trial_folder
 from agentlightning.litagent.command.sandbox import Bubblewrap
 
 Verdict = Literal["ready", "not ready", "no solution"]
@@ -55,7 +55,12 @@ async def check_tasks(
     tools: Sequence[str | os.PathLike[str]] = (),
     concurrency: int = 2,
 ) -> AsyncIterator[CheckedTask]:
-    """Run no agent and the solution on each task, and yield the tasks in their order."""
+    """Run no agent and the solution on each task, and yield the tasks in their order.
+
+    Raises:
+        RuntimeError: the environment cannot be used on this machine.
+    """
+    HarborAgent("nop", environment, tools=tools).require_environment()
     await remove_left_trials()
     slots = asyncio.Semaphore(concurrency)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.adapter.rows.drift import Decode
 from agentlightning.environments.harbor.agent import task_fields
 from agentlightning.training.ledger import RolloutRecord, read_rollout
 from agentlightning.types import Attempt, Span
@@ -46,9 +47,17 @@ class Done:
 
 
 def run(
-    agent: agl.HarborAgent, *tasks: Any, answer: Callable[[Json], str | Json] = lambda request: "42", **trainer: Any
+    agent: agl.HarborAgent,
+    *tasks: Any,
+    answer: Callable[[Json], str | Json] = lambda request: "42",
+    engine: Engine | None = None,
+    decode: Decode | None = None,
+    **trainer: Any,
 ) -> list[Done]:
-    """Run an agent on tasks through the gateway, and return the last attempt of each."""
+    """Run an agent on tasks through the gateway, and return the last attempt of each.
+
+    `engine` replaces the one that gives the answers of `answer`; `decode` converts its tokens to text.
+    """
     found: list[Done] = []
 
     @agl.algo
@@ -60,14 +69,14 @@ def run(
         for ended in await store.wait_for_rollouts(rollout_ids=ids, timeout=200):
             attempts = await store.query_attempts(ended.rollout_id)
             spans = list(await store.query_spans(ended.rollout_id))
-            found.append(Done(attempts[-1], spans, read_rollout(ended, attempts, spans)))
+            found.append(Done(attempts[-1], spans, read_rollout(ended, attempts, spans, decode=decode)))
         await llm_proxy.stop()
 
-    with Engine(answer) as engine:
-        proxy = agl.LLMProxy(model_list=[engine.entry("policy")])
+    with engine or Engine(answer) as server:
+        proxy = agl.LLMProxy(model_list=[server.entry("policy")])
         trainer = {"rollout_config": {"infrastructure_retries": 0}, **trainer}
         agl.Trainer(algorithm=once, llm_proxy=proxy, strategy="shm", **trainer).fit(agent, train_dataset=list(tasks))
-        assert engine.trouble == []
+        assert server.trouble == []
     return found
 
 

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.environments.harbor import trial_folder
-from agentlightning.environments.harbor.agent import remove_left_trials
+from agentlightning.environments.harbor.agent import HarborAgent
+from agentlightning.environments.harbor.trial_folder import remove_left_trials
 from tests.environments.harbor_agent.tasks import make_task
 
 ROOT = Path(__file__).parents[3]
@@ -37,12 +39,17 @@ asyncio.run(main())
 """
 
 
+def begun(base: Path) -> bool:
+    """Return whether the script of a trial has begun."""
+    return bool(list(base.glob("*/*/sandbox-*/root/app/begun")))
+
+
 def started(base: Path, task: Path, script: str) -> subprocess.Popen[bytes]:
     """Start a runner with a trial, and wait until its script runs."""
     command = [sys.executable, "-c", RUNNER, str(base), str(task), script]
     runner = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     until = time.monotonic() + 60
-    while not list(base.glob("*/*/sandbox-*/root/app/begun")):
+    while not begun(base):
         assert runner.poll() is None
         assert time.monotonic() < until
         time.sleep(0.05)
@@ -104,6 +111,38 @@ def test_ctrl_c_ends_the_sandbox_and_removes_its_files(own_folder: Path, tmp_pat
     assert list(trial_folder.parent_folder().iterdir()) == []
 
 
+@pytest.mark.parametrize("event", ["cancelled", "lost lease"])
+def test_the_sandbox_of_an_attempt_that_can_no_longer_count_is_ended(
+    event: str, own_folder: Path, tmp_path: Path
+) -> None:
+    ended: list[tuple[str | None, str | None]] = []
+
+    @agl.algo
+    async def once(*, store: agl.LightningStore, train_dataset: agl.Dataset[str]) -> None:
+        await store.add_resources({"main_llm": agl.LLM(endpoint="http://127.0.0.1:9/v1", model="policy")})
+        queued = await store.enqueue_rollout(train_dataset[0], mode="train")
+        until = time.monotonic() + 60
+        while not begun(own_folder):
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        if event == "cancelled":
+            await store.update_rollout(queued.rollout_id, status="cancelled")
+        else:  # the store gives the rollout to another runner, as it does when no heartbeat arrives
+            await store.start_attempt(queued.rollout_id)
+        await asyncio.to_thread(ends, "sleep 4455670")
+        while (attempt := (await store.query_attempts(queued.rollout_id))[0]).end_time is None:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.05)
+        ended.append((attempt.outcome, attempt.outcome_reason))
+        await store.update_rollout(queued.rollout_id, status="cancelled")
+
+    script = "touch /app/begun; sleep 4455670"
+    agent = HarborAgent({"import_path": "tests.environments.harbor_agent.agents:Script", "kwargs": {"script": script}})
+    runner = {"heartbeat_interval": 0.2, "interval_jitter": 0.0}
+    agl.Trainer(algorithm=once, strategy="shm", runner=runner).fit(agent, train_dataset=[str(make_task(tmp_path))])
+    assert ended == [("cancelled", "cancelled")]
+
+
 def test_the_sandbox_of_another_provider_is_ended_by_its_recorded_settings(own_folder: Path, tmp_path: Path) -> None:
     """The environment of the record is one of Harbor's kind that writes down its end."""
     told = tmp_path / "ended"
@@ -120,7 +159,7 @@ def test_the_sandbox_of_another_provider_is_ended_by_its_recorded_settings(own_f
         kept = folder.path.with_name("kept")
         os.rename(folder.path, kept)
     asyncio.run(remove_left_trials())
-    assert told.read_text() == "left-1__env delete=True\n"
+    assert told.read_text() == "left-1__env delete=True\nleft-1__verifier__trial delete=True\n"
 
 
 def test_a_sandbox_that_cannot_be_ended_is_named(

@@ -63,6 +63,14 @@ def test_a_folder_without_tasks(place: str, tmp_path: Path, capsys: pytest.Captu
     assert str(tmp_path / place) in capsys.readouterr().err
 
 
+def test_an_environment_without_its_program_is_named_once(
+    tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tasks))
+    assert main(["harbor", "tasks", str(tasks), "--environment", "podman"]) == 1
+    assert "podman cannot be used on this machine: Podman is not installed" in capsys.readouterr().err
+
+
 def test_a_task_of_terminal_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The form of its tasks: metadata, limits, resources, and pytest-like tests that test.sh runs."""
     toml = """schema_version = "1.0"

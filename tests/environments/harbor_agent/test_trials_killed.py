@@ -19,7 +19,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.environments.harbor import trial_folder
-from agentlightning.environments.harbor.agent import remove_left_trials
+from agentlightning.environments.harbor.trial_folder import remove_left_trials
 from agentlightning.training.ledger import read_rollout
 from tests.environments.harbor_agent.tasks import make_task
 from tests.frameworks.engine import Engine
