@@ -128,7 +128,7 @@ def imitate(
     tools: list[Any] | None = None,
 ) -> None:
     """Run one training step that raises the probability of the assistant's messages in these conversations."""
-    tokens, mask = _batch(tokenizer, conversations, tools)
+    tokens, mask = assistant_batch(tokenizer, conversations, tools)
     hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
     loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
     optimizer.zero_grad(set_to_none=True)
@@ -137,7 +137,7 @@ def imitate(
     optimizer.step()
 
 
-def _batch(
+def assistant_batch(
     tokenizer: PreTrainedTokenizerFast, conversations: Sequence[list[dict[str, Any]]], tools: list[Any] | None
 ) -> tuple[Tensor, Tensor]:
     """Return conversations, padded on the right (int64), and a mask of the assistant's tokens: (B, T) each."""

@@ -12,9 +12,10 @@ from transformers import LlamaForCausalLM
 
 from agentlightning.demo import imitation, settings
 from agentlightning.demo.agent import calc_agent
-from agentlightning.demo.imitation import WarmStart, guessed_messages, make_policy, shown_messages
+from agentlightning.demo.calculator import TOOLS
+from agentlightning.demo.imitation import assistant_batch, guessed_messages, make_policy, shown_messages
 from agentlightning.demo.measurement import measure
-from agentlightning.demo.model import make_model, make_tokenizer
+from agentlightning.demo.model import make_tokenizer
 from agentlightning.demo.tasks import draw_imitation_task, make_tasks
 from agentlightning.engine.engine import InferenceEngine
 from agentlightning.training.learner.policy import Policy
@@ -34,8 +35,8 @@ def test_what_is_shown_is_right_and_what_is_guessed_is_wrong() -> None:
 
 def test_only_what_the_assistant_says_is_imitated() -> None:
     tokenizer = make_tokenizer()
-    warm_start = WarmStart(make_model(tokenizer), tokenizer)
-    tokens, masks = warm_start._conversations(shown=1.0)
+    conversations = [shown_messages(*draw_imitation_task(random.Random(seed))) for seed in range(32)]
+    tokens, masks = assistant_batch(tokenizer, conversations, TOOLS)
     taught = tokenizer.decode(tokens[0][masks[0]])
     assert taught.startswith("<tool_call>")
     assert taught.count("<eos>") == 2
