@@ -2,8 +2,9 @@
 
 A worker's heartbeat renews the leases of the attempts that it lists. The leases of other attempts of the worker run
 out: the reply to their claim never arrived, or their end could not be reported. An attempt has its own heartbeats if
-its rollout limits the time without one (`unresponsive_seconds`). After each heartbeat of the worker, attempts whose
-result can no longer count are ended, so that their programs and sandboxes do not run on."""
+its rollout limits the time without one (`unresponsive_seconds`). As often as it sends heartbeats, the worker asks the
+store for the rollouts of its longer attempts, and ends those whose result can no longer count, so that their programs
+and sandboxes do not run on."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from functools import partial
 from typing import Literal
 
 from agentlightning.runner.outcome import AttemptOver
-from agentlightning.store.base import FINISHED, LightningStore
+from agentlightning.store.base import LightningStore
 from agentlightning.tracer.store_thread import StoreThread
 from agentlightning.types import AttemptedRollout
 from agentlightning.utils.concurrency.loops import within
@@ -56,7 +57,7 @@ class Heartbeats:
         self.held = set[str]()
         """Ids of the worker's current attempts, which its heartbeats list. The runner's loop changes it, and operations
         on a set are atomic."""
-        self._running: dict[str, tuple[str, Callable[[str], object]]] = {}
+        self._running: dict[str, tuple[AttemptedRollout, Callable[[str], object]]] = {}
         """By the id of an attempt: its rollout, and what ends the attempt."""
         self._clock_offset = 0.0
         """Seconds by which the store's clock is ahead of this machine's, from the last response to a heartbeat."""
@@ -82,14 +83,14 @@ class Heartbeats:
                 beats = False
             except Exception as error:  # as above: the next claim reports it
                 logger.warning("[%s] first heartbeat failed: %s: %s", self._worker_id, type(error).__name__, error)
-        beating = self._begin(self._beat) if beats else None
+        works = [self._begin(work) for work in (self._beat, self._watch)] if beats else []
         try:
             yield
         finally:
-            if beating is not None:
-                beating.cancel()
-            if isinstance(beating, asyncio.Task):
-                await asyncio.wait({beating})
+            for work in works:
+                work.cancel()
+            if tasks := {work for work in works if isinstance(work, asyncio.Task)}:
+                await asyncio.wait(tasks)
             await asyncio.to_thread(self.close)
 
     @contextlib.contextmanager
@@ -121,7 +122,7 @@ class Heartbeats:
             renewing = self._begin(partial(self._renew, rollout, max(silence / 3, SHORTEST_INTERVAL)))
         try:
             async with limit:
-                self._running[id] = (rollout.rollout_id, partial(loop.call_soon_threadsafe, end))
+                self._running[id] = (rollout, partial(loop.call_soon_threadsafe, end))
                 try:
                     yield
                 finally:
@@ -167,26 +168,21 @@ class Heartbeats:
             await within(self._interval, self._send(store, stats))
         except Exception as error:  # the next one may get through; otherwise the lease runs out
             logger.warning("[%s] heartbeat failed: %s: %s", self._worker_id, type(error).__name__, error)
-            return
-        try:
-            await within(self._interval, self._end_over(store))
-        except Exception as error:  # a store of the user's may not have the query; the next one may get through
-            logger.debug("[%s] query for ended rollouts failed: %s", self._worker_id, error)
 
-    async def _end_over(self, store: LightningStore) -> None:
-        running = dict(self._running)
-        if not running:
-            return
-        ids = sorted({rollout_id for rollout_id, _ in running.values()})
-        rollouts = {each.rollout_id: each for each in await store.query_rollouts(rollout_id_in=ids)}
-        for attempt_id, (rollout_id, end) in running.items():
-            rollout = rollouts.get(rollout_id)
-            if rollout is None:
-                continue
-            if rollout.status in FINISHED:
-                end(f"The rollout has ended ({rollout.status})")
-            elif isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id != attempt_id:
-                end("A later attempt of the rollout has started")
+    async def _watch(self, store: LightningStore) -> None:
+        before = set[str]()
+        while True:
+            await asyncio.sleep(max(SHORTEST_WAIT, self._interval))
+            running = dict(self._running)
+            longer = [running[id] for id in before & running.keys()]
+            before = set(running)
+            try:
+                if longer:
+                    await within(max(self._interval, SHORTEST_TRY), _end_over(longer, store))
+            except NotImplementedError:  # a store of the user's
+                return
+            except Exception as error:  # the next one may get through
+                logger.debug("[%s] query for ended rollouts failed: %s", self._worker_id, error)
 
     async def _send(self, store: LightningStore, *stats: dict[str, object]) -> None:
         before = time.time()
@@ -205,3 +201,17 @@ class Heartbeats:
                 await within(max(interval, SHORTEST_TRY), sign)
             except Exception as error:  # the next one may get through
                 logger.debug("[Rollout %s] heartbeat of the attempt failed: %s", rollout.rollout_id, error)
+
+
+async def _end_over(running: list[tuple[AttemptedRollout, Callable[[str], object]]], store: LightningStore) -> None:
+    """End those of the running attempts whose result can no longer count."""
+    ids = sorted({rollout.rollout_id for rollout, _ in running})
+    rollouts = {each.rollout_id: each for each in await store.query_rollouts(rollout_id_in=ids)}
+    for own, end in running:
+        found = rollouts.get(own.rollout_id)
+        if found is None:
+            continue
+        if found.status in ("cancelled", "failed"):
+            end(f"The rollout has ended ({found.status})")
+        elif isinstance(found, AttemptedRollout) and found.attempt.sequence_id > own.attempt.sequence_id:
+            end("A later attempt of the rollout has started")

@@ -14,7 +14,7 @@
 | exceeded `timeout_seconds` (also its command)  | timeout   | cancelled            | timeout           |
 | was stopped                                    | failed    | cancelled            | stopped           |
 | raised `CancelledError` without cancellation   | failed    | cancelled            | cancelled         |
-| had no use: its rollout ended or was retried   | failed    | cancelled            | cancelled         |
+| was ended: its result could no longer count    | failed    | cancelled            | cancelled         |
 | finished, but the store was unreachable        | failed    | infrastructure_fault | spans_lost        |
 | finished, but the store refused its spans      | failed    | infrastructure_fault | spans_refused     |
 | could not begin: the store was unreachable     | failed    | infrastructure_fault | store_unreachable |

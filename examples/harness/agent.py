@@ -1,4 +1,4 @@
-"""The agent of learn.py: mini-swe-agent with prompts for a small model, from the folder in the variable TOOLS."""
+"""The agent of learn.py: mini-swe-agent, from the folder in the variable TOOLS (by default `mini`)."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ PROMPTS = {
 """Settings of mini-swe-agent: its own prompts have more words than the small model knows."""
 
 agent = agl.HarborAgent(
-    {"name": "mini-swe-agent", "kwargs": {"config": PROMPTS}}, tools=[Path(os.environ["TOOLS"]).absolute()]
+    {"name": "mini-swe-agent", "kwargs": {"config": PROMPTS}}, tools=[Path(os.environ.get("TOOLS", "mini")).absolute()]
 )

@@ -1,4 +1,4 @@
-"""A small model with good and bad habits, from which training selects.
+"""A small model that solves some tasks and fails on most, from which training selects.
 
 It is the demo's model with the vocabulary of these tasks. It first imitates conversations that solve them. Then, while
 the learning rate falls, it mostly imitates wrong ones: it does not look for the name of the file, or counts something

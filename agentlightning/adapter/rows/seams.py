@@ -126,7 +126,7 @@ class Seams:
                 return "repeated_prompt"
             predecessor = sibling
         old, new = predecessor.conversation.whole[predecessor.common :], conversation.lines[predecessor.common :]
-        if old and new and old[0].role == new[0].role in ("tool", "assistant"):  # a changed result or answer
+        if old and new and old[0].role == new[0].role in ("tool", "assistant"):  # a changed result or reply
             return _other_lines(conversation, predecessor)
         return "other_agent" if _are_others(call, predecessor.call) else "branch"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -158,6 +157,7 @@ class HarborAgent(LitAgent[Any]):
         self.stop_seconds = check_seconds("stop_seconds", stop_seconds)
         self.trials_dir = None if trials_dir is None else os.path.abspath(trials_dir)
         self.trial = dict(trial or {})
+        self._warned_loopback = False
         if taken := sorted({"task", "agent", "environment", "trials_dir", "artifacts"} & set(self.trial)):
             raise ValueError(f"trial must not contain {', '.join(taken)}: HarborAgent has a parameter for it")
 
@@ -221,7 +221,8 @@ class HarborAgent(LitAgent[Any]):
 
     def _check_address(self, model: LLM) -> None:
         host = urlsplit(model.get_base_url()).hostname or ""
-        if self.sandbox is None and is_loopback(host):
+        if self.sandbox is None and is_loopback(host) and not self._warned_loopback:
+            self._warned_loopback = True
             logger.warning(
                 "The model is at %s, which only this machine can reach. For containers, let the gateway listen on an "
                 "address of the machine: LLMProxy(host='0.0.0.0')",
@@ -252,8 +253,10 @@ class HarborAgent(LitAgent[Any]):
             trial.config.environment.delete = False
         folder.record(trial.config.model_dump(mode="json"))
         running = asyncio.ensure_future(trial.run())
+        folder.kept = True  # until the trial has ended its sandbox; a second cancellation may prevent that
         try:
             result = await asyncio.shield(running)
+            folder.kept = False
             if separate and not self._faults(result):
                 steps = [trial.paths.step_artifacts_manifest_path(step.step_name) for step in result.step_results or []]
                 for manifest in steps or [trial.paths.artifacts_manifest_path]:
@@ -261,16 +264,17 @@ class HarborAgent(LitAgent[Any]):
             return result
         except asyncio.CancelledError:
             running.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await asyncio.wait({running}, timeout=self.stop_seconds)
-            if not running.done():
+            await asyncio.wait({running}, timeout=self.stop_seconds)
+            folder.kept = not running.done()
+            if folder.kept:
                 logger.error(
                     "the sandbox of trial %s did not end within %g s; the next attempt on this machine ends it",
                     *(trial.config.trial_name, self.stop_seconds),
                 )
             raise
-        finally:  # also if the event loop has ended before the trial
-            folder.kept = not running.done()
+        except Exception:
+            folder.kept = False
+            raise
 
     def _trial_fields(self, task: Any, model: LLM | None, folder: TrialFolder) -> dict[str, Any]:
         environment = dict(self.environment)
@@ -366,7 +370,9 @@ def _with_provider(kwargs: Mapping[str, Any], base: str, key_name: str) -> dict[
     config = kwargs.get("config", {})
     if not isinstance(config, Mapping):  # the path of a file
         return dict(kwargs)
-    return {**kwargs, "config": {"model_provider": "agl", "model_providers": {"agl": provider}, **config}}
+    own = cast("Mapping[str, Any]", config)
+    providers = {"agl": provider, **own.get("model_providers", {})}
+    return {**kwargs, "config": {"model_provider": "agl", **own, "model_providers": providers}}
 
 
 BUILT_IN = ("oracle", "nop")
@@ -375,7 +381,8 @@ BUILT_IN = ("oracle", "nop")
 
 def _has_local_image(task: Any) -> bool:
     """Return whether a task names an image that podman-compose would remove together with the container."""
-    environments = (task.environment, task.verifier.environment)
+    judged = (task, *(task.steps or []))
+    environments = (task.environment, *(each.verifier.environment for each in judged))
     return any(str(each.docker_image).startswith("localhost/") for each in environments if each is not None)
 
 
@@ -393,7 +400,7 @@ def _short(message: str) -> str:
     if printed is None:
         return message.strip()[-600:]
     lines = [line for line in printed[1].strip().splitlines() if "level=warning" not in line]
-    return "\n".join(lines)[-300:]
+    return "\n".join(lines)[-300:] or message.strip()[-600:]
 
 
 def _last_words(trial: Path) -> str:

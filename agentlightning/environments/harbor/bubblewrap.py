@@ -284,7 +284,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             await asyncio.to_thread(shutil.copy, source_path, folder / name)
             await asyncio.to_thread(self._give, folder)
             place = shlex.quote(str(target_path))
-            command = f"mkdir -p -- $(dirname -- {place}) && cp -- {shlex.quote(f'{_TRANSFER}/{name}')} {place}"
+            copied = shlex.quote(f"{_TRANSFER}/{name}")
+            command = f'mkdir -p -- "$(dirname -- {place})" && cp -- {copied} {place}'
             await self._checked(command, cwd="/", transfer=folder)
 
     @override

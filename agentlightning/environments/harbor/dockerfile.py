@@ -156,6 +156,6 @@ def _strings(value: str) -> list[str] | None:
     """Return the strings of a JSON list; None for another value."""
     try:
         listed: Any = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return listed if isinstance(listed, list) and all(isinstance(each, str) for each in listed) else None

@@ -30,7 +30,7 @@ def require_harbor() -> None:
 
 
 class Harbor:
-    """Its classes and functions."""
+    """The classes and functions of Harbor that HarborAgent uses."""
 
     def __init__(self) -> None:
         require_harbor()

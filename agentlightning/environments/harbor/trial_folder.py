@@ -6,6 +6,7 @@ or to a sandbox that did not end.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -94,7 +95,9 @@ def left_behind() -> Iterator[tuple[Path, dict[str, Any]]]:
 async def remove_left_trials() -> None:
     """End the sandboxes of killed runners on this machine, and remove their folders."""
     for path, config in left_behind():
-        logger.warning("trial %s was left by a killed runner; ending its sandbox", config.get("trial_name", path.name))
+        logger.warning(
+            "trial %s was left by a runner that has ended; ending its sandbox", config.get("trial_name", path.name)
+        )
         if config and not str(config["environment"].get("import_path", "")).startswith("agentlightning."):
             try:
                 await _end_sandboxes({**config, "trials_dir": str(path / "ended")})
@@ -110,8 +113,7 @@ async def _end_sandboxes(config: Mapping[str, Any]) -> None:
     """End the sandboxes of a trial, of the agent and of its verifiers, which are found by their names."""
     harbor = load_harbor()
     trial = await harbor.trial.create(harbor.trial_config.model_validate(dict(config)))
-    delete = trial.config.environment.delete
-    await trial.agent_environment.stop(delete=delete)
+    left = [trial.agent_environment]
     for step in ("trial", *(step.name for step in trial.task.config.steps or [])):
         verifier = harbor.environments.create_environment_from_config(
             config=trial.config.environment,
@@ -121,4 +123,9 @@ async def _end_sandboxes(config: Mapping[str, Any]) -> None:
             trial_paths=trial.paths,
             task_env_config=trial.task.config.environment,
         )
-        await verifier.stop(delete=delete)
+        left.append(verifier)
+    delete = trial.config.environment.delete
+    ends = await asyncio.gather(*(each.stop(delete=delete) for each in left), return_exceptions=True)
+    for error in ends:
+        if isinstance(error, BaseException):
+            raise error

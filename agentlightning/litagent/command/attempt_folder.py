@@ -11,6 +11,8 @@ import itertools
 import json
 import logging
 import os
+import re
+import socket
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +27,8 @@ from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "agl-program-"
+PREFIX = f"agl-program-{re.sub('[^A-Za-z0-9]', '-', socket.gethostname())[:32]}-"
+"""With the name of the machine: several machines may share the folder, and locks may hold on one machine only."""
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link"}
 
 
@@ -113,7 +116,10 @@ def held_folder(prefix: str, parent: Path | None = None) -> tuple[Path, int]:
 
 
 def left_folders(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
-    """Yield each folder without a lock, because its runner was killed, and its descriptor. It has a lock meanwhile."""
+    """Yield each folder whose runner was killed, so that it has no lock, and its descriptor.
+
+    It is locked until the next one is requested.
+    """
     import fcntl
 
     for path in paths:

@@ -74,10 +74,13 @@ def parse_address(raw_path: bytes, method: str, default: tuple[str, str] | None 
         CallFailed: 404 with the correct form, or with an alternative to Gemini's API; 405 with the correct method.
     """
     segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/") if part]
-    role, segments = (segments[1], segments[2:]) if segments[:1] == ["role"] and len(segments) > 1 else (None, segments)
-    sampling = None
-    if segments[:1] == ["sampling"] and len(segments) > 1:
-        sampling, segments = _sampling(segments[1]), segments[2:]
+    role = sampling = None
+    while len(segments) > 1 and segments[0] in ("role", "sampling"):  # in any order
+        if segments[0] == "role":
+            role = segments[1]
+        else:
+            sampling = _sampling(segments[1])
+        segments = segments[2:]
     if default is not None and segments[:1] != ["rollout"]:
         segments = ["rollout", default[0], "attempt", default[1], *segments]
     if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":

@@ -24,6 +24,13 @@ from agentlightning.llm_proxy.dialects.token_fields import CallTokens
 from agentlightning.llm_proxy.replies import CallFailed, JsonReply, json_reply, unusable
 from agentlightning.llm_proxy.sse import data_of, frame_of
 
+NOT_SAMPLING = frozenset(
+    {
+        *("model", "messages", "prompt", "input", "instructions", "system", "stream", "stream_options", "n", "tools"),
+        *("tool_choice", "logprobs", "top_logprobs", "return_token_ids", "return_prompt_token_ids", "return_meta_info"),
+    }
+)
+"""Fields of a request that are no sampling parameters: only the agent or the gateway may set them."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """Types of OpenAI's errors by status; other 4xx and 5xx statuses have a common type."""
 
@@ -65,7 +72,9 @@ class Dialect(ABC):
         if not self.generates:
             return request
         limited = any(request.get(name) is not None for name in self.limit_names)
-        missing = {name: value for name, value in sampling.items() if request.get(name) is None}
+        missing = {
+            name: value for name, value in sampling.items() if request.get(name) is None and name not in NOT_SAMPLING
+        }
         limit = missing.pop("max_tokens", None)
         return {**request, **missing, **({} if limited or limit is None else {self.limit_names[0]: limit})}
 

@@ -16,6 +16,7 @@ from typing_extensions import TypedDict, override
 from agentlightning.base.process_secrets import protect, secret
 from agentlightning.llm_proxy.access.limits import hint
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, TranslatedDialect
+from agentlightning.llm_proxy.dialects.base import NOT_SAMPLING
 from agentlightning.llm_proxy.dialects.json_values import Json, is_list, is_object
 from agentlightning.llm_proxy.endpoints.engines import (
     ENGINES,
@@ -41,10 +42,7 @@ _OUR_HEADERS = (
 )
 """Headers that the gateway sets itself or that belong to the connection."""
 _KEY_HEADERS = ("authorization", "x-api-key")
-_OUR_FIELDS = (
-    *("model", "messages", "prompt", "input", "instructions", "system", "stream", "stream_options", "n", "logprobs"),
-    *("top_logprobs", "return_token_ids", "return_prompt_token_ids", "return_meta_info"),
-)
+_OUR_FIELDS = NOT_SAMPLING - {"tools", "tool_choice"}
 """Fields of a request that only the agent or the gateway may set."""
 _USER_INFO = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]*@")
 _PRINTABLE = re.compile(r"[!-~]+")

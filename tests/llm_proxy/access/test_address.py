@@ -200,3 +200,19 @@ async def test_the_sign_for_a_name_in_our_list_of_routes_is_a_name_like_any_othe
     for prefix in ("/v1", "/openai/deployments/policy"):
         async with harness.session.get(harness.url(f"{prefix}/responses/%3Cid%3E{tail}")) as reply:
             assert reply.status == 404
+
+
+@pytest.mark.parametrize("order", ["/role/solver/sampling/CODE", "/sampling/CODE/role/solver"])
+async def test_a_role_may_stand_before_or_after_the_sampling(order: str) -> None:
+    policies = {"main": {"kind": "trained", "roles": ["solver"]}}
+    async with GatewayHarness(policies=policies) as harness:
+        resource = harness.proxy.as_resource(model="policy", sampling_parameters={"temperature": 0.25, "stream": True})
+        assert isinstance(resource, ProxyLLM)
+        url = resource.for_program(harness.own).get_base_url()
+        code = url.split("/sampling/")[1].split("/")[0]
+        base = url.replace(f"/sampling/{code}", order.replace("CODE", code))
+        if order.startswith("/sampling"):  # as pages say: a program puts its role before the attempt
+            assert base == url.replace("/rollout/", "/role/solver/rollout/")
+        status, _ = await harness.post(f"{base}/v1/chat/completions", REQUESTS["chat/completions"])
+        sent = harness.model.calls[-1].request
+        assert (status, sent["temperature"], sent.get("stream")) == (200, 0.25, None)
