@@ -55,13 +55,16 @@ def test_a_template_that_trims_texts_keeps_the_work_in_one_row(name: str, tmp_pa
     assert done.attempt.reward == 1.0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["mini-swe-agent", "pi"])
 def test_the_same_holds_without_thinking(name: str, tmp_path: Path) -> None:
     assert rows_of(measured(Case(name, "qwen2_5"), tmp_path)) == [1, 5]
     assert rows_of(measured(Case(name, "qwen2_5", trims=True), tmp_path / "trimmed")) == [6]
 
 
-@pytest.mark.parametrize("name", AGENT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.heavy] if name in ("qwen-coder", "codex") else []) for name in AGENT]
+)
 def test_a_sub_agent_is_a_row(name: str, tmp_path: Path) -> None:
     done = measured(Case(name, "qwen2_5", trims=True, plot="agent"), tmp_path)
     assert sorted(rows_of(done), reverse=True) == AGENT[name]
