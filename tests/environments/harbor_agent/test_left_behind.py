@@ -85,7 +85,7 @@ def test_a_killed_runner_leaves_no_process_and_the_next_removes_its_files(
     with caplog.at_level(logging.WARNING):
         asyncio.run(remove_left_trials())
     assert not left.exists()
-    [record] = [each for each in caplog.records if "left by a killed runner" in each.message]
+    [record] = [each for each in caplog.records if "left by a runner that has ended" in each.message]
     assert record.args is not None
 
 
