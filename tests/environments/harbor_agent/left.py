@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from harbor.environments.capabilities import EnvironmentCapabilities  # type: ig
 class Recorded(BaseEnvironment):
     """Has no sandbox at all."""
 
-    def __init__(self, *args: Any, told: str, **kwargs: Any) -> None:
-        self.told = Path(told)
+    def __init__(self, *args: Any, told: str, stop_seconds: float = 0, fails: str = "", **kwargs: Any) -> None:
+        self.told, self.stop_seconds, self.fails = Path(told), stop_seconds, fails
         super().__init__(*args, **kwargs)
 
     @staticmethod
@@ -31,6 +32,9 @@ class Recorded(BaseEnvironment):
         pass
 
     async def stop(self, delete: bool) -> None:
+        await asyncio.sleep(self.stop_seconds)
+        if self.session_id == self.fails:
+            raise RuntimeError("not found")
         with self.told.open("a") as file:
             file.write(f"{self.session_id} {delete=}\n")
 
@@ -47,4 +51,7 @@ class Recorded(BaseEnvironment):
         pass
 
     async def exec(self, command: str, *args: Any, **kwargs: Any) -> ExecResult:
+        if command == "wait":
+            self.told.with_suffix(".waits").touch()
+            await asyncio.sleep(60)
         return ExecResult(stdout="", stderr="", return_code=0)

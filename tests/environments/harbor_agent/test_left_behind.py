@@ -39,6 +39,9 @@ asyncio.run(main())
 """
 
 
+RECORDED = {"import_path": "tests.environments.harbor_agent.left:Recorded"}
+
+
 def begun(base: Path) -> bool:
     """Return whether the script of a trial has begun."""
     return bool(list(base.glob("*/*/sandbox-*/root/app/begun")))
@@ -160,6 +163,52 @@ def test_the_sandbox_of_another_provider_is_ended_by_its_recorded_settings(own_f
         os.rename(folder.path, kept)
     asyncio.run(remove_left_trials())
     assert told.read_text() == "left-1__env delete=True\nleft-1__verifier__trial delete=True\n"
+
+
+def test_the_sandbox_of_the_verifier_is_ended_if_that_of_the_agent_is_gone(
+    own_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = tmp_path / "ended"
+    environment = {**RECORDED, "kwargs": {"told": str(told), "fails": "left-3__env"}}
+    task = {"path": str(make_task(tmp_path / "task"))}
+    config = {"task": task, "trial_name": "left-3", "environment": environment, "agent": {"name": "nop"}}
+    with trial_folder.trial_folder("at-5") as folder:
+        folder.record({**config, "trials_dir": str(folder.trials)})
+        os.rename(folder.path, folder.path.with_name("kept"))
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(remove_left_trials())
+    assert told.read_text() == "left-3__verifier__trial delete=True\n"
+    assert any("not found" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("cancellations", [1, 2])
+def test_a_sandbox_whose_end_was_interrupted_is_ended_by_the_next_attempt(
+    cancellations: int, own_folder: Path, tmp_path: Path
+) -> None:
+    told = tmp_path / "ended"
+    environment = {**RECORDED, "kwargs": {"told": str(told), "stop_seconds": 0.5}}
+    script = {"import_path": "tests.environments.harbor_agent.agents:Script", "kwargs": {"script": "wait"}}
+    agent = HarborAgent(script, environment, verifier="task")
+
+    async def cancelled() -> None:
+        with trial_folder.trial_folder("at-6") as folder:
+            trial = asyncio.create_task(agent.run_trial(str(make_task(tmp_path / "task")), None, folder))
+            until = time.monotonic() + 60
+            while not (tmp_path / "ended.waits").exists():
+                assert time.monotonic() < until
+                await asyncio.sleep(0.05)
+            for _ in range(cancellations):
+                trial.cancel()
+                await asyncio.sleep(0.1)
+            with pytest.raises(asyncio.CancelledError):
+                await trial
+
+    asyncio.run(cancelled())
+    left = list(trial_folder.parent_folder().iterdir())
+    assert len(left) == cancellations - 1
+    assert told.exists() == (cancellations == 1)
+    asyncio.run(remove_left_trials())
+    assert "__env delete=True" in told.read_text()
 
 
 def test_a_sandbox_that_cannot_be_ended_is_named(
