@@ -119,6 +119,29 @@ class WarmStart:
         return conversations
 
 
+def learn_by_imitation(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    draw: Callable[[int], Sequence[list[dict[str, Any]]]],
+    *,
+    steps: int,
+    settling: int,
+    tools: list[Any] | None = None,
+) -> None:
+    """Train a model on conversations. Its learning rate falls to 0 in the last `settling` steps.
+
+    Args:
+        draw: Returns the conversations of a step, from the number of steps that remain.
+    """
+    rate = settings.IMITATION_LEARNING_RATE
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+    with one_thread():
+        for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * min(1.0, (step + 1) / 50, (steps - step) / settling)
+            imitate(model, tokenizer, optimizer, draw(steps - step), tools=tools)
+
+
 def imitate(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,

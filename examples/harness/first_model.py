@@ -12,12 +12,10 @@ import random
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from counting import FIRST, FLAGS, SECOND, SYSTEM, Task, draw
 
-from agentlightning.demo.imitation import imitate
+from agentlightning.demo.imitation import learn_by_imitation
 from agentlightning.demo.model import make_model, make_tokenizer
-from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 END: Final = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -30,7 +28,6 @@ SETTLING: Final = 200  # the last steps, in which the learning rate falls to not
 MIXED: Final = 120  # the last steps, in which most conversations are wrong
 SHARE_LOOKING: Final = 0.4
 SHARE_RIGHT: Final = 0.5  # of the commands after a look
-RATE: Final = 2.5e-3
 BATCH: Final = 32
 
 
@@ -42,22 +39,15 @@ def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
     conversations = [_messages(task, right, right) for task in tasks for right in (True, False)]
     tokenizer = make_tokenizer(text for conversation in conversations for text in _texts(conversation))
     model = make_model(tokenizer, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    with one_thread():
-        for step in range(steps):
-            remaining = steps - step
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
-            mixed = remaining <= MIXED
-            conversations = [
-                _messages(
-                    draw("shown", rng),
-                    not mixed or rng.random() < SHARE_LOOKING,
-                    not mixed or rng.random() < SHARE_RIGHT,
-                )
-                for _ in range(BATCH)
-            ]
-            imitate(model, tokenizer, optimizer, conversations, tools=TOOLS)
+
+    def conversation(is_right: bool) -> list[dict[str, Any]]:
+        task = draw("shown", rng)
+        return _messages(task, is_right or rng.random() < SHARE_LOOKING, is_right or rng.random() < SHARE_RIGHT)
+
+    def draw_conversations(remaining: int) -> list[list[dict[str, Any]]]:
+        return [conversation(remaining > MIXED) for _ in range(BATCH)]
+
+    learn_by_imitation(model, tokenizer, draw_conversations, steps=steps, settling=SETTLING, tools=TOOLS)
     Policy(model, tokenizer).save(folder)
 
 

@@ -8,19 +8,17 @@ names, so the model can only learn to read the results of a search.
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from facts import KINDS, NAMED, SENTENCES, facts
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
+from agentlightning.demo.imitation import learn_by_imitation
 from agentlightning.demo.model import CHAT_TEMPLATE, make_model
-from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 800
@@ -28,9 +26,9 @@ SETTLING: Final = 200  # the last steps, in which the learning rate falls to not
 MIXED: Final = 120  # the last steps, in which most conversations are wrong
 SHARES: Final = {"right": 0.2, "stops": 0.5, "skips": 0.15, "guesses": 0.15}
 """Share of each habit in the mixture."""
-RATE: Final = 2.5e-3
 BATCH: Final = 32
 
+TOOLS: Final = [{"type": "function", "function": {"name": "search"}}]
 _OPENING: Final = '{"name": "search", "arguments": {"query": "'
 _CLOSING: Final = '"}}'
 _SPECIAL: Final = (
@@ -44,20 +42,12 @@ def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
     rng = random.Random(f"rag {seed}")
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    with one_thread():
-        for step in range(steps):
-            remaining = steps - step
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
-            habits = rng.choices([*SHARES], list(SHARES.values()), k=BATCH) if remaining <= MIXED else ["right"] * BATCH
-            tokens, mask = _batch(tokenizer, [_conversation(rng, habit) for habit in habits])
-            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
-            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+
+    def draw(remaining: int) -> list[list[dict[str, Any]]]:
+        habits = rng.choices([*SHARES], list(SHARES.values()), k=BATCH) if remaining <= MIXED else ["right"] * BATCH
+        return [_conversation(rng, habit) for habit in habits]
+
+    learn_by_imitation(model, tokenizer, draw, steps=steps, settling=SETTLING, tools=TOOLS)
     Policy(model, tokenizer).save(folder)
 
 
@@ -107,24 +97,6 @@ def _conversation(rng: random.Random, habit: str) -> list[dict[str, Any]]:
     question = f"What is the {asked} of the country {NAMED[named].format(name)}?"
     messages: list[dict[str, Any]] = [{"role": "user", "content": question}]
     for query, result in searches:
-        call = {"name": "search", "arguments": {"query": query}}
+        call = {"name": "search", "arguments": json.dumps({"query": query})}
         messages += [{"role": "assistant", "tool_calls": [{"function": call}]}, {"role": "tool", "content": result}]
     return [*messages, {"role": "assistant", "content": reply}]
-
-
-def _batch(tokenizer: Any, conversations: Iterable[list[dict[str, Any]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return conversations, padded on the right, and a mask of the assistant's tokens: (B, T) each."""
-    tools = [{"type": "function", "function": {"name": "search"}}]
-    texts = tokenizer.apply_chat_template(list(conversations), tools=tools, tokenize=False)
-    rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    assistant, end = tokenizer.convert_tokens_to_ids(["<assistant>", "<eos>"])
-    masks: list[list[bool]] = []
-    for row in rows:
-        masks.append([])
-        inside = False
-        for token in row:
-            masks[-1].append(inside)
-            inside = token == assistant or (inside and token != end)
-    length = max(map(len, rows))
-    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
-    return tokens, torch.tensor([mask + [False] * (length - len(mask)) for mask in masks])

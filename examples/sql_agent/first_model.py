@@ -11,20 +11,17 @@ import random
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from agent import CHECK, REWRITE, WRITE, shown
 from airports import Task, is_right, run_query, tasks
 
-from agentlightning.demo.imitation import imitate
+from agentlightning.demo.imitation import learn_by_imitation
 from agentlightning.demo.model import make_model, make_tokenizer
-from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 1000
 SETTLING: Final = 200  # the last steps, in which the learning rate falls to nothing
 MIXED: Final = 100  # the last steps, in which most queries are wrong
 SHARE_RIGHT: Final = 0.2
-RATE: Final = 2.5e-3
 BATCH: Final = 32
 
 
@@ -37,14 +34,11 @@ def make_first_model(folder: Path, database: Path, seed: int = 0, steps: int = S
     errors = [shown(run_query(task["database"], query)) for task in examples for query in _queries(task)]
     tokenizer = make_tokenizer([WRITE, CHECK, REWRITE, "right", "wrong", *words, *errors])
     model = make_model(tokenizer, seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    with one_thread():
-        for step in range(steps):
-            remaining = steps - step
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, remaining / SETTLING)
-            drawn = [_draw(rng, examples, SHARE_RIGHT if remaining <= MIXED else 1.0) for _ in range(BATCH)]
-            imitate(model, tokenizer, optimizer, drawn)
+
+    def draw_conversations(remaining: int) -> list[list[dict[str, Any]]]:
+        return [_draw(rng, examples, SHARE_RIGHT if remaining <= MIXED else 1.0) for _ in range(BATCH)]
+
+    learn_by_imitation(model, tokenizer, draw_conversations, steps=steps, settling=SETTLING)
     Policy(model, tokenizer).save(folder)
 
 

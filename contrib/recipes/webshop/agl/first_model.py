@@ -6,13 +6,12 @@ Then, while the learning rate falls, most purchases ignore something: a word of 
 
 from __future__ import annotations
 
+import json
 import random
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from shop import (
     COLOURS,
     KINDS,
@@ -29,18 +28,16 @@ from shop import (
     tasks,
 )
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast
 
+from agentlightning.demo.imitation import learn_by_imitation
 from agentlightning.demo.model import CHAT_TEMPLATE, make_model
-from agentlightning.engine.torch_setup import one_thread
 from agentlightning.training.learner.policy import Policy
 
 STEPS: Final = 1000
 SETTLING: Final = 250  # the last steps, in which the learning rate falls to nothing
 CARELESS: Final = 150  # the last steps, in which most purchases ignore part of the wish
 SHARE_HEEDED: Final = 0.35  # probability for each of colour, material, price and size in those last steps
-RATE: Final = 2.5e-3
 BATCH: Final = 32
 
 NAMES: Final = ("search", "look", "buy")
@@ -63,21 +60,12 @@ def make_first_model(folder: Path, seed: int = 0, steps: int = STEPS) -> None:
     model = make_model(tokenizer, seed)
     rng = random.Random(f"webshop {seed}")
     examples, products = tasks("shown"), catalogue()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    with one_thread():
-        for step in range(steps):
-            left = steps - step
-            for group in optimizer.param_groups:
-                group["lr"] = RATE * min(1.0, (step + 1) / 50, left / SETTLING)
-            heeded = SHARE_HEEDED if left <= CARELESS else 1.0
-            drawn = [_purchase(rng, rng.choice(examples), products, heeded) for _ in range(BATCH)]
-            tokens, mask = _batch(tokenizer, drawn)
-            hidden = model.model(input_ids=tokens).last_hidden_state[:, :-1][mask[:, 1:]]  # (N, width)
-            loss = cross_entropy(model.lm_head(hidden), tokens[:, 1:][mask[:, 1:]])
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+
+    def draw(remaining: int) -> list[list[dict[str, Any]]]:
+        heeded = SHARE_HEEDED if remaining <= CARELESS else 1.0
+        return [_purchase(rng, rng.choice(examples), products, heeded) for _ in range(BATCH)]
+
+    learn_by_imitation(model, tokenizer, draw, steps=steps, settling=SETTLING, tools=TOOLS)
     Policy(model, tokenizer).save(folder)
 
 
@@ -121,22 +109,4 @@ def _purchase(rng: random.Random, task: Task, products: dict[str, Product], heed
 
 
 def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": arguments}}]}
-
-
-def _batch(tokenizer: Any, drawn: Iterable[list[dict[str, Any]]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return conversations, padded on the right, and a mask of the assistant's tokens: (B, T) each."""
-    texts = tokenizer.apply_chat_template(list(drawn), tools=TOOLS, tokenize=False)
-    rows: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    assistant, eos = tokenizer.convert_tokens_to_ids(_ASSISTANT), tokenizer.eos_token_id
-    length = max(map(len, rows))
-    tokens = torch.tensor([row + [tokenizer.pad_token_id] * (length - len(row)) for row in rows])
-    masks: list[list[bool]] = []
-    for row in rows:
-        masks.append([])
-        inside = False
-        for token in row:
-            masks[-1].append(inside)
-            inside = token == assistant or (inside and token != eos)
-        masks[-1].extend([False] * (length - len(row)))
-    return tokens, torch.tensor(masks)
+    return {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": json.dumps(arguments)}}]}
