@@ -179,7 +179,9 @@ class Heartbeats:
             try:
                 if longer:
                     await within(max(self._interval, SHORTEST_TRY), _end_over(longer, store))
-            except NotImplementedError:  # a store of the user's
+            except NotImplementedError:
+                text = "[%s] the store has no query_rollouts: attempts of cancelled rollouts run to their end"
+                logger.warning(text, self._worker_id)
                 return
             except Exception as error:  # the next one may get through
                 logger.debug("[%s] query for ended rollouts failed: %s", self._worker_id, error)

@@ -95,6 +95,20 @@ async def test_a_shell_script_learns_through_the_gateway(
     assert triplet.response["token_ids"]
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+async def test_a_program_samples_as_the_algorithm_says(store: InMemoryLightningStore) -> None:
+    requests: list[dict[str, Any]] = []
+
+    def answer(request: dict[str, Any]) -> str:
+        requests.append(request)
+        return "it is 42"
+
+    sampling = {"temperature": 0.25, "max_tokens": 7}
+    await run_through_gateway(store, bash(CURL), {"question": "what"}, answer=answer, sampling=sampling)
+    [sent] = requests
+    assert (sent["temperature"], sent["max_tokens"]) == (0.25, 7)
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node (Debian package nodejs)")
 async def test_a_node_program_learns_through_the_gateway(store: InMemoryLightningStore) -> None:
     agent = agl.CommandAgent(["node", "--input-type=module", "-e", NODE])

@@ -236,6 +236,43 @@ async def test_one_step_after_serving_the_queue_keeps_its_lease() -> None:
     await one_attempt(store, finished.rollout_id)
 
 
+@pytest.mark.parametrize("reads", ["an earlier attempt", "success", "nothing"])
+async def test_an_attempt_that_may_still_count_goes_on(reads: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A replica may be behind, a program may have reported the success itself, and a store may lack the query."""
+    asked = asyncio.Event()
+
+    class Behind(InMemoryLightningStore):
+        @override
+        async def query_rollouts(self, *args: Any, **filters: Any) -> Any:
+            found = await super().query_rollouts(*args, **filters)
+            asked.set()
+            if reads == "nothing":
+                raise NotImplementedError("query_rollouts")
+            attempt = first if reads == "an earlier attempt" else found[0].attempt
+            status = "running" if reads == "an earlier attempt" else "succeeded"
+            return [each.model_copy(update={"attempt": attempt, "status": status}) for each in found]
+
+    async def waits(task: Any) -> float:
+        await asked.wait()
+        await asyncio.sleep(0.3)
+        return 1.0
+
+    store = Behind()
+    queued = await store.enqueue_rollout(1, config=RolloutConfig(max_attempts=2, retry_condition=["failed"]))
+    taken = await store.dequeue_rollout()
+    assert taken is not None
+    first = taken.attempt
+    await store.update_attempt(queued.rollout_id, first.attempt_id, status="failed")
+    runner: LitAgentRunner[Any] = LitAgentRunner(
+        OtelTracer(), heartbeat_interval=0.05, interval_jitter=0.0, heartbeat_launch_mode="asyncio", max_rollouts=1
+    )
+    with runner.run_context(agent=rollout(waits), store=store):
+        await asyncio.wait_for(runner.iter(), 20)
+    attempts = await store.query_attempts(queued.rollout_id)
+    assert (attempts[-1].sequence_id, attempts[-1].outcome, attempts[-1].reward) == (2, "scored", 1.0)
+    assert ("no query_rollouts" in caplog.text) == (reads == "nothing")
+
+
 @pytest.mark.parametrize("mode", ["thread", "asyncio"])
 @pytest.mark.parametrize("kind", ["coroutine", "function"])
 @pytest.mark.parametrize("why", ["cancelled", "retried", "away once"])

@@ -68,13 +68,18 @@ async def run_tasks(
 
 
 async def run_through_gateway(
-    store: agl.LightningStore, agent: Any, *tasks: Any, answer: Callable[[Json], Any] | None = None, **settings: Any
+    store: agl.LightningStore,
+    agent: Any,
+    *tasks: Any,
+    answer: Callable[[Json], Any] | None = None,
+    sampling: Json | None = None,
+    **settings: Any,
 ) -> list[agl.AttemptedRollout]:
-    """`run_tasks` for agents whose model is a scripted one behind a gateway."""
+    """`run_tasks` for agents whose model is a scripted one behind a gateway; `sampling` are its parameters."""
     with ModelServer() if answer is None else ModelServer(answer) as model:
         proxy = agl.LLMProxy(store=store, model_list=[model.entry("m")])
         await proxy.start()
-        await store.add_resources({"main_llm": proxy.as_resource()})
+        await store.add_resources({"main_llm": proxy.as_resource(sampling_parameters=sampling)})
         finished = await run_tasks(store, agent, *tasks, **settings)
         await proxy.stop()
     return finished

@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 from typing_extensions import override
 
 from agentlightning.env_var import LightningEnvVar
+from agentlightning.environments.harbor.harness import ApiFormat, agent_fields
 from agentlightning.environments.harbor.package import Harbor, load_harbor, require_harbor
 from agentlightning.environments.harbor.trial_folder import TrialFolder, remove_left_trials, trial_folder
-from agentlightning.litagent.command.attempt_folder import NO_KEY, attempt_resources, model_of
+from agentlightning.litagent.command.attempt_folder import attempt_resources, model_of
 from agentlightning.litagent.command.sandbox import Bubblewrap, require_bubblewrap
 from agentlightning.litagent.litagent import AgentFault, LitAgent
 from agentlightning.semconv import RAW_SPAN
@@ -29,7 +30,6 @@ from agentlightning.utils.setting_checks import check_choice, check_seconds
 logger = logging.getLogger(__name__)
 
 VerifierSandbox = Literal["separate", "task"]
-ApiFormat = Literal["openai_chat_completions", "openai_responses", "anthropic_messages"]
 
 POLICY_ERRORS = frozenset(
     {
@@ -40,14 +40,6 @@ POLICY_ERRORS = frozenset(
     }
 )
 """Exceptions of Harbor that a reply of the model caused, so that the verifier may still judge the attempt."""
-_QUIET_AGENT = {
-    **{"LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"},
-    **{"OPENCODE_DISABLE_AUTOUPDATE": "1", "MSWEA_COST_TRACKING": "ignore_errors"},
-}
-"""Variables that keep agents in a sandbox from requests of their own."""
-_FORMATS: Mapping[str, ApiFormat] = {"claude-code": "anthropic_messages", "codex": "openai_responses"}
-_PROVIDERS = {"opencode": "agl", "opencode-v2": "agl"}
-"""Agents for which `openai` means OpenAI itself; any other name means a compatible server."""
 _TASK_FIELDS = ("path", "name", "ref", "git_url", "git_commit_id")
 _REGISTRY_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<ref>[\w.:-]+))?")
 _COMPOSE_FAILED = re.compile(r"Docker compose command failed .*?Stdout: (.*?)\. Stderr: ", re.DOTALL)
@@ -287,35 +279,11 @@ class HarborAgent(LitAgent[Any]):
         return {
             **self.trial,
             "task": task_fields(task),
-            "agent": self._agent_fields(model),
+            "agent": agent_fields(self.agent, model, self.api_format, installs=self.sandbox is None),
             "environment": environment,
             "trials_dir": self.trials_dir or str(folder.trials),
             "artifacts": list(self.artifacts),
         }
-
-    def _agent_fields(self, model: LLM | None) -> dict[str, Any]:
-        own = dict(self.agent)
-        if self.sandbox is not None and own.get("name") not in (None, *BUILT_IN):
-            own["kwargs"] = {"skip_install": True, **own.get("kwargs", {})}
-        if model is None:
-            return own
-        name, base, key = self.name, model.get_base_url(), model.api_key or NO_KEY
-        api_format: ApiFormat = self.api_format or _FORMATS.get(name, "openai_chat_completions")
-        if api_format == "anthropic_messages":
-            key_name, provider = "ANTHROPIC_API_KEY", "anthropic"
-            base = base.removesuffix("/").removesuffix("/v1")  # its clients add /v1/messages
-        else:
-            key_name, provider = "OPENAI_API_KEY", _PROVIDERS.get(name, "openai")
-        env = {**_QUIET_AGENT, **own.get("env", {}), key_name: key}
-        fields: dict[str, Any] = {"model_name": f"{provider}/{model.model}", **own}
-        if "import_path" in own:  # a class of the user's, which need not support Harbor's fields for the model
-            url = "ANTHROPIC_BASE_URL" if key_name == "ANTHROPIC_API_KEY" else "OPENAI_BASE_URL"
-            return {**fields, "env": {**env, url: base}}
-        if name == "codex":
-            own = {**own, "kwargs": _with_provider(own.get("kwargs", {}), base, key_name)}
-            fields = {**fields, **own}
-        connection = {"base_url": base, "model_api_key_name": key_name, "model_api_format": api_format}
-        return {**connection, **fields, "env": env}
 
     def _work_folder(self, task: Any, harbor: Harbor) -> str:
         config = task.config.environment
@@ -362,21 +330,6 @@ class HarborAgent(LitAgent[Any]):
             return True
         ids = (rollout.rollout_id, rollout.attempt.attempt_id)
         return bool(await store.query_spans(*ids, name=RAW_SPAN, limit=1))
-
-
-def _with_provider(kwargs: Mapping[str, Any], base: str, key_name: str) -> dict[str, Any]:
-    """Return the arguments of codex with a provider that is not OpenAI, so that the model itself writes summaries."""
-    provider = {"name": "agl", "base_url": base, "env_key": key_name, "wire_api": "responses"}
-    config = kwargs.get("config", {})
-    if not isinstance(config, Mapping):  # the path of a file
-        return dict(kwargs)
-    own = cast("Mapping[str, Any]", config)
-    providers = {"agl": provider, **own.get("model_providers", {})}
-    return {**kwargs, "config": {"model_provider": "agl", **own, "model_providers": providers}}
-
-
-BUILT_IN = ("oracle", "nop")
-"""Agents of Harbor that are no programs: the solution of the task, and nothing."""
 
 
 def _has_local_image(task: Any) -> bool:

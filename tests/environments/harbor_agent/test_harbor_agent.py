@@ -52,18 +52,20 @@ def run(
     answer: Callable[[Json], str | Json] = lambda request: "42",
     engine: Engine | None = None,
     decode: Decode | None = None,
+    sampling: Json | None = None,
     **trainer: Any,
 ) -> list[Done]:
     """Run an agent on tasks through the gateway, and return the last attempt of each.
 
-    `engine` replaces the one that gives the answers of `answer`; `decode` converts its tokens to text.
+    `engine` replaces the one that gives the answers of `answer`; `decode` converts its tokens to text. The model
+    has the parameters `sampling`.
     """
     found: list[Done] = []
 
     @agl.algo
     async def once(*, store: agl.LightningStore, llm_proxy: agl.LLMProxy, train_dataset: Any) -> None:
         await llm_proxy.start()
-        await store.add_resources({"main_llm": llm_proxy.as_resource()})
+        await store.add_resources({"main_llm": llm_proxy.as_resource(sampling_parameters=sampling)})
         inputs = [train_dataset[number] for number in range(len(train_dataset))]
         ids = [(await store.enqueue_rollout(each, mode="train")).rollout_id for each in inputs]
         for ended in await store.wait_for_rollouts(rollout_ids=ids, timeout=200):
@@ -143,6 +145,19 @@ def test_a_harness_solves_a_task_and_each_of_its_calls_is_recorded(name: str, tm
     assert (done.end, done.attempt.error, done.attempt.reward) == (("scored", None), None, 1.0)
     assert [len(row.call_ids) for row in done.record.samples] == rows
     assert set(done.record.exclusions.values()) <= {"helper"}
+
+
+def test_the_harness_samples_as_the_algorithm_says(tmp_path: Path) -> None:
+    requests: list[Json] = []
+
+    def answer(request: Json) -> str:
+        requests.append(request)
+        return "42"
+
+    [done] = run(script(ASK), str(make_task(tmp_path)), answer=answer, sampling={"temperature": 0.25, "max_tokens": 7})
+    assert done.end == ("scored", None)
+    [sent] = requests
+    assert (sent["temperature"], sent["max_tokens"]) == (0.25, 7)
 
 
 def test_several_at_once_each_have_their_own_calls(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ ENV PATH=/opt/tools:$PATH
 
 WORKDIR /app
 COPY calc.py /app
+COPY ["calc.py", "/srv/two words/"]
 COPY --chown=1:1 tools/ \\
   # the tools
 
@@ -42,6 +43,7 @@ RUN ["bash", "-c", "[ $BUILT = yes ] && [ -z $OUTER ] && echo $0 > exec", "json 
 RUN false | true || echo "pipefail in $(pwd)" > shell
 """
 FOLLOWED = """set -e
+[ -f "/srv/two words/calc.py" ]
 [ -f /app/calc.py ] && [ "$(cat exec)" = "json form" ] && [ "$(cat shell)" = "pipefail in /app" ] && [ -z "$BUILT" ]
 [ "$(bash /opt/tools/tool)" = works ] && chmod +x /opt/tools/tool && tool
 """
