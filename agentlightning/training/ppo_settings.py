@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.training.settings import Count, CriticSettings, GRPOSettings, NotNegative
+from agentlightning.training.loss_settings import Count, CriticSettings, NotNegative
+from agentlightning.training.settings import GRPOSettings
 from agentlightning.utils.setting_checks import Bounds, check_fields
 
 _BY_ANOTHER_NAME: Final[Mapping[str, str]] = {

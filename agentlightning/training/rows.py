@@ -25,6 +25,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
 from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
+from agentlightning.training.loss_types import Aggregation
 from agentlightning.training.losses.advantages import (
     overlong_penalty,
     rollout_advantages,
@@ -32,7 +33,7 @@ from agentlightning.training.losses.advantages import (
     weighted_reward,
 )
 from agentlightning.training.rollouts import Evidence, evidence
-from agentlightning.training.settings import Aggregation, TrainingSettings
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.types import Rollout
 
 

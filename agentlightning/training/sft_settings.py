@@ -10,15 +10,9 @@ from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.training.loss_types import CROSS_ENTROPY, Loss
-from agentlightning.training.settings import (
-    Aggregation,
-    Count,
-    LossSettings,
-    NotNegative,
-    RewardSettings,
-    TrainingSettings,
-)
+from agentlightning.training.loss_settings import Count, LossSettings, NotNegative, RewardSettings
+from agentlightning.training.loss_types import CROSS_ENTROPY, Aggregation, Loss
+from agentlightning.training.settings import TrainingSettings
 from agentlightning.utils.setting_checks import Bounds
 
 Source = Literal["new", "stored"]

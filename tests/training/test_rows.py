@@ -10,10 +10,11 @@ import torch
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, SampleReading
 from agentlightning.training.ledger import Ledger, RolloutRecord
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.objective import LossInputs, policy_loss
 from agentlightning.training.losses.weights import token_weights
 from agentlightning.training.rows import StepRows, choose_rows
-from agentlightning.training.settings import GRPOSettings, LossSettings
+from agentlightning.training.settings import GRPOSettings
 
 Aggregation = Literal["token", "rollout"]
 

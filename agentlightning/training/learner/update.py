@@ -26,12 +26,12 @@ from agentlightning.training.learner.figures import RowFigures, UpdateResult, me
 from agentlightning.training.learner.forward import Scores, can_pack, score
 from agentlightning.training.learner.micro_batches import MicroBatches
 from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, ValueHead, reference_of
+from agentlightning.training.loss_settings import CriticSettings, LossSettings
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
 from agentlightning.training.losses.importance import stale_figures
 from agentlightning.training.losses.kl import kl_divergence
 from agentlightning.training.losses.objective import LossInputs, is_finite, policy_loss
 from agentlightning.training.losses.weights import token_weights
-from agentlightning.training.settings import CriticSettings, LossSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample

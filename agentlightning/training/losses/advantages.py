@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import get_args
 
-from agentlightning.training.settings import Advantage, ScaleRewards
+from agentlightning.training.loss_settings import Advantage, ScaleRewards
 
 _LARGEST = 1e100
 """Largest weighted reward: squares of larger ones, and their sums, are not finite."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.training.batch import Batch
-from agentlightning.training.settings import CriticSettings
+from agentlightning.training.loss_settings import CriticSettings
 
 
 def with_credit(batch: Batch, values: Tensor, penalty: Tensor, critic: CriticSettings) -> Batch:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agentlightning.training.loss_settings import CorrectionMode
 from agentlightning.training.losses.kl import MAX_LOG_RATIO
-from agentlightning.training.settings import CorrectionMode
 
 
 def correction_weights(

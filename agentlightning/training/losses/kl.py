@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from agentlightning.training.settings import KLEstimator
+from agentlightning.training.loss_settings import KLEstimator
 
 MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip and far from overflow
 

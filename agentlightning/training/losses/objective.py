@@ -24,9 +24,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.importance import correction_weights, staleness_weights
 from agentlightning.training.losses.kl import MAX_LOG_RATIO, kl_divergence
-from agentlightning.training.settings import LossSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import pytest
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.learner.update import UpdateSettings
-from agentlightning.training.settings import LossSettings
+from agentlightning.training.loss_settings import LossSettings
 from tests.training.learner.rows import make_advantages, make_rows
 
 TOKENIZER = make_tokenizer()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.objective import LossInputs, PolicyLoss, policy_loss
 from agentlightning.training.losses.weights import token_weights
-from agentlightning.training.settings import LossSettings
 
 ROLLOUTS = torch.tensor([0, 0, 1, 2, 2, 3])
 """Six rows of four rollouts."""

@@ -11,9 +11,9 @@ import torch
 
 from agentlightning.adapter.rows.samples import Sample
 from agentlightning.training.batch import make_batch
+from agentlightning.training.loss_settings import CriticSettings
 from agentlightning.training.losses.critic import gae, value_loss, whitened, with_credit
 from agentlightning.training.losses.weights import token_weights
-from agentlightning.training.settings import CriticSettings
 
 GOLDEN: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())["critic"]
 

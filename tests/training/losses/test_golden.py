@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.advantages import overlong_penalty, rollout_advantages, several_advantages
 from agentlightning.training.losses.kl import kl_divergence
-from agentlightning.training.settings import LossSettings
 from tests.training.losses.batches import whole_loss
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "golden.json").read_text())

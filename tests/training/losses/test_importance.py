@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.importance import stale_figures, staleness_weights
 from agentlightning.training.losses.objective import LossInputs, policy_loss
-from agentlightning.training.settings import LossSettings
 from tests.training.losses.batches import random_rows, weights_of, whole_loss
 
 LOSSES: tuple[dict[str, Any], ...] = (

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentlightning.errors import BadRequestError
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.objective import LossInputs, PolicyLoss, is_finite, policy_loss
-from agentlightning.training.settings import LossSettings
 from tests.training.losses.batches import ROLLOUTS, loss_of, random_rows, weights_of, whole_loss
 
 SETTINGS: tuple[tuple[dict[str, Any], ...], ...] = (
