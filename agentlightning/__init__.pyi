@@ -57,6 +57,7 @@ from agentlightning.algorithm.verl import VERL as VERL
 from agentlightning.evaluation.gate import Promotion as Promotion, judge_promotion as judge_promotion
 from agentlightning.evaluation.gate import PromotionRules as PromotionRules
 from agentlightning.prompt_search.history import PromptResult as PromptResult
+from agentlightning.training.loss_settings import LossInputs as LossInputs
 from agentlightning.chat.bill import Bill as Bill, LimitReached as LimitReached, Limits as Limits
 from agentlightning.chat.chat import Chat as Chat, ChatError as ChatError, ChatReply as ChatReply
 from agentlightning.config import lightning_cli as lightning_cli

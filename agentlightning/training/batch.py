@@ -43,6 +43,8 @@ class Batch:
     """(B, T) targets of the values."""
     stale: Tensor | None = None
     """(B, T) bool, true on trained tokens that other weights than those before the update sampled; None without any."""
+    kept: Tensor | None = None
+    """(B, T) bool, the tokens that `top_entropy_quantile` keeps in an optimizer step; None keeps all."""
 
     def rows(self, index: Tensor) -> Batch:
         """Return the rows at `index` ((b,) int64), cut to the longest of them."""

@@ -71,7 +71,9 @@ class PolicyUpdater(Updater):
 
     @override
     def update_weights(self, step: int, rows: StepRows) -> StepUpdate:
-        shares = {each.name: rows.share(each.settings.loss.aggregates_by, each.takes) for each in self.learners}
+        shares = {
+            each.name: rows.share(each.settings.loss_settings.aggregates_by, each.takes) for each in self.learners
+        }
         return self.learn(step, rows.samples, rows.advantages, shares)
 
     def learn(
@@ -97,9 +99,9 @@ class PolicyUpdater(Updater):
                 [samples[row] for row in own],
                 [advantages[row] for row in own],
                 UpdateSettings(
-                    loss=settings.loss,
+                    loss=settings.loss_settings,
                     critic=settings.critic,
-                    constant_length=settings.loss.loss_scale_factor or settings.max_completion_length,
+                    constant_length=settings.loss_settings.constant_length(settings.max_completion_length),
                     share=share,
                     num_iterations=settings.num_iterations,
                     minibatch_rollouts=settings.minibatch_rollouts,
@@ -149,7 +151,7 @@ class PolicyUpdater(Updater):
         for learner in self.learners:
             if own := _rows_of(learner, samples):
                 settings, policy = learner.settings, self.policies[learner.name]
-                update = UpdateSettings(loss=settings.loss, temperature=settings.temperature)
+                update = UpdateSettings(loss=settings.loss_settings, temperature=settings.temperature)
                 divergences = policy.divergences([samples[row] for row in own], update)
                 values |= dict(zip(own, divergences, strict=True))
         return [values.get(row, 0.0) for row in range(len(samples))]

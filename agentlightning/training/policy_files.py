@@ -120,7 +120,9 @@ def load_policy(
     `base` is the model of the settings, if it is already loaded.
     """
     source = settings.model
-    if folder is not None and not settings.loss.needs_reference:  # the reference of that loss is the initial model
+    if (
+        folder is not None and not settings.loss_settings.needs_reference
+    ):  # the reference of that loss is the initial model
         source = model_in(folder, source)
     policy = Policy.load(
         source,
@@ -130,7 +132,7 @@ def load_policy(
         bf16=settings.bf16,
         device=settings.device,
         seed=settings.seed,
-        keeps_reference=settings.loss.needs_reference,
+        keeps_reference=settings.loss_settings.needs_reference,
         max_model_length=settings.max_model_length,
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,

@@ -31,6 +31,14 @@ _SAME_IN_GRPO: Final[Mapping[str, str]] = {
     name: _BY_ANOTHER_NAME[name] for name in ("num_iterations", "epsilon", "epsilon_high", "beta")
 }
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {
+    "loss": "PPO has a fixed, clipped loss; use agl.GRPO for your own",
+    **dict.fromkeys(
+        (
+            *("sapo_temperature_pos", "sapo_temperature_neg"),
+            *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+        ),
+        "PPO has a fixed, clipped loss; use agl.GRPO with this loss_type",
+    ),
     "loss_type": "PPO has a fixed, clipped loss; `aggregation` sets how it is averaged",
     "advantage": "PPO computes advantages with its critic",
     "scale_rewards": "PPO compares with a value, not with a group; use `whiten_advantages` to scale",

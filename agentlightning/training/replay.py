@@ -107,7 +107,7 @@ async def replay(store: LightningStore, run_id: str, step: int, folder: Path | N
 
 def _keeps_the_model(settings: TrainingSettings) -> bool:
     """Return whether the initial model of the run is needed in addition to a checkpoint."""
-    return settings.loss.needs_reference or any(own.lora for own in settings.by_policy().values())
+    return settings.loss_settings.needs_reference or any(own.lora for own in settings.by_policy().values())
 
 
 async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Replay) -> None:

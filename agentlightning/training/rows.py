@@ -25,7 +25,7 @@ from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy.access.admission import LOOKUP_SECONDS
 from agentlightning.store.base import LightningStore
 from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord, read_rollout
-from agentlightning.training.loss_types import Aggregation
+from agentlightning.training.loss_settings import Aggregation
 from agentlightning.training.losses.advantages import (
     overlong_penalty,
     rollout_advantages,
@@ -272,7 +272,7 @@ def _advantages(
         assert kind.reward_weights is not None
         advantages = several_advantages([record.dimensions for record in records], kind.reward_weights, groups)
     else:
-        beta = settings.loss.beta
+        beta = settings.loss_settings.beta
         rewards = [_reward(record, settings) - beta * kl.get(record.rollout_id, 0.0) for record in records]
         tokens = [sum(sum(sample.mask) for sample in record.samples) for record in records]
         advantages = rollout_advantages(

@@ -39,6 +39,7 @@ from agentlightning.training.loss_settings import (
     Positive,
     RewardSettings,
     Share,
+    name_of,
 )
 from agentlightning.training.progress import Style
 from agentlightning.training.rollouts import LatePolicy
@@ -207,7 +208,7 @@ class TrainingSettings(VLLMSettings):
         refuse_pairs({alone: self.use_vllm and self.deterministic})
 
     @property
-    def loss(self) -> LossSettings:
+    def loss_settings(self) -> LossSettings:
         """The settings of the loss."""
         raise NotImplementedError
 
@@ -229,7 +230,7 @@ class TrainingSettings(VLLMSettings):
     @property
     def penalizes_rollouts(self) -> bool:
         """Whether the divergence from the reference is subtracted from the reward of a rollout."""
-        return self.loss.use_kl_in_reward and self.critic is None
+        return self.loss_settings.use_kl_in_reward and self.critic is None
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of a step; the first step is 1."""
@@ -240,9 +241,12 @@ class TrainingSettings(VLLMSettings):
         return {None: self}
 
     def as_json(self) -> dict[str, object]:
-        """Return the settings as JSON data."""
-        output_dir = None if self.output_dir is None else str(self.output_dir)
-        return {**dataclasses.asdict(self), "output_dir": output_dir}
+        """Return the settings as JSON data; functions as their import paths."""
+        values = dataclasses.asdict(self)
+        values["output_dir"] = None if self.output_dir is None else str(self.output_dir)
+        if callable(values.get("loss")):
+            values["loss"] = name_of(values["loss"])
+        return values
 
 
 @explain_fields
@@ -272,6 +276,7 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
     @override
     def __post_init__(self) -> None:
         object.__setattr__(self, "policies", read_policies(self.policies))
+        self.read_scale()
         TrainingSettings.__post_init__(self)
         self.check_loss()
         self.check_rewards()
@@ -302,6 +307,8 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
             "'reinforce_plus_plus' compares with the full step": self.num_generations == 1 and self.compares_in_groups,
             "use_kl_in_reward=True and advantage='reinforce_plus_plus': its penalty is a return per token; omit "
             "use_kl_in_reward": self.use_kl_in_reward and self.advantage == "reinforce_plus_plus",
+            "use_kl_in_reward=True and advantage='maxrl': it divides by the mean reward, which the penalty makes "
+            "negative; omit use_kl_in_reward": self.use_kl_in_reward and self.advantage == "maxrl",
             "use_kl_in_reward=True and multi_objective_aggregation='normalize_then_sum': a penalty has no dimension": (
                 self.use_kl_in_reward and self.multi_objective_aggregation == "normalize_then_sum"
             ),
@@ -317,7 +324,7 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
 
     @property
     @override
-    def loss(self) -> LossSettings:
+    def loss_settings(self) -> LossSettings:
         return self
 
     @property

@@ -10,8 +10,15 @@ from typing_extensions import override
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.errors import BadRequestError
-from agentlightning.training.loss_settings import Count, LossSettings, NotNegative, RewardSettings
-from agentlightning.training.loss_types import CROSS_ENTROPY, Aggregation, Loss
+from agentlightning.training.loss_settings import (
+    CROSS_ENTROPY,
+    Aggregation,
+    Count,
+    Loss,
+    LossSettings,
+    NotNegative,
+    RewardSettings,
+)
 from agentlightning.training.settings import TrainingSettings
 from agentlightning.utils.setting_checks import Bounds
 
@@ -30,11 +37,15 @@ _OF_REWARDS: Final = "rewards choose rollouts; they do not weight tokens"
 _OF_RATIOS: Final = "SFT uses the cross-entropy loss, which has no ratio"
 _OF_REFERENCE: Final = "SFT uses the cross-entropy loss, which has no reference"
 _WITHOUT_MEANING: Final[Mapping[str, str]] = {
+    "loss": "SFT always uses the cross-entropy loss; use agl.GRPO for your own",
     "loss_type": "SFT always uses the cross-entropy loss; `aggregation` sets how it is averaged",
     "loss_scale_factor": "the loss of SFT is a mean",
     **dict.fromkeys(("advantage", "scale_rewards", "multi_objective_aggregation", "reward_weights"), _OF_REWARDS),
     **dict.fromkeys(("soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"), _OF_REWARDS),
-    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "staleness_clip_max"), _OF_RATIOS),
+    **dict.fromkeys(("epsilon", "epsilon_high", "delta", "staleness_clip_max", "kl_tau"), _OF_RATIOS),
+    **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg", "off_policy_mask_threshold"), _OF_RATIOS),
+    **dict.fromkeys(("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"), _OF_RATIOS),
+    "top_entropy_quantile": "SFT trains every token of the chosen rollouts",
     "importance_sampling_correction": _OF_RATIOS,
     **{f"importance_sampling_{name}": _OF_RATIOS for name in ("mode", "clip_max", "clip_min")},
     **dict.fromkeys(("beta", "kl_estimator", "use_bias_correction_kl", "use_kl_in_reward"), _OF_REFERENCE),
@@ -123,7 +134,7 @@ class SFTSettings(TrainingSettings):
 
     @property
     @override
-    def loss(self) -> LossSettings:
+    def loss_settings(self) -> LossSettings:
         return _CrossEntropySettings(aggregation=self.aggregation, entropy_coef=self.entropy_coef)
 
     @property

@@ -95,6 +95,11 @@ def test_a_rollout_with_a_cut_reply_is_left_out_of_the_loss_and_stays_in_its_gro
         {"loss_type": "dr_grpo", "scale_rewards": "none", "beta": 0.1, "lora": {"r": 4}},
         {"loss_type": "grpo", "beta": 0.1, "use_kl_in_reward": True, "scale_rewards": "batch"},
         {"importance_sampling_correction": True, "entropy_coef": 0.01, "soft_punish_cache": 2},
+        {"loss_type": "sapo", "advantage": "maxrl"},
+        {"loss_type": "luspo", "top_entropy_quantile": 0.5, "minibatch_rollouts": 6},
+        {"loss_type": "vespo", "max_staleness": 1},
+        {"loss_type": "dppo", "kl_tau": 1e-3, "off_policy_mask_threshold": 0.5},
+        {"loss_type": "ipo", "max_tokens_per_forward": 40},
     ],
     ids=lambda case: " ".join(map(str, case.values())),
 )

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.cli import main
 from agentlightning.errors import GoneError
 from agentlightning.training.model_export import trained_in
 from agentlightning.training.replay import replay
-from tests.algorithm.parts import two_turns
+from tests.algorithm.parts import metrics_of, two_turns
 from tests.training.conformance.cases import GRPO, fit, stored
 
 
@@ -90,3 +91,24 @@ def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_mod
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(GoneError, match="is not the folder of run"):
         ask(tmp_path, 1)
+
+
+def clipped(inputs: agl.LossInputs) -> Any:
+    """The loss of DAPO, in the user's words."""
+    bounded = inputs.ratio.clamp(1 - inputs.settings.epsilon, 1.28)
+    return -(inputs.ratio * inputs.advantages).minimum(bounded * inputs.advantages)
+
+
+def test_a_run_with_a_custom_loss_is_repeated_by_the_import_path_of_its_function(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "own").mkdir()
+    own = fit(GRPO, two_turns, untrained_model, folder, max_steps=2, loss=clipped)
+    again = ask(folder, 2)
+    assert (again.differences, again.updates > 0) == ([], True)
+    begun = stored(folder, lambda store: store.query_run_records("named", kind_in=["state"]))
+    assert [record.data["settings"]["loss"] for record in begun] == [f"{__name__}:clipped"]
+    (other := tmp_path / "dapo").mkdir()
+    dapo = fit(GRPO, two_turns, untrained_model, other, max_steps=2)
+    weights = [[line["weights"] for line in metrics_of(result)] for result in (own, dapo)]
+    assert weights[0] == weights[1]

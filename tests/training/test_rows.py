@@ -11,7 +11,7 @@ from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, SampleReading
 from agentlightning.training.ledger import Ledger, RolloutRecord
 from agentlightning.training.loss_settings import LossSettings
-from agentlightning.training.losses.objective import LossInputs, policy_loss
+from agentlightning.training.losses.objective import BatchInputs, policy_loss
 from agentlightning.training.losses.weights import token_weights
 from agentlightning.training.rows import StepRows, choose_rows
 from agentlightning.training.settings import GRPOSettings
@@ -51,7 +51,7 @@ def test_leaving_out_rows_without_an_advantage_and_scaling_the_others_is_the_sam
 def _loss(mask: torch.Tensor, aggregation: Aggregation, share: float) -> float:
     """Return the loss of the first rows of three rollouts, the last of which has no advantage."""
     rows = len(mask)
-    inputs = LossInputs(
+    inputs = BatchInputs(
         mask=mask > 0,
         advantages=torch.tensor([[1.0], [-2.0], [0.0]])[:rows],
         weights=token_weights(mask, torch.arange(rows), aggregation, constant_length=4, share=share),

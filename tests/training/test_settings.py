@@ -89,6 +89,9 @@ _GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
         ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, "kl_estimator='k1' and use_bias"),
         ({"importance_sampling_clip_min": 4.0}, "sampling_clip_min=4.0 and importance_sampling_clip_max=3.0"),
         ({"advantage": "rloo", "scale_rewards": "group"}, "advantage='rloo' and scale_rewards='group'"),
+        ({"advantage": "maxrl", "scale_rewards": True}, "advantage='maxrl' and scale_rewards='group'"),
+        ({"advantage": "maxrl", "soft_punish_cache": 2}, "advantage='maxrl' and soft_punish_cache"),
+        ({"advantage": "maxrl", "beta": 0.1, "use_kl_in_reward": True}, "use_kl_in_reward=True and advantage='maxrl'"),
         (_GDPO, "'normalize_then_sum' and reward_weights=None"),
         (
             {"advantage": "reinforce_plus_plus", "beta": 0.1, "use_kl_in_reward": True},
@@ -116,6 +119,13 @@ _GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
 def test_a_pair_that_does_not_go_together_is_refused_by_name(settings: dict[str, Any], pair: str) -> None:
     with pytest.raises(agl.BadRequestError, match=f"cannot be combined: .*{pair}"):
         agl.GRPO(model="m", **settings)
+
+
+def test_scale_rewards_takes_the_two_values_that_trl_takes() -> None:
+    assert [agl.GRPO(model="m", scale_rewards=value).settings.scale_rewards for value in (True, False)] == [
+        "group",
+        "none",
+    ]
 
 
 def test_token_wise_correction_several_policies_and_a_penalty_in_the_loss_go_together_with_staleness() -> None:

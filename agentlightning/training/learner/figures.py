@@ -60,6 +60,8 @@ def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
     more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
     names += [name for name in more if name in figures[0]]
+    if any(figure["masked_fraction"] for figure in figures):
+        names.append("masked_fraction")
     means = {name: sum(figure[name] for figure in steps) / len(steps) if steps else float("nan") for name in names}
     stale = figures[0].get("stale_share", 0.0)
     if stale < 1.0:

@@ -97,7 +97,7 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     )
     # four numbers a weight, and the hidden states of a forward in float32
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
-    reference = weights if settings.loss.needs_reference and adapted is None else 0
+    reference = weights if settings.loss_settings.needs_reference and adapted is None else 0
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),

@@ -30,7 +30,7 @@ from agentlightning.training.loss_settings import CriticSettings, LossSettings
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
 from agentlightning.training.losses.importance import stale_figures
 from agentlightning.training.losses.kl import kl_divergence
-from agentlightning.training.losses.objective import LossInputs, is_finite, policy_loss
+from agentlightning.training.losses.objective import BatchInputs, highest_entropy, is_finite, policy_loss
 from agentlightning.training.losses.weights import token_weights
 
 if TYPE_CHECKING:
@@ -257,11 +257,17 @@ class Optimizer:
             constant_length=settings.constant_length,
             share=settings.share,
         )
-        tokens = int(batch.mask.sum())
+        tokens, kept_tokens = int(batch.mask.sum()), 0
+        if settings.loss.top_entropy_quantile < 1:
+            entropy = self._score(self._model, batch, settings.temperature).entropy
+            batch = replace(batch, kept=highest_entropy(entropy, batch.mask, settings.loss.top_entropy_quantile))
+            kept_tokens = int(batch.kept.sum()) if batch.kept is not None else 0
         parts: list[dict[str, float]] = []
         of_rows: dict[int, RowFigures] = {}
         for rows, part in self.micro_batches.split(batch, packed=self._packed):
-            loss, figures, part_rows = self._loss(part, weights[rows, : part.tokens.shape[1]], tokens, settings)
+            loss, figures, part_rows = self._loss(
+                part, weights[rows, : part.tokens.shape[1]], (tokens, kept_tokens), settings
+            )
             loss.backward()
             parts.append(figures)
             of_rows |= zip(rows, part_rows, strict=True)
@@ -279,10 +285,11 @@ class Optimizer:
         return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
 
     def _loss(
-        self, batch: Batch, weights: Tensor, tokens: int, settings: UpdateSettings
+        self, batch: Batch, weights: Tensor, counts: tuple[int, int], settings: UpdateSettings
     ) -> tuple[Tensor, dict[str, float], list[RowFigures]]:
-        """Return the loss of a micro-batch with its gradient, its figures, and those of its rows; see `LossInputs` for
-        `weights` and `tokens`."""
+        """Return the loss of a micro-batch with its gradient, its figures, and those of its rows; see `BatchInputs` for
+        `weights`. `counts`: its `tokens` and `kept_tokens`."""
+        tokens, kept_tokens = counts
         logprobs, entropy, values = score(
             self._model,
             batch,
@@ -291,7 +298,7 @@ class Optimizer:
             entropy_gradient=settings.loss.entropy_coef > 0,
             head=None if settings.critic is None else self._head,
         )
-        inputs = LossInputs(
+        inputs = BatchInputs(
             mask=batch.mask,
             advantages=batch.advantages,
             weights=weights,
@@ -300,6 +307,8 @@ class Optimizer:
             old_logprobs=batch.old_logprobs,
             reference_logprobs=batch.reference_logprobs,
             stale=batch.stale,
+            kept=batch.kept,
+            kept_tokens=kept_tokens,
         )
         of_policy = policy_loss(settings.loss, inputs, logprobs, entropy)
         loss, figures = of_policy.loss, of_policy.figures()

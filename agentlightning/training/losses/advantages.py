@@ -13,10 +13,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import fmean
 from typing import get_args
 
+from agentlightning.errors import BadRequestError
 from agentlightning.training.loss_settings import Advantage, ScaleRewards
 
+_SMALLEST = 1e-100
+"""Smallest divisor of `maxrl`."""
 _LARGEST = 1e100
 """Largest weighted reward: squares of larger ones, and their sums, are not finite."""
 
@@ -36,6 +40,8 @@ def rollout_advantages(
       `none` (DeepSeekMath, arXiv:2402.03300, section 4.1.2; Dr. GRPO, arXiv:2503.20783, section 3.2; Lite PPO,
       arXiv:2508.08221, section on normalization).
     - `rloo`: `A = r - mean(others of the group)` (arXiv:2402.14740, section on RLOO).
+    - `maxrl`: `A = (r - mean(group)) / mean(group)` (MaxRL, arXiv:2602.02710: an unbiased estimate of the gradient of
+      the log-likelihood of success, up to the order of the group's size).
     - `reinforce_plus_plus`: rewards minus their mean over the step, divided by their deviation over the step; with
       `_baseline` the group's mean is subtracted first (REINFORCE++, arXiv:2501.03262). As in VERL, each token counts
       once in these two statistics, so a rollout's weight is its length.
@@ -47,7 +53,8 @@ def rollout_advantages(
         eps: added to the deviation; VERL uses 1e-6, TRL 1e-4.
 
     Raises:
-        ValueError: the lengths differ, a reward is NaN or its square is not finite, or `advantage` is unknown.
+        ValueError: the lengths differ, a reward is NaN or its square is not finite, a reward is negative (`maxrl`), or
+            `advantage` is unknown.
     """
     if advantage not in get_args(Advantage):
         raise ValueError(f"advantage must be one of {', '.join(map(repr, get_args(Advantage)))}; got {advantage!r}")
@@ -63,6 +70,13 @@ def rollout_advantages(
         return _divided(centred, _deviation(rewards) + eps) if scale_rewards == "batch" else centred
     if advantage == "rloo":
         return _by_group(rewards, groups, _less_the_others)
+    if advantage == "maxrl":
+        if min(rewards, default=0.0) < 0:
+            raise BadRequestError(
+                "advantage='maxrl' divides by the mean reward of a group, so rewards must be 0 or more; got "
+                f"{min(rewards)}"
+            )
+        return _by_group(rewards, groups, _relative)
     if tokens is None or len(tokens) != len(rewards):
         raise ValueError(f"{advantage!r} requires the number of tokens of each rollout")
     baseline = advantage == "reinforce_plus_plus_baseline"
@@ -113,6 +127,10 @@ def _centred(values: Sequence[float]) -> list[float]:
 
 def _less_the_others(values: Sequence[float]) -> list[float]:
     return [value * len(values) / (len(values) - 1) for value in _centred(values)]
+
+
+def _relative(values: Sequence[float]) -> list[float]:
+    return _divided(_centred(values), max(_SMALLEST, fmean(values)))
 
 
 def _deviation(values: Sequence[float]) -> float:

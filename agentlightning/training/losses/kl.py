@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from agentlightning.training.loss_settings import KLEstimator
-
-MAX_LOG_RATIO = 20.0  # exp(20) is far beyond any clip and far from overflow
+from agentlightning.training.losses.formulas import MAX_LOG_RATIO
 
 
 def kl_divergence(logprobs: Tensor, reference_logprobs: Tensor, estimator: KLEstimator = "k3") -> Tensor:

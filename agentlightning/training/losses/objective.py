@@ -8,8 +8,8 @@ Every log-probability is a natural logarithm at the temperature of sampling. The
 
     w * (c * policy + beta * kl) - entropy_coef * entropy / tokens
 
-- `w` is the weight of the token (`weights.py`), `policy` the formula of the `loss_type`
-  (`agentlightning/training/loss_types.py`), a function of the ratio `r` of the token and the advantage of its rollout.
+- `w` is the weight of the token (`weights.py`), `policy` the formula of the `loss_type` (`formulas.py`), a function of
+  the ratio `r` of the token and the advantage of its rollout.
 - `r` is the probability of the token under the weights that learn, divided by that under the weights that sampled it,
   which the engine recorded; `c` is 1.
 - With `importance_sampling_correction` the divisor is the probability under the learner before the first optimizer
@@ -24,14 +24,15 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from agentlightning.training.loss_settings import LossSettings
+from agentlightning.training.loss_settings import LossInputs, LossSettings
+from agentlightning.training.losses.formulas import FORMULAS, MAX_LOG_RATIO
 from agentlightning.training.losses.importance import correction_weights, staleness_weights
-from agentlightning.training.losses.kl import MAX_LOG_RATIO, kl_divergence
+from agentlightning.training.losses.kl import kl_divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossInputs:
-    """The inputs of the loss for B rows of at most T tokens, except the learner's current outputs."""
+class BatchInputs:
+    """The inputs of the objective for B rows of at most T tokens, except the learner's current outputs."""
 
     mask: Tensor
     """(B, T) bool, true exactly on the tokens to train."""
@@ -50,6 +51,10 @@ class LossInputs:
     stale: Tensor | None = None
     """(B, T) bool, true on trained tokens that other weights than those before the first optimizer step sampled; None
     without any."""
+    kept: Tensor | None = None
+    """(B, T) bool, the tokens that `top_entropy_quantile` keeps; None keeps all."""
+    kept_tokens: int = 0
+    """Number of these tokens in the full mini-batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class TokenFigures:
     """Share of the token in the loss of its optimizer step."""
     correction: Tensor
     """Clipped ratio of learner and engine; 1 without `importance_sampling_correction`. For a stale token, the clipped
-    ratio of learner and older weights."""
+    ratio of learner and older weights. 0 for a token that a mask removes from the policy's loss."""
     kl: Tensor
     """Divergence in the penalty, before `beta`; 0 without a penalty."""
 
@@ -86,6 +91,8 @@ class PolicyLoss:
     """Mean divergence from the reference."""
     entropy: Tensor
     """Mean, in nats."""
+    masked_fraction: Tensor
+    """Share of the mini-batch's tokens with a correction of 0; adds up over micro-batches."""
     max_ratio_error: Tensor
     """Largest `|q - 1|` of a token that is not stale; on the first pass it shows how well engine and learner agree."""
 
@@ -94,7 +101,7 @@ class PolicyLoss:
         return {f.name: float(getattr(self, f.name).detach()) for f in fields(self) if f.name != "tokens"}
 
 
-def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, entropy: Tensor) -> PolicyLoss:
+def policy_loss(settings: LossSettings, inputs: BatchInputs, logprobs: Tensor, entropy: Tensor) -> PolicyLoss:
     """Return the loss of a micro-batch and its metrics.
 
     Shapes:
@@ -123,8 +130,26 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
         old = torch.where(inputs.stale, proximal, old)
         correction = torch.where(inputs.stale, weights, correction)
     ratio = _ratio(logprobs, old, mask, of_rows=settings.chosen_loss.ratio_of == "row")  # (B, T)
-    policy, clipped = settings.chosen_loss.formula(ratio, advantages, logprobs, settings.ratio_limits)
-    per_token = policy * correction
+    chosen = settings.chosen_loss
+    policy, clipped = FORMULAS[chosen.formula](
+        LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old,
+            sampler_logprobs=inputs.sampler_logprobs,
+            reference_logprobs=inputs.reference_logprobs,
+            ratio=ratio,
+            advantages=advantages,
+            entropy=entropy,
+            mask=mask,
+            correction=correction,
+            settings=settings,
+        )
+    )
+    keep = torch.ones_like(mask) if inputs.kept is None else inputs.kept
+    if settings.off_policy_mask_threshold is not None:
+        keep = keep & near_policy(inputs, logprobs, settings.off_policy_mask_threshold)
+    per_token = policy * (keep if chosen.uses_correction else correction * keep)
+    correction = correction * keep
     kl = torch.zeros_like(correction)
     if settings.has_kl_loss:
         if inputs.reference_logprobs is None:
@@ -133,10 +158,15 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
         if settings.use_bias_correction_kl:  # the gradient of k2 is that of the divergence already: see `kl.py`
             kl = kl * (ratio.detach() if settings.kl_estimator == "k2" else ratio)
         per_token = per_token + settings.beta * kl
+    if settings.kl_tau:
+        per_token = per_token + settings.kl_tau * _log_ratio(logprobs, inputs.sampler_logprobs, mask).square()
     loss = (inputs.weights * torch.where(mask, per_token, 0.0)).sum()
     mean_entropy = torch.where(mask, entropy, 0.0).sum() / inputs.tokens
     if settings.entropy_coef:
-        loss = loss - settings.entropy_coef * mean_entropy
+        bonus = mean_entropy
+        if inputs.kept is not None:
+            bonus = torch.where(inputs.kept, entropy, 0.0).sum() / max(1, inputs.kept_tokens)
+        loss = loss - settings.entropy_coef * bonus
     with torch.no_grad():
         off = _log_ratio(logprobs, inputs.sampler_logprobs, mask)
         fresh = off if inputs.stale is None else off.masked_fill(inputs.stale, 0.0)
@@ -149,8 +179,23 @@ def policy_loss(settings: LossSettings, inputs: LossInputs, logprobs: Tensor, en
             approx_kl=(off.exp() - 1 - off).sum() / inputs.tokens,
             kl=figures.kl.sum() / inputs.tokens,
             entropy=mean_entropy.detach(),
+            masked_fraction=(mask & (correction == 0)).sum() / inputs.tokens,
             max_ratio_error=(fresh.exp() - 1).abs().max(),
         )
+
+
+def near_policy(inputs: BatchInputs, logprobs: Tensor, threshold: float) -> Tensor:
+    """Return which tokens are of a row with an advantage of at least 0, or with a mean log ratio of the engine's to the
+    learner's probability of at most `threshold` (DeepSeek-V3.2, arXiv:2512.02556, equation 9): (B, T) bool."""
+    distance = torch.where(inputs.mask, inputs.sampler_logprobs - logprobs.detach(), 0.0).sum(dim=1, keepdim=True)
+    mean = distance / inputs.mask.sum(dim=1, keepdim=True).clamp(min=1)  # (B, 1)
+    return ((inputs.advantages >= 0) | (mean <= threshold)).expand_as(inputs.mask)
+
+
+def highest_entropy(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
+    """Return the tokens of the mask whose entropy is at least the quantile 1 - `share` of them: (B, T) bool
+    (arXiv:2506.01939, equation 3). Shapes: entropy: (B, T), mask: (B, T) bool."""
+    return mask & (entropy >= entropy[mask].quantile(1 - share))
 
 
 def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:

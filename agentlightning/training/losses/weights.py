@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from agentlightning.training.loss_types import Aggregation
+from agentlightning.training.loss_settings import Aggregation
 
 
 def token_weights(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from agentlightning.training.loss_settings import LossSettings
-from agentlightning.training.losses.objective import LossInputs, PolicyLoss, policy_loss
+from agentlightning.training.losses.objective import BatchInputs, PolicyLoss, highest_entropy, policy_loss
 from agentlightning.training.losses.weights import token_weights
 
 ROLLOUTS = torch.tensor([0, 0, 1, 2, 2, 3])
@@ -44,12 +44,17 @@ def loss_of(
     """Return the loss of some of the rows with its gradients by log-probabilities and by entropies, (b, T) each."""
     logprobs = rows["logprobs"][at].clone().requires_grad_()
     entropy = rows["entropy"][at].clone().requires_grad_()
-    inputs = LossInputs(
+    kept, share = None, settings.top_entropy_quantile
+    if share < 1:
+        kept = highest_entropy(rows["entropy"], rows["mask"], share)
+    inputs = BatchInputs(
         mask=rows["mask"][at],
         advantages=rows["advantages"][at][:, None],
         weights=weights[at],
         tokens=tokens,
         sampler_logprobs=rows["sampler_logprobs"][at],
+        kept=None if kept is None else kept[at],
+        kept_tokens=0 if kept is None else int(kept.sum()),
         **{name: rows[name][at] for name in ("old_logprobs", "reference_logprobs", "stale") if name in rows},
     )
     result = policy_loss(settings, inputs, logprobs, entropy)
@@ -66,7 +71,7 @@ def whole_loss(
 
 def weights_of(settings: LossSettings, rows: dict[str, Tensor], rollouts: Tensor = ROLLOUTS) -> Tensor:
     """Return the weights of all rows as one mini-batch: (B, T)."""
-    return token_weights(rows["mask"], rollouts, settings.aggregates_by, constant_length=5)
+    return token_weights(rows["mask"], rollouts, settings.aggregates_by, constant_length=settings.constant_length(5))
 
 
 def _gradient(tensor: Tensor) -> Tensor:

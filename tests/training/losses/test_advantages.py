@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agentlightning.training.losses.advantages import rollout_advantages, weighted_reward
 
-ALL = ["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+ALL = ["grpo", "rloo", "maxrl", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
 
 def test_advantages_of_a_hand_computed_group() -> None:
@@ -21,6 +21,8 @@ def test_advantages_of_a_hand_computed_group() -> None:
     assert rollout_advantages(one, "aaaa", scale_rewards="none") == [0.75, -0.25, -0.25, -0.25]
     # less the mean of the three others
     assert rollout_advantages(one, "aaaa", advantage="rloo") == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+    # divided by the mean: one success in four weighs as much as three together lose
+    assert rollout_advantages(one, "aaaa", advantage="maxrl") == pytest.approx([3.0, -1.0, -1.0, -1.0])
 
 
 @pytest.mark.parametrize("advantage", ALL)
@@ -42,6 +44,7 @@ def test_groups_do_not_see_each_other() -> None:
         ([math.nan, 1.0], [0, 0], {}, "finite"),
         ([1.0], [0], {"advantage": "gae"}, "advantage must be one of 'grpo', 'rloo'"),
         ([1.0], [0], {"advantage": "reinforce_plus_plus"}, "requires the number of tokens"),
+        ([1.0, -0.5], [0, 0], {"advantage": "maxrl"}, "rewards must be 0 or more; got -0.5"),
     ],
 )
 def test_rewards_that_cannot_be_compared_are_refused(rewards: Any, groups: Any, settings: Any, says: str) -> None:
@@ -52,6 +55,7 @@ def test_rewards_that_cannot_be_compared_are_refused(rewards: Any, groups: Any, 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=12), st.randoms(), st.sampled_from(ALL))
 def test_advantages_sum_to_zero_and_follow_the_rollouts(rewards: list[float], rng: Any, advantage: Any) -> None:
+    rewards = [abs(reward) for reward in rewards] if advantage == "maxrl" else rewards
     tokens = [1 + i % 3 for i in range(len(rewards))]
     advantages = rollout_advantages(rewards, [0] * len(rewards), advantage=advantage, tokens=tokens)
     weights = tokens if "plus" in advantage else [1] * len(rewards)

@@ -11,7 +11,7 @@ import torch
 
 from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.importance import stale_figures, staleness_weights
-from agentlightning.training.losses.objective import LossInputs, policy_loss
+from agentlightning.training.losses.objective import BatchInputs, policy_loss
 from tests.training.losses.batches import random_rows, weights_of, whole_loss
 
 LOSSES: tuple[dict[str, Any], ...] = (
@@ -86,8 +86,8 @@ def test_three_tokens_by_hand_of_which_one_is_fresh() -> None:
     assert figures["stale_kl"] == pytest.approx((0.25 - 1 - math.log(0.25) + 4 - 1 - math.log(4)) / 3)
     weights = mask / 3
     inputs = {"mask": mask, "weights": weights, "tokens": 3, "sampler_logprobs": sampler, "stale": stale}
-    result = policy_loss(LossSettings(), LossInputs(advantages=torch.ones(1, 1), **inputs), now, torch.zeros_like(now))
+    result = policy_loss(LossSettings(), BatchInputs(advantages=torch.ones(1, 1), **inputs), now, torch.zeros_like(now))
     assert float(result.max_ratio_error) == pytest.approx(0.1, rel=1e-4), "what engine and learner differ in, not age"
     assert float(result.approx_kl) == pytest.approx(figures["fresh_kl"] + figures["stale_kl"], rel=1e-5)
-    every = replace(LossInputs(advantages=torch.ones(1, 1), **inputs), stale=None)
+    every = replace(BatchInputs(advantages=torch.ones(1, 1), **inputs), stale=None)
     assert float(policy_loss(LossSettings(), every, now, torch.zeros_like(now)).max_ratio_error) == pytest.approx(3.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentlightning.errors import BadRequestError
-from agentlightning.training.loss_settings import LossSettings
-from agentlightning.training.losses.objective import LossInputs, PolicyLoss, is_finite, policy_loss
+from agentlightning.training.loss_settings import LossInputs, LossSettings
+from agentlightning.training.losses.objective import BatchInputs, PolicyLoss, highest_entropy, is_finite, policy_loss
 from tests.training.losses.batches import ROLLOUTS, loss_of, random_rows, weights_of, whole_loss
 
 SETTINGS: tuple[tuple[dict[str, Any], ...], ...] = (
@@ -22,6 +23,9 @@ SETTINGS: tuple[tuple[dict[str, Any], ...], ...] = (
         *({"loss_type": name} for name in ("grpo", "dapo", "dr_grpo", "gspo")),
         {"loss_type": "dapo", "delta": 1.5},
         {"loss_type": "cispo", "epsilon_high": 1.2},
+        *({"loss_type": name} for name in ("sapo", "luspo", "vespo")),
+        *({"loss_type": name, "epsilon": 0.05, "epsilon_high": 0.1} for name in ("dppo", "ipo")),
+        {"loss": lambda inputs: -(inputs.ratio * inputs.advantages)},
     ),
     tuple({"aggregation": name} for name in ("token", "sequence", "rollout", "constant")),
     (
@@ -47,13 +51,14 @@ SETTINGS: tuple[tuple[dict[str, Any], ...], ...] = (
         ),
     ),
     ({}, {"entropy_coef": 0.01}),
+    ({}, {"off_policy_mask_threshold": 0.1}, {"top_entropy_quantile": 0.3}, {"kl_tau": 0.01}),
 )
 """The values of each dimension of the cross-product."""
 
 
 def one_token(logprob: Tensor, sampler_logprob: Tensor, advantage: float, **settings: Any) -> PolicyLoss:
     """Return the loss of one token of weight 1; its log-probabilities are (1, 1)."""
-    inputs = LossInputs(
+    inputs = BatchInputs(
         mask=torch.ones(1, 1, dtype=torch.bool),
         advantages=torch.tensor([advantage]),
         weights=torch.ones(1, 1),
@@ -75,6 +80,21 @@ def one_token(logprob: Tensor, sampler_logprob: Tensor, advantage: float, **sett
         (5.0, 2.0, {"delta": 3.0}, -1.28 * 2, 2),
         (4.0, 2.0, {"loss_type": "cispo", "epsilon_high": 3.0}, -3.0 * 2 * math.log(4.0), 2),
         (2.0, 2.0, {"loss_type": "cispo", "epsilon_high": 3.0}, -2.0 * 2 * math.log(2.0), 0),
+        (1.5, 2.0, {"loss_type": "sapo"}, -4 / (1 + math.exp(-0.5)) * 2, 0),
+        (1.5, -2.0, {"loss_type": "sapo"}, 4 / 1.05 / (1 + math.exp(-1.05 * 0.5)) * 2, 0),
+        (2.0, 2.0, {"loss_type": "vespo"}, -(2.0**2) * math.exp(3.0 * (1 - 2.0)) * 2 * math.log(2.0), 0),
+        # the probability was 1, and is the ratio: an increase by 0.5, or a decrease by 0.5
+        (1.5, 2.0, {"loss_type": "dppo", "epsilon_high": 0.4}, 0.0, 2),
+        (1.5, 2.0, {"loss_type": "dppo", "epsilon_high": 0.6}, -1.5 * 2, 0),
+        (1.5, -2.0, {"loss_type": "dppo", "epsilon_high": 0.4}, 1.5 * 2, 0),
+        (0.5, -2.0, {"loss_type": "dppo", "epsilon": 0.4}, 0.0, 1),
+        (0.5, 2.0, {"loss_type": "dppo", "epsilon": 0.4}, -0.5 * 2, 0),
+        (0.5, 2.0, {"loss_type": "ipo", "epsilon": 0.4}, 0.0, 1),
+        (1.5, -2.0, {"loss_type": "ipo", "epsilon_high": 0.4}, 0.0, 2),
+        (0.5, -2.0, {"off_policy_mask_threshold": 0.6}, 0.0, 1),
+        (0.5, -2.0, {"off_policy_mask_threshold": 0.7}, 0.8 * 2, 1),
+        (0.5, 2.0, {"off_policy_mask_threshold": 0.6}, -0.5 * 2, 0),
+        (2.0, 0.0, {"kl_tau": 0.1}, 0.1 * math.log(2.0) ** 2, 0),
     ],
 )
 def test_the_loss_of_one_token_by_hand(
@@ -108,7 +128,7 @@ def test_the_gradient_of_the_corrected_penalty_is_that_of_the_divergence_whoever
     logits, reference, sampler = torch.randn(3, 1, 5, generator=generator)  # (1, 5): a vocabulary of five tokens
     logits.requires_grad_()
     logprobs, reference, sampler = (values.log_softmax(dim=-1) for values in (logits, reference, sampler))
-    inputs = LossInputs(  # each token once, with the weight of its probability: the exact mean over samples
+    inputs = BatchInputs(  # each token once, with the weight of its probability: the exact mean over samples
         mask=torch.ones(1, 5, dtype=torch.bool),
         advantages=torch.zeros(1),
         weights=sampler.exp(),
@@ -177,6 +197,9 @@ def _check(case: dict[str, Any], refused: set[str]) -> None:
 REFUSED = {
     "kl_estimator='k1' and use_bias_correction_kl=False",
     "loss_type='gspo' and use_bias_correction_kl=True",
+    "loss_type='luspo' and use_bias_correction_kl=True",
+    "loss_type='vespo' and importance_sampling_mode='sequence_truncate'",
+    "loss_type='vespo' and importance_sampling_mode='sequence_mask'",
 }
 
 
@@ -189,14 +212,15 @@ def test_every_pair_of_settings_runs_and_does_not_depend_on_how_rows_are_cut() -
 
 
 @pytest.mark.heavy
-def test_every_combination_of_settings_runs_and_does_not_depend_on_how_rows_are_cut() -> None:
+def test_every_three_settings_run_together_and_do_not_depend_on_how_rows_are_cut() -> None:
     refused = set[str]()
-    for parts in itertools.product(*SETTINGS):
-        _check(dict(itertools.chain(*(part.items() for part in parts))), refused)
+    for dimensions in itertools.combinations(SETTINGS, 3):
+        for parts in itertools.product(*dimensions):
+            _check(dict(itertools.chain(*(part.items() for part in parts))), refused)
     assert refused == REFUSED
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo", "sapo", "dppo", "ipo"])
 @pytest.mark.parametrize("mode", ["token_truncate", "token_mask"])
 def test_splitting_a_rollout_into_rows_changes_nothing(loss_type: Any, mode: Any) -> None:
     settings = LossSettings(
@@ -227,6 +251,86 @@ def test_the_figures_of_tokens_make_the_loss_again() -> None:
     assert float(again) == pytest.approx(float(result.loss.detach()), abs=1e-6)
     clipped = (figures.ratio * advantages > gain + 1e-7) & rows["mask"]
     assert torch.equal(figures.clipped > 0, clipped)
+
+
+def test_a_sequence_is_removed_as_a_whole_and_its_penalty_stays() -> None:
+    rows = random_rows() | {"advantages": torch.tensor([1.0, -1.0, -1.0, 1.0, -1.0, -1.0])}
+    distance = ((rows["sampler_logprobs"] - rows["logprobs"]) * rows["mask"]).sum(dim=1) / rows["mask"].sum(dim=1)
+    dropped = (rows["advantages"] < 0) & (distance > 0.05)
+    assert 0 < int(dropped.sum()) < 4
+    plain = whole_loss(LossSettings(beta=0.1), rows)[0]
+    masked = whole_loss(LossSettings(beta=0.1, off_policy_mask_threshold=0.05), rows)[0]
+    assert torch.equal(masked.tokens.correction == 0, dropped[:, None] | ~rows["mask"])
+    assert float(masked.masked_fraction) == pytest.approx(int(rows["mask"][dropped].sum()) / int(rows["mask"].sum()))
+    assert torch.equal(masked.tokens.kl, plain.tokens.kl)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5])
+def test_the_tokens_of_the_highest_entropy_are_kept(share: float) -> None:
+    rows = random_rows()
+    kept = highest_entropy(rows["entropy"], rows["mask"], share)
+    of_mask = rows["entropy"][rows["mask"]].sort(descending=True).values
+    assert int(kept.sum()) in (1 + int(share * (len(of_mask) - 1)), 2 + int(share * (len(of_mask) - 1)))
+    assert float(rows["entropy"][kept].min()) == float(of_mask[int(kept.sum()) - 1])
+    _, gradient, entropy_gradient = whole_loss(LossSettings(top_entropy_quantile=share, entropy_coef=0.1), rows)
+    assert not gradient[~kept].any()
+    assert torch.equal(entropy_gradient != 0, kept)
+
+
+def squared(inputs: LossInputs) -> Tensor:
+    return (inputs.ratio * inputs.advantages - inputs.settings.epsilon).square()
+
+
+def test_a_custom_loss_is_a_function_or_its_import_path_and_is_penalised_and_weighted_as_any_other() -> None:
+    rows = random_rows()
+    more: dict[str, Any] = {"beta": 0.1, "kl_tau": 0.01, "epsilon": 0.3, "importance_sampling_correction": True}
+    by_function = whole_loss(LossSettings(loss=squared, **more), rows)
+    by_path = whole_loss(LossSettings(loss=f"{__name__}:squared", **more), rows)
+    assert torch.equal(by_function[1], by_path[1])
+    figures, advantages = by_function[0].tokens, rows["advantages"][:, None]
+    off = torch.where(rows["mask"], rows["logprobs"] - rows["sampler_logprobs"], 0.0).square()
+    per_token = figures.correction * (figures.ratio * advantages - 0.3).square() + 0.1 * figures.kl + 0.01 * off
+    assert float((figures.weight * per_token).sum()) == pytest.approx(float(by_function[0].loss.detach()), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "error"),
+    [
+        (lambda inputs: inputs.logprobs.sum(), r"a tensor \(6, 7\); got a tensor of shape \(\)"),
+        (lambda inputs: inputs.advantages * inputs.logprobs.sum(), r"\(6, 7\); got a tensor of shape \(6, 1\)"),
+        (lambda inputs: 1.5, r"a tensor \(6, 7\); got float"),
+        (lambda inputs: None, r"a tensor \(6, 7\); got NoneType"),
+        (lambda inputs: inputs.sampler_logprobs, "without gradient; compute it from inputs.logprobs"),
+    ],
+)
+def test_a_custom_loss_with_a_wrong_result_is_refused(loss: Any, error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        whole_loss(LossSettings(loss=loss), random_rows())
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (
+            {"loss": "my_losses"},
+            "loss='my_losses' cannot be imported: No module named 'my_losses'. Pass a function, or",
+        ),
+        ({"loss": f"{__name__}:squarred"}, "has no attribute 'squarred'"),
+        ({"loss": ":squared"}, "loss=':squared' cannot be imported"),
+        ({"loss": 3}, "loss must be a function of an agl.LossInputs, or its import path; got 3"),
+        ({"loss": f"{__name__}:SETTINGS"}, "loss must be a function"),
+        ({"loss": squared, "loss_type": "gspo"}, "a custom loss replaces that of loss_type; omit one of them"),
+        ({"loss_type": "sapo", "delta": 2.0}, "this loss does not support delta; omit it"),
+        ({"loss_type": "dppo", "epsilon_high": 1.5}, "a change of a probability; set at most 1"),
+        ({"off_policy_mask_threshold": 0.0}, "off_policy_mask_threshold must be a number above 0; got 0.0"),
+        ({"top_entropy_quantile": 1.2}, "top_entropy_quantile must be a number of at least 0 and at most 1; got 1.2"),
+        ({"kl_tau": -1}, "kl_tau must be a number of at least 0; got -1"),
+        ({"sapo_temperature_pos": 0}, "sapo_temperature_pos must be a number above 0; got 0"),
+    ],
+)
+def test_wrong_settings_of_losses_are_refused(settings: dict[str, Any], error: str) -> None:
+    with pytest.raises(BadRequestError, match=re.escape(error)):
+        LossSettings(**settings)
 
 
 def test_a_penalty_without_a_reference_is_refused() -> None:

@@ -1,10 +1,12 @@
 """Compute losses, gradients and advantages of random batches with TRL and VERL, and write the results.
 
-    make golden         writes golden.json anew
+    make golden         writes golden.json
     make test-golden    compares golden.json with what the packages say
 
 Runs in an environment of its own (requirements.txt), without agentlightning. TRL has no functions for its advantages
-and its importance weights: those lines are taken from the source of its trainer and run as they are.
+and its importance weights: those lines are taken from the source of its trainer and run as they are. prime-rl is not
+on PyPI: `PRIME_RL=<checkout> make golden` computes its losses (with a version that has `pg_loss_fn`); without it, the
+stored ones stay.
 """
 
 from __future__ import annotations
@@ -35,12 +37,17 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weig
 from verl.workers.config import FSDPActorConfig
 
 HERE = Path(__file__).parent
+PRIME_RL = os.environ.get("PRIME_RL")
+"""A checkout of prime-rl."""
+STORED = json.loads((HERE / "golden.json").read_text())
 LENGTH = 5
 CLIP = {"epsilon": 0.2, "epsilon_high": 0.28}
 REWARDS = [1.0, 0.0, 0.25, 1.0, 0.5, 0.125]
 SECOND = [3.0, 9.0, 4.0, 1.0, 2.0, 8.0]
 WEIGHTS = [1.0, -0.25]
 BOUNDS = {"token": (1.3, 0.7), "sequence": (4.0, 0.2)}
+TEMPERATURES = {"sapo_temperature_pos": 1.5, "sapo_temperature_neg": 2.5}
+GAMMA = {"vespo_k_pos": 2.5, "vespo_lambda_pos": 3.5, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
 GROUPS = ["a", "a", "a", "b", "b", "b"]
 
 
@@ -87,12 +94,18 @@ def trl_loss(rows: dict[str, Tensor], loss_type: str, **settings: Any) -> tuple[
     me = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *a, **k: (new, rows["entropy"], None),
         aux_loss_enabled=False,
-        top_entropy_quantile=1.0,
-        off_policy_mask_threshold=None,
+        top_entropy_quantile=settings.get("top_entropy_quantile", 1.0),
+        off_policy_mask_threshold=settings.get("threshold"),
+        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
         importance_sampling_level=settings.get("level", "token"),
         beta=settings.get("beta", 0.0),
         args=SimpleNamespace(
-            use_bias_correction_kl=settings.get("unbiased", True), delta=settings.get("delta"), steps_per_generation=1
+            use_bias_correction_kl=settings.get("unbiased", True),
+            delta=settings.get("delta"),
+            steps_per_generation=1,
+            **TEMPERATURES,
+            **GAMMA,
         ),
         loss_type=loss_type,
         epsilon_low=0.2,
@@ -106,10 +119,15 @@ def trl_loss(rows: dict[str, Tensor], loss_type: str, **settings: Any) -> tuple[
         _entropy_bonus_enabled="entropy_coef" in settings,
         use_adaptive_entropy=False,
         accelerator=SimpleNamespace(
-            num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, sync_gradients=False
+            num_processes=1,
+            gather=lambda x: x,
+            reduce=lambda x, reduction: x,
+            pad_across_processes=lambda x, dim, pad_index: x,
+            sync_gradients=False,
         ),
         _metrics=defaultdict(lambda: defaultdict(list)),
     )
+    me.get_high_entropy_mask = lambda *arguments: GRPOTrainer.get_high_entropy_mask(me, *arguments)
     loss = GRPOTrainer._compute_loss(me, None, inputs)
     return loss.detach(), torch.autograd.grad(loss, new)[0]
 
@@ -224,6 +242,27 @@ def verl_critic(seed: int) -> dict[str, Any]:
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in results.items()}
 
 
+# --- prime-rl -----------------------------------------------------------------------------------------------------
+
+
+def prime_rl_loss(rows: dict[str, Tensor], name: str) -> tuple[Tensor, Tensor]:
+    sys.path.insert(0, f"{PRIME_RL}/src")
+    from prime_rl.trainer.rl import loss as theirs
+
+    new, mask = rows["logprobs"].clone().requires_grad_(), rows["mask"]
+    inputs = theirs.LossInputs(
+        trainer_logprobs=new,
+        inference_logprobs=rows["sampler_logprobs"],
+        ref_logprobs=None,
+        advantages=rows["advantages"][:, None].expand_as(new),
+        loss_mask=mask,
+    )
+    config = SimpleNamespace(adv_tau=1.0, kl_tau=0.01, dppo_mask_low=0.1, dppo_mask_high=0.1, ipo_threshold=0.1)
+    function = {"dppo": theirs.default_loss_fn, "ipo": theirs.ipo_loss_fn}[name]
+    loss = function(inputs, config).loss / mask.sum()
+    return loss.detach(), torch.autograd.grad(loss, new)[0]
+
+
 # --- all ----------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +275,7 @@ def correction_settings(mode: str, high: float | None, low: float | None) -> dic
     }
 
 
-def losses(rows: dict[str, Tensor]) -> dict[str, Any]:
+def losses(rows: dict[str, Tensor], seed: int) -> dict[str, Any]:
     """Return [our settings, loss, gradient] by the name of the case."""
     results: dict[str, Any] = {}
 
@@ -250,6 +289,25 @@ def losses(rows: dict[str, Tensor]) -> dict[str, Any]:
     add("trl cispo", {"loss_type": "cispo", "epsilon_high": 1.2}, trl_loss(rows, "cispo", epsilon_high=1.2))
     add("trl gspo", {"loss_type": "gspo"}, trl_loss(rows, "grpo", level="sequence"))
     add("trl delta", {"delta": 1.5}, trl_loss(rows, "dapo", delta=1.5))
+    add("trl sapo", {"loss_type": "sapo", **TEMPERATURES}, trl_loss(rows, "sapo"))
+    add("trl luspo", {"loss_type": "luspo"}, trl_loss(rows, "luspo", level="sequence"))
+    add("trl vespo", {"loss_type": "vespo", **GAMMA}, trl_loss(rows, "vespo"))
+    for mode, high, low in (("token_truncate", 1.3, None), ("token_mask", None, 0.1)):
+        settings = {"loss_type": "vespo", **GAMMA, **correction_settings(mode, high, low)}
+        add(f"trl vespo {mode}", settings, trl_loss(rows, "vespo", correction=trl_correction(rows, mode, high, low)))
+    for threshold in (0.05, 0.2):
+        name = f"trl off-policy mask {threshold}"
+        add(name, {"off_policy_mask_threshold": threshold}, trl_loss(rows, "dapo", threshold=threshold))
+    for share in (0.2, 0.5):
+        settings = {"top_entropy_quantile": share, "entropy_coef": 0.05}
+        result = trl_loss(rows, "dapo", top_entropy_quantile=share, entropy_coef=0.05)
+        add(f"trl entropy of the highest {share}", settings, result)
+    for name in ("dppo", "ipo"):
+        settings = {"loss_type": name, "epsilon": 0.1, "epsilon_high": 0.1, "kl_tau": 0.01}
+        if PRIME_RL is not None:
+            add(f"prime-rl {name}", settings, prime_rl_loss(rows, name))
+        else:
+            results[f"prime-rl {name}"] = STORED["batches"][seed]["losses"][f"prime-rl {name}"]
     for unbiased in (True, False):
         settings = {"beta": 0.1, "use_bias_correction_kl": unbiased}
         add(f"trl kl, unbiased {unbiased}", settings, trl_loss(rows, "dapo", beta=0.1, unbiased=unbiased))
@@ -320,7 +378,7 @@ def everything() -> dict[str, Any]:
                 "rows": {
                     name: value.int().tolist() if name == "mask" else value.tolist() for name, value in rows.items()
                 },
-                "losses": losses(rows),
+                "losses": losses(rows, seed),
                 "kl": kls(rows),
                 "advantages": advantages(rows),
             }
