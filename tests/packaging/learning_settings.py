@@ -37,7 +37,7 @@ LIBRARIES = {"trl": "TRL", "verl": "VERL", "prime_rl": "prime-rl"}
 
 COMING: Final = frozenset(
     (
-        *("lr_scheduler_kwargs", "warmup_steps", "warmup_ratio", "optim", "weight_decay"),
+        *("lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay"),
         *("adam_beta1", "adam_beta2", "adam_epsilon", "activation_offloading", "load_in_4bit"),
         *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "curriculum"),
         *("top_p", "top_k", "min_p", "repetition_penalty", "off_policy_mask_threshold", "top_entropy_quantile"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.training.external.verl.settings import _FIXED
 from agentlightning.training.settings import GRPOSettings
 from tests.packaging import learning_settings as page
 from tests.pages import blocks
@@ -33,6 +35,13 @@ def test_a_setting_without_a_counterpart_has_a_reason(library: str) -> None:
     lines = page.lines_of(library)
     assert [line.names for line in lines if not line.ours and not line.note] == []
     assert [line.note for line in lines if line.note and not line.note.endswith(".")] == []
+
+
+def test_settings_that_the_page_leaves_to_agl_verl_are_not_refused_by_it() -> None:
+    leaves = re.compile(r"(use|with) `agl\.VERL`")
+    left = {name for name, (line, _) in page.chosen("verl").items() if leaves.search(line.note)}
+    assert "trainer.nnodes" in left
+    assert left & {name.removeprefix("actor_rollout_ref.") for name in _FIXED} == set()
 
 
 def named() -> set[str]:

@@ -18,7 +18,7 @@ def test_the_settings_on_the_page_are_those_of_the_installed_version() -> None:
 
 
 def test_settings_that_the_page_leaves_to_agl_trl_are_not_refused_by_it() -> None:
-    left = {name for line in page.lines_of("trl") for name in line.names if "use `agl.TRL`" in line.note}
+    left = {name for line in page.lines_of("trl") for name in line.names if "`agl.TRL`" in line.note}
     assert "torch_compile" in left
     assert left & set(_REFUSED) == set()
 
