@@ -197,10 +197,16 @@ def exists(ours: str) -> bool:
     return owner == "lora" or name in fields_of(OWNERS[owner][1])
 
 
-def used() -> set[str]:
-    """Return the settings of `GRPO` that settings of the other libraries are compared with."""
-    ours = {one for library in LIBRARIES for line in lines_of(library) for one in line.ours}
-    return {name for owner, name in map(place, ours) if not owner} | {"lora"}
+def alone() -> Iterator[tuple[str, str, str]]:
+    """Yield name, default and description of each setting of ours without a counterpart in the other libraries."""
+    compared = {ours for library in LIBRARIES for line in lines_of(library) for ours in line.ours} | {"lora"}
+    of_grpo = fields_of(GRPOSettings)
+    for owner, cls in {"": GRPOSettings, "PPO": PPOSettings, "SFT": SFTSettings}.items():
+        own = [name for name in fields_of(cls) if not owner or name not in of_grpo]
+        for name in own:
+            ours = f"{owner}.{name}".removeprefix(".")
+            if ours not in compared:
+                yield *shown(ours), first_sentence(cls, name)
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
@@ -248,9 +254,9 @@ def _equal(one: str, other: str) -> bool:
         return one == other
 
 
-def first_sentence(name: str) -> str:
-    """Return the first sentence of the description of a setting of `GRPO`."""
-    text = next(texts[name] for texts in map(_meanings, GRPOSettings.__mro__) if name in texts)
+def first_sentence(cls: type, name: str) -> str:
+    """Return the first sentence of the description of a setting."""
+    text = next(texts[name] for texts in map(_meanings, cls.__mro__) if name in texts)
     return re.split(r"(?<=[.;]) (?=[A-Z0-9`\[])", text)[0].rstrip(".;")
 
 
@@ -274,10 +280,8 @@ def sections() -> Iterator[str]:
         for group, of_group in groupby(rows(library), key=lambda row: row[0]):
             yield f"### {title}: {group}\n"
             yield table(head, (cells for _, cells in of_group))
-    yield "## Only here\n\nThese settings of `agl.GRPO` have no counterpart in the tables above.\n"
-    ours = fields_of(GRPOSettings)
-    alone = ((f"`{name}`", _code(ours[name]), first_sentence(name)) for name in ours if name not in used())
-    yield table(("Setting", "Default", "Description"), alone)
+    yield "## Only here\n\nThese settings have no counterpart in the tables above.\n"
+    yield table(("Setting", "Default", "Description"), alone())
 
 
 if __name__ == "__main__":
