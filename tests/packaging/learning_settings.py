@@ -194,7 +194,7 @@ def shown(ours: str) -> tuple[str, str]:
 def exists(ours: str) -> bool:
     """Return whether the package has this setting."""
     owner, name = place(ours)
-    return owner == "lora" or name in fields_of(OWNERS[owner][1])
+    return owner == "lora" or name in fields_of(OWNERS[owner or "GRPO"][1])
 
 
 def alone() -> Iterator[tuple[str, str, str]]:
