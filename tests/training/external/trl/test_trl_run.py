@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.training.external.trl.settings import _REFUSED
 from tests.algorithm.parts import ask, say, wants_digits
+from tests.packaging import learning_settings
+from tests.packaging.test_learning_settings import SHORTER, run_program
 from tests.training.conformance.cases import TASKS, TRL, fit, read
 
 pytest.importorskip("trl", reason="trl is in an environment of its own: make test-trl")
@@ -21,6 +24,23 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
+
+
+def test_the_page_of_settings_lists_those_of_the_installed_version() -> None:
+    ours = learning_settings.names_of("trl")
+    assert ours == learning_settings.installed("trl"), "run: python -m tests.packaging.learning_settings trl"
+
+
+def test_settings_that_the_page_leaves_to_agl_trl_are_not_refused_by_it() -> None:
+    left = {name for line in learning_settings.lines_of("trl") for name in line.names if "`agl.TRL`" in line.note}
+    assert "torch_compile" in left
+    assert left & set(_REFUSED) == set()
+
+
+def test_the_program_of_trl_on_the_page_of_settings_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(SHORTER, 'output_dir="runs/words"', 'output_dir="runs", use_cpu=True, bf16=False')
+    assert run_program(0).state.global_step == 1
 
 
 def test_with_full_determinism_a_run_is_the_same_each_time(untrained_model: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.errors import BadRequestError
+from tests.packaging import learning_settings
 
 pytestmark = pytest.mark.timeout(900)  # each test starts a process that loads VERL
 
@@ -28,6 +29,12 @@ pytestmark = pytest.mark.timeout(900)  # each test starts a process that loads V
 def test_a_setting_that_has_no_effect_is_refused_by_name(own: dict[str, Any], says: str) -> None:
     with pytest.raises(BadRequestError, match=says):
         agl.VERL({"agentlightning": own})
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed (make test-verl)")
+def test_the_page_of_settings_lists_those_of_the_installed_version() -> None:
+    ours = learning_settings.names_of("verl")
+    assert ours == learning_settings.installed("verl"), "run: python -m tests.packaging.learning_settings verl"
 
 
 @pytest.mark.parametrize("config", ["ppo", ["trainer.nnodes=2"], None])
