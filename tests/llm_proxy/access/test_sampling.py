@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning import LightningStoreClient
 from agentlightning.store.memory import InMemoryLightningStore
 from agentlightning.types import LLM, AttemptedRollout, CustomResource, NamedResources, ProxyLLM
 from tests.llm_proxy.harness import HI, REQUESTS, GatewayHarness
@@ -137,12 +138,15 @@ async def test_a_fallback_has_the_parameters_of_its_own_resource() -> None:
 
 
 class CountedStore(InMemoryLightningStore):
-    """A store that counts reads of resources."""
+    """A store that counts reads of resources, and may fail at them."""
 
     reads = 0
+    fails = False
 
     async def get_resources_by_id(self, *args: Any, **named: Any) -> Any:
         self.reads += 1
+        if self.fails:
+            raise OSError("away")
         return await super().get_resources_by_id(*args, **named)
 
     async def get_latest_resources(self, **named: Any) -> Any:
@@ -169,6 +173,28 @@ async def test_a_version_of_resources_is_read_once_and_an_attempt_keeps_its_own(
             assert await sent(harness, attempt) == {"temperature": temperature}
         missing = await claimed(harness, None, resources_id="missing")
         assert await sent(harness, missing) == {}
+
+
+async def test_a_call_is_not_made_while_its_parameters_cannot_be_read() -> None:
+    store = CountedStore()
+    async with GatewayHarness(store=store) as harness:
+        attempt = await claimed(harness, {"main_llm": {"temperature": 0.5}})
+        store.fails = True
+        status, reply = await harness.ask(of=attempt)
+        assert (status, reply["error"]["code"], harness.model.calls) == (503, "store_unavailable", [])
+        store.fails = False
+        assert await sent(harness, attempt) == {"temperature": 0.5}
+
+
+async def test_a_gateway_on_another_machine_and_its_successor_know_the_parameters_too(
+    client: LightningStoreClient,
+) -> None:
+    attempt: AttemptedRollout | None = None
+    for _ in range(2):
+        async with GatewayHarness(store=client) as harness:
+            attempt = attempt or await claimed(harness, {"main_llm": SAMPLING})
+            assert await sent(harness, attempt) == SAMPLING
+            await harness.proxy.stop()
 
 
 async def test_without_resources_of_its_own_an_attempt_has_those_that_its_runner_takes() -> None:
