@@ -101,11 +101,7 @@ class LLM(Resource):
 
 
 class ProxyLLM(LLM):
-    """A model behind the gateway. Each attempt calls it at its own URL.
-
-    The gateway sets its `sampling_parameters` in requests of the attempt's agent that do not have them. The agent gets
-    those that clients of OpenAI's API accept as arguments; see `agents_form`.
-    """
+    """A model behind the gateway. Each attempt calls it at its own URL."""
 
     resource_type: Literal["proxy_llm"] = "proxy_llm"  # pyright: ignore[reportIncompatibleVariableOverride] -- narrowed tag
     """Tag of the class in stored data."""
@@ -145,7 +141,10 @@ class ProxyLLM(LLM):
         return f"{root.removesuffix('/v1')}/rollout/{rollout}/attempt/{attempt}{tail}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
-        """Return an `LLM` for this attempt, with its URL and, if the server has a token, its key."""
+        """Return an `LLM` for this attempt, with its URL and, if the server has a token, its key.
+
+        The gateway sets the sampling parameters in requests that do not have them; the agent may also pass them.
+        """
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         key = attempt_key(rollout_id, attempt_id) if server_token() or not self.api_key else self.api_key
         return LLM(
