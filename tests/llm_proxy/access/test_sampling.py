@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,6 +204,18 @@ async def test_without_resources_of_its_own_an_attempt_has_those_that_its_runner
         assert attempt.resources_id is None
         await harness.store.add_resources({"main_llm": proxied({"temperature": 0.5})})
         assert await sent(harness, attempt) == {"temperature": 0.5}
+
+
+async def test_a_file_of_calls_has_the_parameters_and_replays_only_the_same_ones(tmp_path: Path) -> None:
+    file = tmp_path / "calls.jsonl"
+    async with GatewayHarness(record=file) as harness:
+        assert (await harness.ask(of=await claimed(harness, {"main_llm": SAMPLING})))[0] == 200
+    async with GatewayHarness(replay=file) as harness:
+        for sampling, status in ((SAMPLING, 200), ({**SAMPLING, "temperature": 0.5}, 404)):
+            attempt = await claimed(harness, {"main_llm": sampling})
+            assert (await harness.ask(of=attempt))[0] == status
+            assert (await harness.raw(attempt))[0]["filled_in"] == ["max_tokens", "temperature", "top_k"]
+        assert harness.model.calls == []
 
 
 async def test_a_call_outside_a_runner_is_left_as_it_is(harness: GatewayHarness) -> None:
