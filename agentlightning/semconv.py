@@ -141,6 +141,9 @@ class LightningCallAttributes(Enum):
     CONSTRAINED_BY = "agentlightning.call.constrained_by"
     """Settings of the request that change the distribution of the sampled tokens, such as `response_format`,
     `tool_choice` or `top_p`. The recorded log-probabilities are those of the model without these settings."""
+    FILLED_IN = "agentlightning.call.filled_in"
+    """Fields of the request that the agent did not set, and that the gateway set to the sampling parameters of the
+    rollout's resource, such as `temperature`. Their values are in `gen_ai.request.<setting>`."""
     LEFT_OUT_TOOLS = "agentlightning.call.left_out_tools"
     """Types of the request's tools that were not passed to the model, because only a vendor's server can run them:
     `web_search`, `code_interpreter`, ..."""

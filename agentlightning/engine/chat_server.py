@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from agentlightning.engine.chat import ChatFormat
-from agentlightning.engine.completion import Completion, GrammarState
+from agentlightning.engine.completion import Adjustments, Completion, GrammarState
 from agentlightning.engine.request import Constraint, RequestError
 from agentlightning.engine.seeds import ArrivalSeeds
 from agentlightning.engine.service import ChatService, ServedAs
@@ -158,9 +158,11 @@ class _ClientGenerator:
 
     def submit(self, completions: Sequence[Completion]) -> Future[int]:
         """Start the completions of a call; the result is the version of the weights that generated them. Raise
-        `RequestError` if they would be sampled from another distribution than the learner's."""
-        if any(one.is_reshaped or one.top_logprobs for one in completions):
-            raise self._not_served()
+        `RequestError` if the client does not support their sampling."""
+        for one in completions:
+            shape = one.adjustments or Adjustments()
+            if one.grammar or one.top_logprobs or shape != Adjustments(top_k=shape.top_k, ends=shape.ends):
+                raise self._not_served()
         return asyncio.run_coroutine_threadsafe(self._all(completions), self._loop)
 
     async def refuse(self, constraint: Constraint) -> GrammarState:
@@ -169,8 +171,8 @@ class _ClientGenerator:
 
     def _not_served(self, param: str | None = None) -> RequestError:
         return RequestError(
-            f"{self._by} supports temperature, top_p, max_tokens, n and stop; it does not support response_format, "
-            "required tools, penalties, logit_bias, min_tokens and top_logprobs",
+            f"{self._by} supports temperature, top_p, top_k, max_tokens, n and stop; it does not support "
+            "response_format, required tools, penalties, min_p, logit_bias, min_tokens and top_logprobs",
             param=param,
             code="unsupported_parameter",
         )
@@ -190,6 +192,8 @@ class _ClientGenerator:
             "max_tokens": completion.max_new_tokens,
             "logprobs": True,
         }
+        if completion.adjustments is not None:
+            sampling["top_k"] = completion.adjustments.top_k
         result = await self._client.generate(
             request_id=uuid4().hex, prompt_ids=list(completion.prompt_ids), sampling_params=sampling
         )

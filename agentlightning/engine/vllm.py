@@ -12,7 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from typing_extensions import override
 
@@ -25,6 +25,8 @@ from agentlightning.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
+LogprobsMode = Literal["processed_logprobs", "raw_logprobs"]
+"""`processed_logprobs`: after temperature, penalties and truncation; `raw_logprobs`: before all of them."""
 _STEER_SECONDS: Final = 600.0
 """Timeout in seconds for a server to load new weights."""
 _LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -49,6 +51,7 @@ class VLLMEngine:
         has_adapters: bool = False,
         seed: int = 0,
         max_batch: int = 64,
+        logprobs_mode: LogprobsMode = "processed_logprobs",
     ) -> None:
         """Prepare the engine; the server is not started yet.
 
@@ -57,10 +60,12 @@ class VLLMEngine:
             folder: folder for the weights that the server reads, and for the output of a started server.
             has_adapters: whether only adapters are trained.
             max_batch: maximum number of calls that a started server generates concurrently.
+            logprobs_mode: log-probabilities that the server returns.
         """
         self.model_name: Final = "policy"
         self._pausing, self._pushing = threading.Lock(), threading.Lock()  # the latter: a server may start meanwhile
         self._policy, self._settings, self._has_adapters = policy, settings, has_adapters
+        self._logprobs_mode = logprobs_mode
         weights, ipc = folder / "vllm-weights", settings.vllm_weight_transfer == "ipc"
         if has_adapters:
             self._sync = AdapterSync(policy, self.model_name, weights, base=model)
@@ -69,7 +74,7 @@ class VLLMEngine:
         self._process: VLLMProcess | None = None
         if settings.vllm_server_base_url is None:
             self._process = VLLMProcess(
-                lambda: [*self._write(), *_arguments(policy, settings, seed, max_batch)],
+                lambda: [*self._write(), *_arguments(policy, settings, seed, max_batch, logprobs_mode)],
                 command=settings.vllm_command,
                 environment={"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if ipc else None,
                 log=folder / "vllm.log",
@@ -101,7 +106,7 @@ class VLLMEngine:
             raise EngineError(
                 f"No vLLM server responds at vllm_server_base_url={self._control.address!r}. Start it with "
                 "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 agl vllm serve MODEL "
-                f"--served-model-name {self.model_name} --logprobs-mode processed_logprobs"
+                f"--served-model-name {self.model_name} --logprobs-mode {self._logprobs_mode}"
             )
         try:
             if self._process is not None or not self._has_adapters:  # else the adapter takes the name
@@ -190,13 +195,14 @@ class VLLMEngine:
             self._process.await_server(timeout)
 
 
-def _arguments(policy: ServedModel, settings: VLLMSettings, seed: int, most_calls: int) -> list[str]:
-    """Return the arguments of `vllm serve` after the model. Log-probabilities are those of the sampled
-    distribution."""
+def _arguments(
+    policy: ServedModel, settings: VLLMSettings, seed: int, most_calls: int, logprobs_mode: LogprobsMode
+) -> list[str]:
+    """Return the arguments of `vllm serve` after the model."""
     values = {
         "--seed": seed,
         "--max-model-len": policy.context_length,
-        "--logprobs-mode": "processed_logprobs",
+        "--logprobs-mode": logprobs_mode,
         "--max-num-seqs": most_calls,
         "--gpu-memory-utilization": settings.vllm_gpu_memory_utilization,
         "--tensor-parallel-size": settings.vllm_tensor_parallel_size,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from agentlightning.llm_proxy.access.sampling import ModelSampling
 from agentlightning.llm_proxy.dialects.completions import Completions
 from agentlightning.llm_proxy.dialects.json_values import Json
 from agentlightning.llm_proxy.dialects.token_fields import CallTokens
@@ -39,8 +40,10 @@ class GatewayCall:
     """Name in `model_list` of the called model: the requested model (aliases resolved) or a fallback."""
     policy: CallPolicy | None = None
     """The policy of the call; None if the gateway has no policies, or the request could not be read."""
-    sampling: Json | None = None
-    """The name of a model and the sampling parameters for requests to it that do not have their own."""
+    sampling: ModelSampling = ()
+    """The sampling parameters of the attempt's models, for requests that do not have them."""
+    filled_in: tuple[str, ...] = ()
+    """Names of the fields of `request` that were set from them."""
     streamed: bool = False
     """True if the agent requested a stream."""
     agent_headers: dict[str, str] = field(default_factory=dict[str, str])

@@ -15,6 +15,7 @@ from functools import partial
 
 from agentlightning.llm_proxy.access.bodies import DigestedBody
 from agentlightning.llm_proxy.access.limits import MOST_FRAMES, GatewayLimits, count_of
+from agentlightning.llm_proxy.access.sampling import parameters_for
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects import CHAT, MESSAGES, RESPONSES
 from agentlightning.llm_proxy.dialects.base import Dialect, StreamReader, StreamWriter, TranslatedDialect
@@ -174,8 +175,9 @@ class Forwarder:
         request = await self._off_loop.run(
             call.bytes, _upstream_request, dialect, wire, endpoints, agent_request, call.policy
         )
-        if call.sampling is not None and call.model == call.sampling.get("model"):
-            request = replace(request, body=request.wire.with_sampling(request.body, call.sampling))
+        own, parameters = request.body, parameters_for(call.sampling, self._models().resolved, call.model, call.role)
+        request = replace(request, body=request.wire.with_sampling(own, parameters))
+        call.filled_in = tuple(sorted(name for name, value in request.body.items() if value is not own.get(name)))
         call.left_out_tools = request.left_out_tools
         call.request, call.prompt = request.body, request.prompt
         return request
@@ -204,7 +206,7 @@ class Forwarder:
             CallFailed: no fallback replies (`failure`, that of the requested model), or a stream was interrupted.
         """
         call = exchange.call
-        original = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine
+        original = call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine, call.filled_in
         for model in fallbacks:
             call.model = model
             call.policy = (
@@ -217,7 +219,7 @@ class Forwarder:
                 if exchange.reply_stream.begun or model == original[0]:
                     raise
                 failure.message += f"; the fallback {model!r} also failed ({error.status})"
-        call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine = original
+        call.model, call.policy, call.request, call.prompt, call.endpoint, call.engine, call.filled_in = original
         raise failure
 
     async def note_refused(self, exchange: Exchange, raw: bytes) -> None:

@@ -113,8 +113,9 @@ class Gateway:
         address = parse_address(scope["raw_path"], scope["method"], self._default_attempt())
         check_key(scope, address, self._token)
         store, seconds = self._store(), self._store_seconds
-        if not self._attempts.lets_pass(store, address.rollout_id, address.attempt_id):
-            await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
+        sampling = self._attempts.recent(store, address.rollout_id, address.attempt_id)
+        if sampling is None:
+            sampling = await ask_store(self._attempts.check(store, address.rollout_id, address.attempt_id), seconds)
         if address.route not in DIALECTS:
             return await self._answer_without_a_call(address, scope, receive)
         dialect = DIALECTS[address.route]
@@ -128,7 +129,7 @@ class Gateway:
             agent_headers={name: value for name, value in headers if name in dialect.forwarded},
             role=address.role,
             model_in_url=address.model,
-            sampling=address.sampling,
+            sampling=sampling,
             client_span=client_span(scope),
         )
         if self._journal is not None:

@@ -71,7 +71,8 @@ class TrainingContext:
 
     async def publish(self, purpose: str, temperature: float) -> str:
         """Publish the policy for one purpose and return the id of the resources."""
-        parameters: dict[str, object] = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
+        limits = {"temperature": temperature, "max_tokens": self.settings.max_completion_length}
+        parameters: dict[str, object] = {**limits, **self.settings.reshaping}
         models = [engine.model_name for engine in self.updater.engines]
         name = self.settings.resource_name if self.updater.names is None else None
         resources = resources_to_publish(self.proxy, name, models, parameters, self.resources)

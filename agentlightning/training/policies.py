@@ -248,6 +248,7 @@ def engine_for(learner: Learner, store: LightningStore, folder: Path, *, begun: 
             has_adapters=settings.lora is not None,
             seed=seed,
             max_batch=settings.engine_batch,
+            logprobs_mode="raw_logprobs" if settings.reshaping else "processed_logprobs",
         )
 
     async def place(rollout_id: str) -> str | None:

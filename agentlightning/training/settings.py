@@ -69,6 +69,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "max_new_tokens": "max_completion_length",
     "scale": "scale_rewards ('group' for 'std')",
     "eval_every": "eval_steps",
+    "generation_kwargs": "top_p, top_k, min_p and repetition_penalty; agents pass other parameters with their calls",
     "importance_sampling_level": "loss_type='gspo' for 'sequence'",
     "adv_estimator": "advantage",
     "max_refills": "max_num_gen_batches",
@@ -166,6 +167,17 @@ class TrainingSettings(VLLMSettings):
     `rollout.n`]"""
     temperature: Annotated[float, Bounds(at_least=0.01, at_most=2)] = 1.0
     """Sampling temperature of training and of the sampled evaluation. [`rollout.temperature`]"""
+    top_p: Annotated[float, Bounds(above=0, at_most=1)] = 1.0
+    """Sample from the smallest set of likeliest tokens with at least this probability; 1.0 samples from all. This
+    setting and the next three change only which tokens are sampled: the loss uses the probabilities of the complete
+    distribution. They also apply to evaluations. [`rollout.top_p`]"""
+    top_k: CountOrZero = 0
+    """Number of likeliest tokens to sample from; 0 samples from all. [`rollout.top_k`, where -1 samples from all]"""
+    min_p: Annotated[float, Bounds(at_least=0, at_most=1)] | None = None
+    """Minimum probability of a sampled token, as a share of that of the likeliest token; None is no minimum. [none]"""
+    repetition_penalty: Annotated[float, Bounds(at_least=0.01, at_most=10)] = 1.0
+    """Number that divides the positive logits and multiplies the negative logits of tokens that the prompt or the reply
+    contains; 1.0 has no effect. [`rollout.repetition_penalty`]"""
     max_completion_length: Count = 512
     """Maximum number of generated tokens per model call. [`data.max_response_length`, which is per rollout]"""
     mask_truncated_completions: bool = False
@@ -249,7 +261,23 @@ class TrainingSettings(VLLMSettings):
         make_rules(self.alarms)
         self.check_vllm(has_adapters=self.lora is not None)
         alone = "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls"
-        refuse_pairs({alone: self.use_vllm and self.deterministic})
+        scaled = (
+            f"use_vllm=True, temperature={self.temperature} and {', '.join(self.reshaping)}: vLLM returns "
+            "probabilities either with all of these settings or with none of them, but the loss needs those with only "
+            "the temperature; set temperature=1"
+        )
+        refuse_pairs(
+            {
+                alone: self.use_vllm and self.deterministic,
+                scaled: self.use_vllm and self.temperature != 1 and bool(self.reshaping),
+            }
+        )
+
+    @property
+    def reshaping(self) -> dict[str, float]:
+        """The settings, apart from the temperature, that change the distribution from which tokens are sampled."""
+        values = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p", "repetition_penalty")}
+        return {name: value for name, value in values.items() if value != getattr(TrainingSettings, name)}
 
     @property
     def loss_settings(self) -> LossSettings:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +21,8 @@ from agentlightning.types.templates.fstring import fill
 logger = logging.getLogger(__name__)
 
 
+ONLY_GATEWAY = frozenset({"top_k", "min_p", "repetition_penalty"})
+"""Sampling parameters that the clients of OpenAI's API do not accept as arguments."""
 _own_classes: dict[str, dict[str, type[Resource]]] = {}
 """Your resource classes, by stored kind and then by qualified name."""
 
@@ -141,7 +141,10 @@ class ProxyLLM(LLM):
         return f"{root.removesuffix('/v1')}/rollout/{rollout}/attempt/{attempt}{tail}"
 
     def with_attempted_rollout(self, rollout: AttemptedRollout) -> LLM:
-        """Return an `LLM` for this attempt, with its URL and, if the server has a token, its key."""
+        """Return an `LLM` for this attempt, with its URL and, if the server has a token, its key.
+
+        The gateway sets the sampling parameters in requests that do not have them; the agent may also pass them.
+        """
         rollout_id, attempt_id = rollout.rollout_id, rollout.attempt.attempt_id
         key = attempt_key(rollout_id, attempt_id) if server_token() or not self.api_key else self.api_key
         return LLM(
@@ -150,21 +153,6 @@ class ProxyLLM(LLM):
             api_key=key,
             sampling_parameters=dict(self.sampling_parameters),
         )
-
-    def for_program(self, rollout: AttemptedRollout) -> LLM:
-        """Return an `LLM` for this attempt whose URL contains `sampling_parameters`.
-
-        The gateway sets them in requests to this model that do not have their own, so they apply to a program that
-        reads only the URL and the key.
-        """
-        if not self.sampling_parameters:
-            return self.with_attempted_rollout(rollout)
-        root = self.get_base_url().removesuffix("/")
-        tail = "/v1" if root.endswith("/v1") else ""
-        value = json.dumps({"model": self.model, **self.sampling_parameters})
-        code = base64.urlsafe_b64encode(value.encode()).decode().rstrip("=")
-        endpoint = f"{root.removesuffix('/v1')}/sampling/{code}{tail}"
-        return self.model_copy(update={"endpoint": endpoint}).with_attempted_rollout(rollout)
 
     def keyed_for(self, rollout: AttemptedRollout) -> ProxyLLM:
         """Return a copy with the key of this attempt, for a process that does not have the server's token."""
@@ -285,11 +273,15 @@ def stored_forms(resources: Mapping[str, object]) -> dict[str, object]:
 
 
 def agents_form(resource: Resource, wanted: type[Resource] | None = None) -> Resource:
-    """Return a stored resource as an agent gets it: as your class if it is `wanted` or the only class of its kind.
+    """Return a stored resource as an agent gets it: as your class if it is `wanted` or the only class of its kind, and
+    a `ProxyLLM` without the sampling parameters that only the gateway sets.
 
     Raises:
         ValueError: the values do not match the fields of the class.
     """
+    if isinstance(resource, ProxyLLM) and not ONLY_GATEWAY.isdisjoint(resource.sampling_parameters):
+        own = {name: value for name, value in resource.sampling_parameters.items() if name not in ONLY_GATEWAY}
+        return resource.model_copy(update={"sampling_parameters": own})
     if not isinstance(resource, CustomResource):
         return resource
     classes = _own_classes.get(resource.kind or "", {})

@@ -67,6 +67,13 @@ async def test_a_reply_has_the_tokens_their_probabilities_and_the_version(served
     assert client.asked[0] == {"temperature": 0.7, "top_p": 1.0, "max_tokens": 5, "logprobs": True}
 
 
+async def test_top_p_and_top_k_are_passed_on(served: tuple[Client, Ask]) -> None:
+    client, send = served
+    status, _ = await send(temperature=1.0, max_tokens=5, top_p=0.9, top_k=4, min_p=0, repetition_penalty=1)
+    assert status == 200
+    assert client.asked == [{"temperature": 1.0, "top_p": 0.9, "top_k": 4, "max_tokens": 5, "logprobs": True}]
+
+
 async def test_a_reply_ends_at_a_stop_text_with_the_tokens_up_to_it(served: tuple[Client, Ask]) -> None:
     client, send = served
     _, reply = await send(stop=["+"])
@@ -78,7 +85,10 @@ async def test_a_reply_ends_at_a_stop_text_with_the_tokens_up_to_it(served: tupl
 
 @pytest.mark.parametrize(
     "fields",
-    [{"response_format": {"type": "json_object"}}, {"frequency_penalty": 0.5}, {"top_logprobs": 2}, {"min_tokens": 2}],
+    [
+        *({"response_format": {"type": "json_object"}}, {"frequency_penalty": 0.5}, {"top_logprobs": 2}),
+        *({"min_tokens": 2}, {"min_p": 0.5}, {"repetition_penalty": 1.5}, {"top_k": 3, "min_p": 0.5}),
+    ],
 )
 async def test_what_would_be_drawn_from_another_distribution_is_refused(
     served: tuple[Client, Ask], fields: dict[str, Any]

@@ -76,6 +76,16 @@ def test_no_custom_resource_becomes_one_of_our_classes(kind: str) -> None:
     assert agents_form(stored) is stored
 
 
+@pytest.mark.parametrize("kind", [agl.LLM, agl.ProxyLLM])
+def test_an_agent_gets_the_parameters_that_its_client_accepts(kind: type[agl.LLM]) -> None:
+    every = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "stop": ["x"]}
+    stored = kind(endpoint="http://h/v1", model="m", sampling_parameters=every)
+    got: Any = agents_form(stored)
+    left_out = {"top_k", "min_p", "repetition_penalty"} if kind is agl.ProxyLLM else set[str]()
+    assert every.keys() - got.sampling_parameters.keys() == left_out
+    assert stored.sampling_parameters == every
+
+
 def test_a_dictionary_is_read_by_key() -> None:
     stored: Any = stored_form("settings", {"temperature": 0.5})
     assert (stored["temperature"], stored.get("top_p", 1.0), "top_p" in stored) == (0.5, 1.0, False)

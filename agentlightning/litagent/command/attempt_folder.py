@@ -236,7 +236,8 @@ NO_KEY = "unused"
 def attempt_resources(resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Resource]:
     """Return the resources for this attempt: models behind the gateway have the attempt's address and key."""
     return {
-        name: value.for_program(rollout) if isinstance(value, ProxyLLM) else value for name, value in resources.items()
+        name: value.with_attempted_rollout(rollout) if isinstance(value, ProxyLLM) else value
+        for name, value in resources.items()
     }
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import re
 from dataclasses import dataclass
 from itertools import dropwhile
 from urllib.parse import unquote_to_bytes
 
 from agentlightning.llm_proxy.dialects import CHAT, DIALECTS, MESSAGES, RESPONSES, Dialect
-from agentlightning.llm_proxy.dialects.json_values import Json, read_json
 from agentlightning.llm_proxy.replies import CallFailed
 from agentlightning.utils.http.auth import Scope
 
@@ -57,14 +55,10 @@ class CallAddress:
     """The model or the response that the request is about."""
     model: str | None = None
     """The model to call, if the URL names it, as URLs of Azure's API do."""
-    sampling: Json | None = None
-    """The name of a model and its sampling parameters, for requests that do not have their own."""
 
 
 def parse_address(raw_path: bytes, method: str, default: tuple[str, str] | None = None) -> CallAddress:
-    """Parse `[/role/<role>][/sampling/<parameters>]/rollout/R/attempt/A[/v1]/<route>`.
-
-    A name may follow `models` and `responses`. `ProxyLLM.for_program` writes the sampling parameters.
+    """Parse `[/role/<role>]/rollout/R/attempt/A[/v1]/<route>`; a name may follow `models` and `responses`.
 
     Each segment is percent-decoded separately. Extra slashes are ignored, and so are the prefixes that clients of
     vendors' servers add: `v1` any number of times, `openai`, `anthropic`, and Azure's `openai/deployments/<model>`.
@@ -74,13 +68,9 @@ def parse_address(raw_path: bytes, method: str, default: tuple[str, str] | None 
         CallFailed: 404 with the correct form, or with an alternative to Gemini's API; 405 with the correct method.
     """
     segments = [unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/") if part]
-    role = sampling = None
-    while len(segments) > 1 and segments[0] in ("role", "sampling"):  # in any order
-        if segments[0] == "role":
-            role = segments[1]
-        else:
-            sampling = _sampling(segments[1])
-        segments = segments[2:]
+    role = None
+    if len(segments) > 1 and segments[0] == "role":
+        role, segments = segments[1], segments[2:]
     if default is not None and segments[:1] != ["rollout"]:
         segments = ["rollout", default[0], "attempt", default[1], *segments]
     if len(segments) < 4 or segments[0] != "rollout" or segments[2] != "attempt":
@@ -108,19 +98,7 @@ def parse_address(raw_path: bytes, method: str, default: tuple[str, str] | None 
     if method not in ROUTES[route]:
         methods = " or ".join(ROUTES[route])
         raise CallFailed(405, f"{route} does not support {method}; use {methods}", code="method_not_allowed")
-    return CallAddress(rollout_id, attempt_id, route, role, resource, model, sampling)
-
-
-def _sampling(segment: str) -> Json:
-    try:
-        value = read_json(base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
-    except ValueError:
-        value = None
-    if value is None:
-        raise CallFailed(
-            404, f"{segment[:80]!r} after /sampling/ is not a JSON object in base64. {_RIGHT_FORM}", code="unknown_url"
-        )
-    return value
+    return CallAddress(rollout_id, attempt_id, route, role, resource, model)
 
 
 def _deployment(rest: list[str]) -> tuple[str | None, list[str]]:

@@ -1,4 +1,4 @@
-"""Admission of a call of an attempt: the key, the attempt, room and budget."""
+"""Admission of a call of an attempt: the key, the attempt and its sampling parameters, room and budget."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Final
 
 from agentlightning.llm_proxy.access.address import CallAddress
 from agentlightning.llm_proxy.access.limits import count_of
+from agentlightning.llm_proxy.access.sampling import ModelSampling, sampling_of
 from agentlightning.llm_proxy.calls import GatewayCall
 from agentlightning.llm_proxy.dialects.json_values import fields_of
 from agentlightning.llm_proxy.endpoints.models import ModelEndpoint
@@ -27,6 +28,8 @@ LOOKUP_SECONDS: Final = 1.0
 """Seconds for which the store's response is cached. An ended attempt is refused after this time at the latest."""
 _ATTEMPTS: Final = 4096
 """Number of attempts with a cached response."""
+_VERSIONS: Final = 256
+"""Number of versions of resources with cached sampling parameters."""
 _ROLLOUTS: Final = 100_000
 """Number of rollouts with counted usage; the least recently active one is dropped first."""
 _ENDED_ATTEMPT = ("failed", "succeeded", "timeout")
@@ -72,48 +75,80 @@ def _presented(scope: Scope) -> Iterator[str]:
 
 
 class AttemptBook:
-    """Caches for one second whether an attempt is active in the store. Owned by the serving loop."""
+    """Caches for one second whether an attempt is active in the store, and the sampling parameters of its models.
+
+    Versions of resources never change, so each is read once. An attempt keeps those of its first call, like its agent.
+    Owned by the serving loop.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, str], tuple[float, str | None]] = {}
+        self._seen: dict[tuple[str, str], tuple[float, str | None, ModelSampling | None]] = {}
+        self._sampling: OrderedDict[tuple[str, int], ModelSampling] = OrderedDict()
         self._store: LightningStore | None = None
 
-    def lets_pass(self, store: LightningStore, rollout_id: str, attempt_id: str) -> bool:
-        """True if the store recently reported the attempt as active; otherwise call `check`."""
+    def recent(self, store: LightningStore, rollout_id: str, attempt_id: str) -> ModelSampling | None:
+        """Return the sampling parameters of an attempt that the store recently reported as active; on None, call
+        `check`."""
         entry = self._seen.get((rollout_id, attempt_id)) if store is self._store else None
-        return entry is not None and entry[1] is None and entry[0] > time.monotonic()
+        return entry[2] if entry is not None and entry[1] is None and entry[0] > time.monotonic() else None
 
-    async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> None:
-        """Check that the attempt is active.
+    async def check(self, store: LightningStore, rollout_id: str, attempt_id: str) -> ModelSampling:
+        """Check that the attempt is active, and return the sampling parameters of its models.
 
         Raises:
             CallFailed: 404 for an unknown rollout or attempt, 403 with the reason for one that has ended.
         """
         if store is not self._store:
             self._store, self._seen = store, {}
+            self._sampling.clear()
         now = time.monotonic()
-        believed_until, reason = self._seen.get((rollout_id, attempt_id), (0.0, None))
+        believed_until, reason, sampling = self._seen.get((rollout_id, attempt_id), (0.0, None, None))
         if believed_until <= now:
             rollout = await store.get_rollout_by_id(rollout_id)
             if rollout is None:
                 raise CallFailed(404, f"Rollout {rollout_id} does not exist", code="unknown_rollout")
             if isinstance(rollout, AttemptedRollout) and rollout.attempt.attempt_id == attempt_id:
-                reason = _why_over(rollout, rollout.attempt)
+                attempt, reason = rollout.attempt, _why_over(rollout, rollout.attempt)
             else:
                 attempts = {attempt.attempt_id: attempt for attempt in await store.query_attempts(rollout_id)}
                 if attempt_id not in attempts:
                     text = f"Rollout {rollout_id} has no attempt {attempt_id}"
                     raise CallFailed(404, text, code="unknown_attempt")
-                reason = _why_over(rollout, attempts[attempt_id])
+                attempt = attempts[attempt_id]
+                reason = _why_over(rollout, attempt)
                 if max(attempts, key=lambda each: attempts[each].sequence_id) != attempt_id:
                     reason = reason or "a later attempt of the rollout has started"
+            if sampling is None and reason is None:
+                sampling = await self._sampling_of(store, rollout, attempt)
             if len(self._seen) >= _ATTEMPTS:
                 self._seen = {key: entry for key, entry in self._seen.items() if entry[0] > now}
             if len(self._seen) < _ATTEMPTS:
-                self._seen[rollout_id, attempt_id] = (now + LOOKUP_SECONDS, reason)
+                self._seen[rollout_id, attempt_id] = (now + LOOKUP_SECONDS, reason, sampling)
         if reason is not None:
             text = f"Attempt {attempt_id} of rollout {rollout_id} cannot make more model calls: {reason}"
             raise CallFailed(403, text, code="attempt_over")
+        return sampling or ()
+
+    async def _sampling_of(self, store: LightningStore, rollout: Rollout, attempt: Attempt) -> ModelSampling:
+        """Return the sampling parameters in the resources that the attempt's runner gives to the agent. Attempts
+        without a runner, such as those of batch queries, get no resources."""
+        if attempt.worker_id is None:
+            return ()
+        name, version = rollout.resources_id, rollout.resources_version
+        key = None if name is None or version is None else (name, version)
+        if key in self._sampling:
+            self._sampling.move_to_end(key)
+            return self._sampling[key]
+        if name is None:
+            update = await store.get_latest_resources(run_id=rollout.run_id)
+        else:
+            update = await store.get_resources_by_id(name, version)
+        sampling = () if update is None else sampling_of(update.resources)
+        if key is not None and store is self._store:
+            self._sampling[key] = sampling
+            if len(self._sampling) > _VERSIONS:
+                self._sampling.popitem(last=False)
+        return sampling
 
 
 def _why_over(rollout: Rollout, attempt: Attempt) -> str | None:

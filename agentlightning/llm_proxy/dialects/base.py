@@ -31,6 +31,14 @@ NOT_SAMPLING = frozenset(
     }
 )
 """Fields of a request that are no sampling parameters: only the agent or the gateway may set them."""
+_NOT_FILLED_IN = NOT_SAMPLING | {
+    *("functions", "function_call", "best_of", "use_beam_search", "echo", "prompt_logprobs", "background", "store"),
+    *("previous_response_id", "conversation", "extra_headers", "extra_query", "timeout"),
+}
+"""Keys of sampling parameters that are not set in a request: they change more than the tokens of one reply, or are
+arguments of a client."""
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""Names of the limit in sampling parameters; the first one that is set counts."""
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 """Types of OpenAI's errors by status; other 4xx and 5xx statuses have a common type."""
 
@@ -68,15 +76,15 @@ class Dialect(ABC):
         """Return the prompt of a request, as messages with a role and a content, for the record."""
 
     def with_sampling(self, request: Json, sampling: Json) -> Json:
-        """Return a request with those sampling parameters that it does not have. The agent's own are kept."""
+        """Return a request with those sampling parameters that it does not have. The agent's own are kept; null counts
+        as missing."""
         if not self.generates:
             return request
-        limited = any(request.get(name) is not None for name in self.limit_names)
-        missing = {
-            name: value for name, value in sampling.items() if request.get(name) is None and name not in NOT_SAMPLING
-        }
-        limit = missing.pop("max_tokens", None)
-        return {**request, **missing, **({} if limited or limit is None else {self.limit_names[0]: limit})}
+        fields = {name: value for name, value in sampling.items() if name not in (*_LIMITS, *_NOT_FILLED_IN)}
+        limit = next((name for name in _LIMITS if name in sampling), None)
+        if limit is not None and all(request.get(name) is None for name in self.limit_names):
+            fields[limit if limit in self.limit_names else self.limit_names[0]] = sampling[limit]
+        return {**request, **{name: value for name, value in fields.items() if request.get(name) is None}}
 
     def wants_stream(self, request: Json) -> bool:
         """True if the agent requested a stream."""

@@ -48,7 +48,10 @@ _NUMBER = 26
 _STAND_IN = 128
 """Bytes of the replacement of a part."""
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"),
+    "repetition_penalty",
+)
 _PARAMETERS = ("model", "max_tokens", "max_completion_tokens", "n", "top_logprobs", "reasoning_effort", *_SAMPLING)
 _TOKENS = (
     LightningCallAttributes.PROMPT_TOKEN_IDS.value,
@@ -330,6 +333,8 @@ def _raw_attributes(call: GatewayCall) -> _Pairs:
     yield from ((key, value) for key, value in values.items() if value is not None)
     if call.request is not None and (settings := constrained_by(call.request)):
         yield keys.CONSTRAINED_BY.value, settings
+    if call.filled_in:
+        yield keys.FILLED_IN.value, list(call.filled_in)
     if call.left_out_tools:
         yield keys.LEFT_OUT_TOOLS.value, list(call.left_out_tools)
     if call.reply is not None:

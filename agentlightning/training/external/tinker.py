@@ -223,9 +223,8 @@ class TinkerService:
         """
         assert self._sampler is not None
         sampler, version = self._sampler
-        params = tinker.SamplingParams(
-            **{name: sampling_params[name] for name in ("max_tokens", "temperature", "top_p")}
-        )
+        names = ("max_tokens", "temperature", "top_p", "top_k")
+        params = tinker.SamplingParams(**{name: sampling_params[name] for name in names if name in sampling_params})
         try:
             (reply,) = (await sampler.sample(tinker.ModelInput.from_ints(prompt_ids), 1, params)).sequences
         except (tinker.TinkerError, ValueError) as error:

@@ -65,6 +65,9 @@ class Server:
             return _failed(503, "paused")
         if body["model"] not in self.names or (self.options.enable_lora and body["model"] == self.names[0]):
             return _failed(404, f"no model {body['model']}")
+        reshaped = any(name in body for name in ("top_p", "top_k", "min_p", "repetition_penalty"))
+        if reshaped if self.options.logprobs_mode == "processed_logprobs" else body.get("temperature", 1) not in (0, 1):
+            return _failed(500, "this stand-in returns only probabilities by temperature")
         self.in_flight += 1
         try:
             self.client = self.client or aiohttp.ClientSession()
@@ -199,8 +202,9 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         sys.exit(f"vllm serve: unrecognized arguments: {' '.join(sorted(unknown))}")
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    for name in ("--served-model-name", "--host", "--logprobs-mode", "--dtype"):
+    for name in ("--served-model-name", "--host", "--dtype"):
         parser.add_argument(name, required=True)
+    parser.add_argument("--logprobs-mode", choices=["processed_logprobs", "raw_logprobs"], required=True)
     for name in ("--port", "--max-model-len", "--max-num-seqs", "--tensor-parallel-size", "--seed"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--gpu-memory-utilization", type=float, required=True)
@@ -222,7 +226,6 @@ def _die_when(path: Path) -> None:
 def main() -> None:
     assert sys.argv[1] == "serve"
     options = _options(sys.argv[2:])
-    assert options.logprobs_mode == "processed_logprobs"
     if place := os.environ.get("STAND_IN_DIES_AT"):
         threading.Thread(target=_die_when, args=(Path(place),), daemon=True).start()
     uvicorn.run(Server(options).app(), host=options.host, port=options.port, log_level="warning")

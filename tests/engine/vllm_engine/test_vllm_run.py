@@ -20,7 +20,7 @@ from agentlightning.engine.vllm import VLLMEngine
 from agentlightning.engine.vllm_server import VLLMSettings
 from agentlightning.errors import BadRequestError, EngineError
 from agentlightning.training.learner.policy import Policy
-from tests.algorithm.parts import ask, fit, say, wants_digits
+from tests.algorithm.parts import ask, fit, metrics_of, say, wants_digits
 
 pytestmark = pytest.mark.heavy
 
@@ -50,6 +50,20 @@ def test_it_learns_from_what_vllm_generates(untrained_model: Path, tmp_path: Pat
     assert log_of(tmp_path).count("POST /collective_rpc") == LEARNS["max_steps"]
     commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in commands if "serve" in command and str(untrained_model) in command]
+
+
+@pytest.mark.parametrize("setting", [{"top_p": 0.5}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.5}])
+def test_settings_of_sampling_are_fields_of_its_requests_and_the_first_ratio_is_one(
+    untrained_model: Path, tmp_path: Path, setting: Any
+) -> None:
+    @agl.rollout
+    def silent(task: str, llm: agl.LLM) -> float:
+        return float(len(ask(llm.model_copy(update={"sampling_parameters": {}}), [say(task)])["content"]))
+
+    result = fit(silent, TASKS, model=untrained_model, output_dir=tmp_path, max_steps=1, **VLLM, **setting)
+    [line] = metrics_of(result)
+    assert line["calls_constrained"] == dict.fromkeys(setting, line["calls_trained"])
+    assert line["update"]["first_ratio_error"] < 1e-4
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": "all-linear"}])
@@ -146,6 +160,7 @@ def test_a_server_that_does_not_take_the_weights_ends_the_run(
     [
         ({"vllm_enable_sleep_mode": True}, "no effect without use_vllm=True"),
         ({"use_vllm": True, "deterministic": True}, "use_vllm=True and deterministic=True"),
+        ({"use_vllm": True, "top_k": 5, "temperature": 0.7}, r"temperature=0.7 and top_k: .*set temperature=1"),
         ({"use_vllm": True, "vllm_weight_transfer": "ipc", "lora": {"r": 4}}, "adapters with a separate API"),
         ({"use_vllm": True, "vllm_weight_transfer": "nccl"}, "one of 'folder', 'ipc'; got 'nccl'"),
         ({"use_vllm": True, "vllm_server_base_url": "localhost:8000/v1"}, "without a path"),

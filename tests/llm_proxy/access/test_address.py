@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import openai
 import pytest
 from hypothesis import given
@@ -11,7 +9,6 @@ from hypothesis import strategies as st
 
 from agentlightning.llm_proxy.access.address import ROUTES, CallAddress, dialect_of, parse_address
 from agentlightning.llm_proxy.replies import CallFailed
-from agentlightning.types import ProxyLLM
 from tests.llm_proxy.harness import REQUESTS, GatewayHarness
 
 HI = [{"role": "user", "content": "hi"}]
@@ -140,45 +137,6 @@ def test_any_path_is_an_address_or_is_refused_in_words(segments: list[str], meth
     assert address.named != ""
 
 
-SAMPLING = {"temperature": 0.25, "top_k": 7, "max_tokens": 5}
-LIMITS = {"chat/completions": "max_completion_tokens", "responses": "max_output_tokens"}
-"""The agent's own name of the limit; in the others it is max_tokens."""
-
-
-@pytest.mark.parametrize("route", ["chat/completions", "completions", "messages", "responses"])
-async def test_a_program_samples_as_its_resource_says_unless_it_says_otherwise(
-    harness: GatewayHarness, route: str
-) -> None:
-    for name in ("policy", "other"):
-        harness.proxy.update_model_list([harness.model.entry(each) for each in ("policy", "other")])
-        resource = harness.proxy.as_resource(model="policy", sampling_parameters=SAMPLING)
-        assert isinstance(resource, ProxyLLM)
-        llm = resource.for_program(harness.own)
-        assert llm.sampling_parameters == SAMPLING
-        limit = LIMITS.get(route, "max_tokens")
-        request = {**REQUESTS[route], "model": name}
-        sent: list[Any] = []
-        for own in ({}, {"temperature": 1.0, limit: 3}):
-            status, _ = await harness.post(f"{llm.get_base_url()}/v1/{route}", {**request, **own})
-            assert status == 200
-            body = harness.model.calls[-1].request
-            limits = {value for key, value in body.items() if key.startswith("max_")}
-            sent.append((body.get("temperature"), limits))
-        unlimited = set[int]() if "max_tokens" not in request else {9}
-        filled = (0.25, unlimited or {5}) if name == "policy" else (None, unlimited)
-        assert sent == [filled, (1.0, {3})]
-    [first, *_] = [span for span in await harness.spans() if span.name == "litellm_request"]
-    assert first.attributes["gen_ai.request.temperature"] == 0.25
-
-
-async def test_sampling_in_a_url_without_meaning_is_refused(harness: GatewayHarness) -> None:
-    for wrong in ("x", "bm8", "WzFd", "%C3%A9"):
-        url = harness.url().replace("/rollout/", f"/sampling/{wrong}/rollout/")
-        status, reply = await harness.post(url, REQUESTS["chat/completions"])
-        assert (status, reply["error"]["code"]) == (404, "unknown_url")
-        assert "base64" in reply["error"]["message"]
-
-
 def test_no_path_reaches_another_attempt() -> None:
     for tail in (b"/../../attempt/b/chat/completions", b"/v1/rollout/x/attempt/b/chat/completions"):
         with pytest.raises(CallFailed):
@@ -200,19 +158,3 @@ async def test_the_sign_for_a_name_in_our_list_of_routes_is_a_name_like_any_othe
     for prefix in ("/v1", "/openai/deployments/policy"):
         async with harness.session.get(harness.url(f"{prefix}/responses/%3Cid%3E{tail}")) as reply:
             assert reply.status == 404
-
-
-@pytest.mark.parametrize("order", ["/role/solver/sampling/CODE", "/sampling/CODE/role/solver"])
-async def test_a_role_may_stand_before_or_after_the_sampling(order: str) -> None:
-    policies = {"main": {"kind": "trained", "roles": ["solver"]}}
-    async with GatewayHarness(policies=policies) as harness:
-        resource = harness.proxy.as_resource(model="policy", sampling_parameters={"temperature": 0.25, "stream": True})
-        assert isinstance(resource, ProxyLLM)
-        url = resource.for_program(harness.own).get_base_url()
-        code = url.split("/sampling/")[1].split("/")[0]
-        base = url.replace(f"/sampling/{code}", order.replace("CODE", code))
-        if order.startswith("/sampling"):  # as pages say: a program puts its role before the attempt
-            assert base == url.replace("/rollout/", "/role/solver/rollout/")
-        status, _ = await harness.post(f"{base}/v1/chat/completions", REQUESTS["chat/completions"])
-        sent = harness.model.calls[-1].request
-        assert (status, sent["temperature"], sent.get("stream")) == (200, 0.25, None)

@@ -27,7 +27,7 @@ OWN: Final = (
 )
 """Settings shared with `agl.GRPO`, with the same meaning; the others are fields of `GRPOConfig`."""
 
-_SAMPLING = "the engine samples by temperature only, so that the learner's probabilities match those of sampling"
+_SAMPLING = "set top_p, top_k, min_p and repetition_penalty; agents pass other parameters with their calls"
 _OUR_ENGINE = "our engine serves the trainer's own model; use agl.GRPO(use_vllm=True) to serve with vLLM"
 _OUR_EVALUATION = "the run evaluates held-out tasks: pass val_dataset to fit, and set eval_steps= of agl.TRL"
 _ONE_REWARD = "TRL receives one reward per rollout; use agl.GRPO(reward_weights=...) for several dimensions"
@@ -36,10 +36,6 @@ _REFUSED: Final[dict[str, tuple[object, str]]] = {
     "use_vllm": (False, _OUR_ENGINE),
     "use_transformers_continuous_batching": (False, _OUR_ENGINE),
     "use_transformers_paged": (None, _OUR_ENGINE),
-    "top_p": (1.0, _SAMPLING),
-    "top_k": (0, _SAMPLING),
-    "min_p": (None, _SAMPLING),
-    "repetition_penalty": (1.0, _SAMPLING),
     "generation_kwargs": (None, _SAMPLING),
     "chat_template_kwargs": (None, "the engine renders the agents' calls; agents pass these arguments with each call"),
     "max_tool_calling_iterations": (None, "the agent calls its own tools, without a limit"),
@@ -111,6 +107,10 @@ class TRLSettings:
             lr_scheduler_type="constant" if str(config.lr_scheduler_type) == "constant" else "linear",
             num_iterations=config.num_iterations,
             temperature=config.temperature,
+            top_p=config.top_p,
+            top_k=max(0, config.top_k or 0),
+            min_p=config.min_p,
+            repetition_penalty=config.repetition_penalty,
             max_completion_length=int(config.max_completion_length or 256),
             mask_truncated_completions=config.mask_truncated_completions,
             seed=config.seed,

@@ -48,7 +48,6 @@ GONE: Final = {
 
 _OF_OTHERS: Final = ("ray_kwargs", "transfer_queue")
 """Parts of VERL's configuration that it passes to other packages."""
-_SAMPLING = "calls are sampled by temperature only, so that the learner's probabilities match those of sampling"
 _REWARDS = "rewards come from the agent's rollouts"
 _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "algorithm.adv_estimator": (
@@ -63,8 +62,7 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "trainer.critic_warmup": ((0,), "agl.VERL has no critic"),
     "trainer.val_only": ((False,), "Trainer.evaluate measures an agent without training"),
     "actor_rollout_ref.rollout.mode": (("async",), "agents call the model as a server"),
-    "actor_rollout_ref.rollout.top_p": ((1, 1.0), _SAMPLING),
-    "actor_rollout_ref.rollout.top_k": ((-1,), _SAMPLING),
+    "actor_rollout_ref.rollout.repetition_penalty": ((1.0, 1), "agl.VERL supports only top_p and top_k"),
     "actor_rollout_ref.rollout.val_kwargs.n": ((1,), "a held-out task has exactly one rollout"),
     "actor_rollout_ref.actor.use_dynamic_bsz": ((True,), "the number of rows per rollout varies"),
     "reward.reward_model.enable": ((False,), _REWARDS),
@@ -136,6 +134,8 @@ class VERLSettings:
             learning_rate=actor.optim.lr,
             num_iterations=actor.ppo_epochs,
             temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=max(0, rollout.top_k),
             scale_rewards="group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
             eval_steps=max(0, config.trainer.test_freq),
             save_steps=max(0, config.trainer.save_freq),
@@ -186,7 +186,15 @@ def make_settings(settings: object) -> VERLSettings:
         if value not in allowed:
             raise BadRequestError(f"{name}={value!r} is not supported by agl.VERL: {why}. It must be {allowed[0]!r}")
     checked = VERLSettings(config=config, user_settings=dict(settings))
-    checked.as_grpo(1)  # checks ours
+    rollout = config.actor_rollout_ref.rollout
+    if checked.as_grpo(1).reshaping:  # also checks ours
+        if rollout.temperature != 1:
+            raise BadRequestError(
+                f"actor_rollout_ref.rollout.temperature={rollout.temperature!r} and top_p={rollout.top_p!r}, "
+                f"top_k={rollout.top_k!r}: vLLM returns probabilities either with all of these settings or with none "
+                "of them; set temperature to 1"
+            )
+        rollout.logprobs_mode = "raw_logprobs"
     return checked
 
 

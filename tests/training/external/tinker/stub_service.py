@@ -114,7 +114,10 @@ class StubService:
                 logits = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
                 if params["temperature"]:
                     distribution = (logits / params["temperature"]).log_softmax(-1)
-                    tokens.append(int(torch.multinomial(distribution.exp(), 1, generator=self._draws)))
+                    likely, order = distribution.exp().sort(descending=True)
+                    likely[likely.cumsum(-1) - likely >= params["top_p"]] = 0.0
+                    likely[params["top_k"] if params["top_k"] > 0 else len(likely) :] = 0.0
+                    tokens.append(int(order[torch.multinomial(likely, 1, generator=self._draws)]))
                 else:
                     distribution = logits.log_softmax(-1)
                     tokens.append(int(distribution.argmax()))

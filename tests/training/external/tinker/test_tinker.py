@@ -90,6 +90,17 @@ async def test_the_tokens_that_the_service_sampled_are_those_that_it_learns_from
     assert {(*call.prompt_token_ids, *call.completion_token_ids) for call in calls} <= set(drawn)
 
 
+@pytest.mark.parametrize("setting", [{"top_k": 1}, {"top_p": 0.001}])
+def test_the_service_samples_as_the_settings_say(
+    service: StubService, model: Path, tmp_path: Path, setting: dict[str, Any]
+) -> None:
+    train(service, model, tmp_path / "run", max_steps=1, **setting)
+    replies = {tuple(one["prompt"]): set[tuple[int, ...]]() for one in service.sampled}
+    for one in service.sampled:
+        replies[tuple(one["prompt"])].add(tuple(one["tokens"]))
+    assert [len(texts) for texts in replies.values()] == [1, 1], "one token is likeliest"
+
+
 @pytest.mark.slow
 def test_rewards_rise(service: StubService, model: Path, tmp_path: Path) -> None:
     settings = {"max_steps": 12, "batch_size": 4, "num_generations": 16, "learning_rate": 1e-2}
@@ -168,6 +179,9 @@ def test_a_step_that_the_service_fails_ends_the_run_and_its_session_and_says_at_
     [
         ({"learning_rat": 1e-4}, TypeError, "Did you mean 'learning_rate'"),
         ({"temperature": 0.5}, TypeError, "Tinker has no setting 'temperature'"),
+        ({"min_p": 0.5}, TypeError, "Tinker has no setting 'min_p'"),
+        ({"repetition_penalty": 1.5}, TypeError, "Tinker has no setting 'repetition_penalty'"),
+        ({"top_k": -1}, BadRequestError, "top_k must be a whole number of at least 0"),
         ({"use_vllm": True}, TypeError, "Tinker has no setting 'use_vllm'"),
         ({"rank": 0}, BadRequestError, "rank"),
     ],

@@ -89,7 +89,7 @@ def test_a_whole_config_is_taken_as_it_is(untrained_model: Path, tmp_path: Path)
     ("settings", "message"),
     [
         ({"use_vllm": True}, r"use_vllm=True is not supported by agl\.TRL"),
-        ({"top_p": 0.9}, "top_p=0.9"),
+        ({"generation_kwargs": {"stop": ["a"]}}, "set top_p, top_k, min_p and repetition_penalty"),
         ({"reward_weights": [1.0]}, "reward_weights"),
         ({"eval_strategy": "steps"}, "pass val_dataset to fit"),
         ({"resume_from_checkpoint": "there"}, "run_id"),

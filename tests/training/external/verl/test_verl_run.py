@@ -251,13 +251,26 @@ def test_iterations_are_steps(untrained_model: Path, tmp_path: Path) -> None:
     [
         ({}, r"'actor_rollout_ref': \{'model': \{'path'"),
         ({"algorithm.adv_estimator": "gae"}, r"adv_estimator='gae' is not supported by agl.VERL: .*must be 'grpo'"),
-        ({"actor_rollout_ref.rollout.top_p": 0.9}, r"top_p=0.9 is not supported by agl.VERL"),
+        ({"actor_rollout_ref.rollout": {"top_p": 0.9, "temperature": 0.7}}, r"set temperature to 1"),
+        ({"actor_rollout_ref.rollout.top_p": 0}, r"top_p must be a number above 0"),
+        ({"actor_rollout_ref.rollout.repetition_penalty": 1.5}, r"supports only top_p and top_k"),
         ({"trainer": {"use_v1": False}}, r"use_v1=False is not supported by agl.VERL"),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(agl.BadRequestError, match=says):
         agl.VERL({"actor_rollout_ref.model.path": "m", **settings} if settings else {})
+
+
+def test_truncation_is_published_and_the_probabilities_are_those_before_it() -> None:
+    plain = agl.VERL({"actor_rollout_ref.model.path": "m"})
+    cut = agl.VERL({"actor_rollout_ref.model.path": "m", "actor_rollout_ref.rollout": {"top_p": 0.9, "top_k": 20}})
+    assert (plain.settings.as_grpo(1).reshaping, plain.config.actor_rollout_ref.rollout.logprobs_mode) == (
+        {}, "processed_logprobs",
+    )  # fmt: skip
+    assert (cut.settings.as_grpo(1).reshaping, cut.config.actor_rollout_ref.rollout.logprobs_mode) == (
+        {"top_p": 0.9, "top_k": 20}, "raw_logprobs",
+    )  # fmt: skip
 
 
 def test_the_settings_of_the_script_for_a_gpu_are_taken(untrained_model: Path, tmp_path: Path) -> None:
