@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Batch:
 
 def make_batch(
     samples: Sequence[Sample],
-    advantages: Sequence[float],
+    advantages: Sequence[float | Sequence[float]],
     *,
     pad_id: int = 0,
     device: torch.device | str = "cpu",
@@ -68,7 +71,7 @@ def make_batch(
 ) -> Batch:
     """Return the samples as one batch.
 
-    Shapes: samples: (B,) rows; advantages: (B,), one per row.
+    Shapes: samples: (B,) rows; advantages: (B,), one per row, or one per model call of each row.
 
     Args:
         weight_version: version of the weights that learn; tokens of other versions are stale. None ignores versions.
@@ -98,11 +101,22 @@ def make_batch(
         attention=padded([[1] * len(sample.token_ids) for sample in samples], torch.int64),
         mask=padded([sample.mask for sample in samples], torch.bool),
         logprobs=padded([sample.logprobs for sample in samples], torch.float32),
-        advantages=torch.tensor(list(advantages), dtype=torch.float32, device=device)[:, None],
+        advantages=_advantages(samples, advantages, padded).to(device),
         rollouts=torch.tensor(rollouts, dtype=torch.int64, device=device),
         times=padded([_of_calls(sample, [number for number, _ in sample.turns], 0) for sample in samples], torch.int64),
         stale=padded(stale, torch.bool) if any(map(any, stale)) else None,
     )
+
+
+def _advantages(
+    samples: Sequence[Sample], advantages: Sequence[float | Sequence[float]], padded: Callable[..., Tensor]
+) -> Tensor:
+    """Return the advantage of each row, (B, 1), or of each token if calls have their own, (B, T)."""
+    if all(isinstance(advantage, (int, float)) for advantage in advantages):
+        return torch.tensor(list(advantages), dtype=torch.float32)[:, None]
+    rows = list(zip(samples, advantages, strict=True))
+    of_calls = [[one] * len(row.turns) if isinstance(one, (int, float)) else one for row, one in rows]
+    return padded([_of_calls(row, own, 0.0) for (row, _), own in zip(rows, of_calls, strict=True)], torch.float32)
 
 
 def _stale(sample: Sample, weight_version: int) -> list[bool]:
@@ -114,16 +128,16 @@ def _stale(sample: Sample, weight_version: int) -> list[bool]:
     return [bool(trained) and of != weight_version for trained, of in zip(sample.mask, of_tokens, strict=True)]
 
 
-def _of_calls(sample: Sample, values: Sequence[int], default: int) -> list[int]:
+def _of_calls(sample: Sample, values: Sequence[T], default: T) -> list[T]:
     """Return for each trained token the value of its model call, or `default` if the tokens of each call are unknown;
     0 for the other tokens: (T,)."""
     trained = sum(sample.mask)
     of_tokens = [value for value, (_, tokens) in zip(values, sample.turns, strict=False) for _ in range(tokens)]
     rest = iter(of_tokens if len(of_tokens) == trained else [default] * trained)
-    return [next(rest) if is_trained else 0 for is_trained in sample.mask]
+    return [next(rest) if is_trained else cast("T", 0) for is_trained in sample.mask]
 
 
-def _check_row(sample: Sample, advantage: float) -> None:
+def _check_row(sample: Sample, advantage: float | Sequence[float]) -> None:
     where = f"rollout {sample.rollout_id}, attempt {sample.attempt_id}"
     tokens, masked, logprobs = len(sample.token_ids), len(sample.mask), len(sample.logprobs)
     if not tokens == masked == logprobs:
@@ -135,5 +149,8 @@ def _check_row(sample: Sample, advantage: float) -> None:
         raise ValueError(f"{where}: the first token of a row belongs to the prompt, so its mask must be 0")
     if not any(sample.mask):
         raise ValueError(f"{where}: the row has no token of the policy; exclude it")
-    if not math.isfinite(advantage) or not all(map(math.isfinite, sample.logprobs)):
+    of_calls = [advantage] if isinstance(advantage, (int, float)) else advantage
+    if len(of_calls) not in (1, len(sample.turns)):
+        raise ValueError(f"{where}: {len(of_calls)} advantages for {len(sample.turns)} model calls")
+    if not all(map(math.isfinite, [*of_calls, *sample.logprobs])):
         raise ValueError(f"{where}: the advantage or a log-probability is not a finite number")

@@ -296,6 +296,7 @@ class StepCollector:
             decode=self._context.guard.decode,
             train_refused=self._context.settings.refused_calls == "train",
             policies=self._context.updater.names,
+            credit=bool(self._context.settings.rewards.turn_advantage_weight),
             max_rows=self._context.settings.max_rows_per_rollout,
         )
 

@@ -18,13 +18,15 @@ The rules of `read_rollout`, in the order in which they apply; the first rule wi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from agentlightning.adapter.calls.calls import (
     CallRef,
     ModelCall,
+    call_id_of,
+    calls_by_name,
     is_call_of_other_policy,
     model_calls,
     of_unknown_agents,
@@ -37,11 +39,12 @@ from agentlightning.adapter.rows.drift import Decode
 from agentlightning.adapter.rows.samples import Sample, SampleReading, samples_from_calls, unusable
 from agentlightning.adapter.rows.seams import RowCause
 from agentlightning.adapter.spans.attributes import Problem
-from agentlightning.adapter.spans.rewards import final_dimensions, final_reward
+from agentlightning.adapter.spans.rewards import final_dimensions, final_reward, reward_value
 from agentlightning.adapter.spans.tokens import FAILED_STATES, has_failed, is_gateway_call, is_stale, refused_for_budget
 from agentlightning.adapter.triplet import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.base.field_help import explain_fields
 from agentlightning.base.terminal import counted
+from agentlightning.emitter.reward import get_reward_target
 from agentlightning.errors import LedgerError
 from agentlightning.types import Attempt, Outcome, Rollout, Span
 
@@ -113,6 +116,9 @@ class RolloutRecord:
     """Parts of the spans that could not be read."""
     max_rows: int | None = None
     """Maximum number of `samples`; None is no limit."""
+    call_rewards: dict[CallRef, float] = field(default_factory=dict[CallRef, float])
+    """The rewards that were emitted for calls, steps and agents, each with the call that it belongs to; only if they
+    were requested."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -139,12 +145,13 @@ def read_rollout(
     train_refused: bool = False,
     policies: Collection[str] | None = None,
     max_rows: int | None = None,
+    credit: bool = False,
 ) -> RolloutRecord:
     """Return the record of a rollout for a training step. `spans` are those of all its attempts.
 
     `decode` converts token ids to text: see `samples_from_calls`. With `train_refused`, a rollout with a finally
     refused call is trained. `policies`: the policies that learn, if there are several; each row belongs to one of them.
-    `max_rows`: maximum number of rows to train; None is no limit.
+    `max_rows`: maximum number of rows to train; None is no limit. `credit`: also read the rewards of calls.
 
     Raises:
         LedgerError: the adapter returned a triplet of a call that is not recorded, or changed the tokens of a call.
@@ -175,6 +182,7 @@ def read_rollout(
         exclusions=exclusions,
         problems=rules.problems,
         max_rows=max_rows,
+        call_rewards=rules.call_rewards(selected) if credit else {},
     )
 
 
@@ -283,6 +291,31 @@ class _Rules:
         if self._adapter.policy is None and len(policies_of(selection.calls)) > 1:
             return {}, unknown  # only the adapter's policy= decides which of them is trained here
         return {call.ref: call for call in selection.calls}, unknown
+
+    def call_rewards(self, selected: Mapping[CallRef, ModelCall]) -> dict[CallRef, float]:
+        """Return the rewards of calls: all except the outcome, which is the last reward unless it has a target.
+
+        The adapter assigns rewards to calls. The reward of an agent belongs to its newest call at that time.
+        """
+        emitted = [(span, get_reward_target(span).target) for span in self.counted if reward_value(span) is not None]
+        outcome = emitted[-1][0] if emitted and emitted[-1][1] in (None, "rollout") else None
+        of_agents = [span for span, target in emitted if target == "agent"]
+        others = [span for span in self.counted if span is not outcome and all(span is not each for each in of_agents)]
+        helpers = [call for call in self._own if call.ref in self._helpers]
+        rewards: dict[CallRef, float] = {}
+        by_name = calls_by_name(list(selected.values()))
+        if any(target != "agent" and span is not outcome for span, target in emitted):
+            for triplet in self._adapter.read(without_calls(others, helpers)).triplets:
+                call = by_name.get(call_id_of(triplet) or "")
+                if call is not None and triplet.reward is not None:
+                    rewards[call.ref] = triplet.reward
+        for span in of_agents:
+            name, value = get_reward_target(span).target_id, reward_value(span)
+            own = [call for call in selected.values() if call.agent == name and call.sequence_id < span.sequence_id]
+            if own and value is not None:
+                newest = max(own, key=lambda call: call.sequence_id)
+                rewards[newest.ref] = rewards.get(newest.ref, 0.0) + value
+        return rewards
 
 
 # --- one attempt -----------------------------------------------------------------------------------------------------
@@ -397,8 +430,8 @@ class Ledger:
                 raise LedgerError(f"step {self.step}: {_name(call.ref)} was captured twice. Add each rollout only once")
             self._calls[call.ref] = call
 
-    def train(self, sample: Sample, *, row: int, advantage: float) -> None:
-        """Record the calls of a row as trained.
+    def train(self, sample: Sample, *, row: int, advantage: float | Sequence[float]) -> None:
+        """Record the calls of a row as trained, with the advantage of the rollout or that of each call.
 
         Raises:
             LedgerError: the numbers of trained tokens of the row and of its calls differ.
@@ -410,9 +443,10 @@ class Ledger:
                 f"step {self.step}: row {row} of rollout {sample.rollout_id} has {sum(sample.mask)} trained tokens, "
                 f"but its {counted(len(refs), 'model call')} contain {sum(tokens.values())}"
             )
-        for ref, version in zip(refs, sample.weight_versions, strict=True):
+        each = [advantage] * len(refs) if isinstance(advantage, (int, float)) else list(advantage)
+        for ref, version, of_call in zip(refs, sample.weight_versions, each, strict=True):
             constrained_by = self._calls[ref].constrained_by if ref in self._calls else ()
-            self._enter(ref, Trained(row, tokens.get(ref, 0), advantage, version, constrained_by))
+            self._enter(ref, Trained(row, tokens.get(ref, 0), of_call, version, constrained_by))
 
     def exclude(self, calls: Iterable[CallRef] | Sample, reason: ExclusionReason) -> None:
         """Record calls, or all calls of a row, as excluded."""

@@ -23,6 +23,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 CorrectionMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Advantage = Literal["grpo", "rloo", "maxrl", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 ScaleRewards = Literal["group", "batch", "none"]
+TurnGroup = Literal["turn", "state"]
 MultiObjective = Literal["sum_then_normalize", "normalize_then_sum"]
 LossType = Literal["grpo", "dapo", "dr_grpo", "cispo", "gspo", "sapo", "luspo", "vespo", "dppo", "ipo"]
 Aggregation = Literal["token", "sequence", "rollout", "constant"]
@@ -349,6 +350,15 @@ class RewardSettings:
     """`sum_then_normalize` adds the weighted dimensions into one reward and computes its advantage.
     `normalize_then_sum` computes an advantage per dimension and scales their weighted sum over the step (GDPO).
     [`adv_estimator: gdpo`]"""
+    turn_advantage_weight: NotNegative = 0.0
+    """Weight of the advantage of each model call, which is added to that of its rollout. It comes from the rewards that
+    were emitted for calls, steps and agents; if no rollout of a group has any, from the rollout's own reward, as that
+    of its last call. 0 trains all calls of a rollout with one advantage. [none; in verl-agent: `step_advantage_w`]"""
+    turn_group: TurnGroup = "turn"
+    """Calls whose returns are compared, among those of one task: `turn` compares the n-th calls of each agent, `state`
+    those with the same prompt (GiGPO, arXiv:2505.10978). [none]"""
+    turn_gamma: Share = 1.0
+    """Discount of the return of a call: a reward counts this much less for each call between them. [none]"""
     soft_punish_cache: Count | None = None
     """Number of tokens before `max_completion_length` at which the length of a rollout's longest call begins to lower
     its reward; None disables it. In TRL: `get_soft_overlong_punishment(soft_punish_cache=)`.
@@ -392,6 +402,14 @@ class RewardSettings:
             "multi_objective_aggregation='normalize_then_sum' and soft_punish_cache: the penalty has no dimension": (
                 several and self.soft_punish_cache is not None
             ),
+            f"turn_advantage_weight={self.turn_advantage_weight} and advantage={self.advantage!r}: calls are compared "
+            "in groups; use 'grpo' or 'rloo'": self.turn_advantage_weight > 0
+            and self.advantage not in ("grpo", "rloo"),
+            f"turn_advantage_weight={self.turn_advantage_weight} and multi_objective_aggregation='normalize_then_sum': "
+            "rewards of calls have one dimension": self.turn_advantage_weight > 0 and several,
+            f"turn_group={self.turn_group!r}, turn_gamma={self.turn_gamma} and turn_advantage_weight=0: set "
+            "turn_advantage_weight, such as 1.0": self.turn_advantage_weight == 0
+            and (self.turn_group != "turn" or self.turn_gamma != 1.0),
             "advantage='maxrl' and soft_punish_cache: it divides by the mean reward, which a penalty makes negative": (
                 self.advantage == "maxrl" and self.soft_punish_cache is not None
             ),

@@ -80,7 +80,7 @@ class PolicyUpdater(Updater):
         self,
         step: int,
         samples: Sequence[Sample],
-        advantages: Sequence[float],
+        advantages: Sequence[float | Sequence[float]],
         shares: Mapping[str | None, float],
     ) -> StepUpdate:
         """Train each policy on its own rows; a policy without rows does not change.

@@ -44,6 +44,10 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "scale_rewards": "PPO compares with a value, not with a group; use `whiten_advantages` to scale",
     "multi_objective_aggregation": "`reward_weights` combines several dimensions into one reward",
     "max_num_gen_batches": "PPO also learns from groups with equal rewards",
+    **dict.fromkeys(
+        ("turn_advantage_weight", "turn_group", "turn_gamma"),
+        "PPO's critic assigns the reward of a rollout to its tokens; use agl.GRPO for the rewards of calls",
+    ),
     "policies": "PPO trains one policy with one critic; use agl.GRPO for several policies",
     "max_staleness": "PPO collects synchronously; use agl.GRPO",
     "staleness_clip_max": "PPO collects synchronously; use agl.GRPO with max_staleness",

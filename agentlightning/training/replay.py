@@ -56,7 +56,7 @@ class _Rows:
     """The rows of a step, (B,) each, as its update used them."""
 
     samples: list[Sample]
-    advantages: list[float]
+    advantages: list[float | list[float]]
     trainer_logprobs: list[Sequence[float]]
 
 
@@ -116,7 +116,9 @@ async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Re
         raise GoneError(f"Step {number} has no record, but it comes before step {replayed.step}")
     figures: Mapping[str, Any] = record.data["update"]
     if figures.get("rows"):
-        rows = _rows_of(number, figures, await log.records("ledger", step_from=number, step_to=number))
+        by_call = updater.learners[0].settings.rewards.turn_advantage_weight > 0
+        ledger = await log.records("ledger", step_from=number, step_to=number)
+        rows = _rows_of(number, figures, ledger, by_call=by_call)
         learners = [each.name for each in updater.learners if any(map(each.takes, rows.samples))]
         shares = {name: figures["share" if name is None else f"{name}/share"] for name in learners}
         result = updater.learn(number, rows.samples, rows.advantages, shares)
@@ -128,9 +130,10 @@ async def _repeat(log: RunLog, number: int, updater: PolicyUpdater, replayed: Re
         replayed.differences.append(f"weights after step {number}: {digest} instead of {record.data['weights']}")
 
 
-def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]) -> _Rows:
-    """Return the rows of a step in the order of its batch; raise GoneError if not all were recorded with tokens."""
-    rows: dict[int, tuple[Sample, float, Sequence[float]]] = {}
+def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord], *, by_call: bool) -> _Rows:
+    """Return the rows of a step in the order of its batch, with the advantages of calls instead of rollouts if
+    `by_call`; raise GoneError if not all were recorded with tokens."""
+    rows: dict[int, tuple[Sample, float | list[float], Sequence[float]]] = {}
     for record in records:
         for row in record.data.get("rows", ()):
             numbers = numbers_of(row)
@@ -147,7 +150,8 @@ def _rows_of(step: int, figures: Mapping[str, Any], records: Sequence[RunRecord]
                 policy=row.get("policy"),
                 turns=[(place, call["tokens"]) for place, call in calls],
             )
-            rows[row["row"]] = sample, calls[-1][1]["advantage"], numbers["trainer_logprobs"]
+            of_calls = [call["advantage"] for _, call in calls]
+            rows[row["row"]] = sample, of_calls if by_call else of_calls[-1], numbers["trainer_logprobs"]
     count = int(figures["rows"])
     if len(rows) < count:
         evicted = sum(bool(record.data.get("evicted")) for record in records)

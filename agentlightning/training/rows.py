@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any
@@ -30,6 +30,7 @@ from agentlightning.training.losses.advantages import (
     overlong_penalty,
     rollout_advantages,
     several_advantages,
+    turn_advantages,
     weighted_reward,
 )
 from agentlightning.training.rollouts import Evidence, evidence
@@ -42,7 +43,8 @@ class StepRows:
     """The rows of one step: `samples` (B,) and `advantages` (B,), with details of their selection."""
 
     samples: list[Sample] = field(default_factory=list[Sample])
-    advantages: list[float] = field(default_factory=list[float])
+    advantages: list[float | list[float]] = field(default_factory=list[float | list[float]])
+    """(B,) the advantage of each row's rollout, or those of its calls with `turn_advantage_weight`."""
     rewards: list[float] = field(default_factory=list[float])
     """Rewards of all rollouts with a usable reward, trained or not."""
     kept_rewards: list[float] = field(default_factory=list[float])
@@ -63,14 +65,23 @@ class StepRows:
         count, others = (_counted_by(aggregation, filter(takes, rows)) for rows in (self.samples, self.without_signal))
         return count / (count + others) if count else 0.0
 
-    def add(self, record: RolloutRecord, advantage: float, ledger: Ledger, reason: ExclusionReason | None) -> None:
-        """Add the rows of a rollout, or with a `reason` exclude them in the ledger."""
+    def add(
+        self,
+        record: RolloutRecord,
+        advantage: float,
+        ledger: Ledger,
+        reason: ExclusionReason | None,
+        turns: Mapping[CallRef, float] | None = None,
+    ) -> None:
+        """Add the rows of a rollout, or with a `reason` exclude them in the ledger. `turns`: the advantages of its
+        calls, which are added to its own."""
         for sample in record.samples:
             if reason is not None:
                 ledger.exclude(sample, reason)
                 continue
             self.samples.append(sample)
-            self.advantages.append(advantage)
+            of_calls = None if turns is None else [advantage + turns[ref] for ref in sample.call_refs()]
+            self.advantages.append(advantage if of_calls is None else of_calls)
 
     @property
     def seams(self) -> dict[str, int]:
@@ -127,14 +138,16 @@ def read_records(
     train_refused: bool = False,
     policies: Collection[str] | None = None,
     max_rows: int | None = None,
+    credit: bool = False,
 ) -> list[RolloutRecord]:
     """Return the record of each rollout for a step. `decode` converts token ids to text, for the tokens where rows
-    split. `train_refused`, `policies`, `max_rows`: see `read_rollout`."""
+    split. `train_refused`, `policies`, `max_rows`, `credit`: see `read_rollout`."""
     how: dict[str, Any] = {
         "decode": decode,
         "train_refused": train_refused,
         "policies": policies,
         "max_rows": max_rows,
+        "credit": credit,
     }
     return [read_rollout(one.rollout, one.attempts, one.spans, adapter, **how) for one in collected]
 
@@ -188,10 +201,12 @@ def choose_rows(
         },
     )
     advantages = _advantages([pair for pair in usable if pair[1] not in replaced], settings, kl or {})
+    turns = _turn_advantages([pair for pair in usable if pair[1] not in replaced], settings)
     for record, group in usable:
         over_length, reason = is_over_length(record, settings), reasons.get(group)
         advantage = advantages.get(record.rollout_id, 0.0)
-        rows.add(record, advantage, ledger, "over_length" if reason is None and over_length else reason)
+        why = "over_length" if reason is None and over_length else reason
+        rows.add(record, advantage, ledger, why, turns if settings.rewards.turn_advantage_weight else None)
         if reason is not None and group not in replaced and not over_length:
             rows.without_signal += record.samples
     compared = {record.rollout_id for record, _ in usable}
@@ -281,6 +296,46 @@ def _advantages(
     return {record.rollout_id: value for record, value in zip(records, advantages, strict=True)}
 
 
+def _turn_advantages(usable: Sequence[tuple[RolloutRecord, int]], settings: TrainingSettings) -> dict[CallRef, float]:
+    """Return the weighted advantage of each call in a row; nothing without `turn_advantage_weight`."""
+    kind = settings.rewards
+    if not kind.turn_advantage_weight:
+        return {}
+    calls = [_calls_in_order(record) for record, _ in usable]
+    keys: list[list[Hashable]] = []
+    for (_, group), own in zip(usable, calls, strict=True):
+        seen: Counter[str | None] = Counter()
+        keys.append([])
+        for call in own:
+            seen[call.agent] += 1
+            is_turn = kind.turn_group == "turn"
+            keys[-1].append((group, call.agent, seen[call.agent]) if is_turn else (group, *call.prompt_token_ids))
+    rewards = [_call_rewards(record, settings, own) for (record, _), own in zip(usable, _emitting(usable), strict=True)]
+    advantages = turn_advantages(
+        rewards, keys, gamma=kind.turn_gamma, advantage=kind.advantage, scale_rewards=kind.scales_by
+    )
+    pairs = zip((call for own in calls for call in own), (value for own in advantages for value in own), strict=True)
+    return {call.ref: kind.turn_advantage_weight * value for call, value in pairs}
+
+
+def _calls_in_order(record: RolloutRecord) -> list[ModelCall]:
+    return sorted(_trained_calls(record), key=lambda call: call.sequence_id)
+
+
+def _emitting(usable: Sequence[tuple[RolloutRecord, int]]) -> list[bool]:
+    """Return for each rollout whether one of its group emitted a reward for a part of it."""
+    groups = {group for record, group in usable if record.call_rewards}
+    return [group in groups for _, group in usable]
+
+
+def _call_rewards(record: RolloutRecord, settings: TrainingSettings, emitting: bool) -> list[float]:
+    """Return the reward of each call in a row, in order; the rollout's reward for the last one if not `emitting`."""
+    calls = _calls_in_order(record)
+    if emitting:
+        return [record.call_rewards.get(call.ref, 0.0) for call in calls]
+    return [*[0.0] * (len(calls) - 1), _reward(record, settings)]
+
+
 def _groups_without_signal(
     usable: Sequence[tuple[RolloutRecord, int]], settings: TrainingSettings
 ) -> dict[int, ExclusionReason]:
@@ -292,8 +347,12 @@ def _groups_without_signal(
     if settings.rewards.multi_objective_aggregation == "normalize_then_sum":
         dimensions = list(settings.rewards.reward_weights or {})
     members: dict[int, list[object]] = {}
-    for record, group in usable:
-        reward = _reward(record, settings) if dimensions is None else tuple(record.dimensions[d] for d in dimensions)
+    for (record, group), emitting in zip(usable, _emitting(usable), strict=True):
+        reward: object = (
+            _reward(record, settings) if dimensions is None else tuple(record.dimensions[d] for d in dimensions)
+        )
+        if emitting and settings.rewards.turn_advantage_weight:
+            reward = reward, *_call_rewards(record, settings, emitting)
         members.setdefault(group if settings.rewards.compares_in_groups else 0, []).append(reward)
     reasons: dict[int, ExclusionReason] = {
         group: "no_group" if len(rewards) < 2 else "equal_rewards"

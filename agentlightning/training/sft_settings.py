@@ -41,6 +41,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "loss_type": "SFT always uses the cross-entropy loss; `aggregation` sets how it is averaged",
     "loss_scale_factor": "the loss of SFT is a mean",
     **dict.fromkeys(("advantage", "scale_rewards", "multi_objective_aggregation", "reward_weights"), _OF_REWARDS),
+    **dict.fromkeys(("turn_advantage_weight", "turn_group", "turn_gamma"), _OF_REWARDS),
     **dict.fromkeys(("soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"), _OF_REWARDS),
     **dict.fromkeys(("epsilon", "epsilon_high", "delta", "staleness_clip_max", "kl_tau"), _OF_RATIOS),
     **dict.fromkeys(("sapo_temperature_pos", "sapo_temperature_neg", "off_policy_mask_threshold"), _OF_RATIOS),

@@ -47,6 +47,36 @@ def reasons(record: RolloutRecord) -> dict[str, str]:
     return {ref.call_id: reason for ref, reason in record.exclusions.items()}
 
 
+def targeted(span: Span, target: str, target_id: str | None = None) -> Span:
+    key = "agentlightning.reward.0"
+    return with_attributes(span, {f"{key}.target": target} | ({f"{key}.target_id": target_id} if target_id else {}))
+
+
+@pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([final(5.0)], {}),
+        ([reward("r1", None, 1.5, 0.25, sequence_id=2), final(5.0)], {"c1": 0.25}),
+        ([reward("r1", None, 3.8, 0.25, sequence_id=4), final(5.0)], {"c2": 0.25}),
+        ([targeted(final(5.0), "rollout")], {}),
+        ([reward("r1", None, 1.5, 0.25, sequence_id=2), targeted(final(5.0), "step")], {"c1": 0.25, "c2": 5.0}),
+        ([targeted(reward("r1", None, 1.5, 0.25, sequence_id=2), "agent", "planner"), final(5.0)], {"c1": 0.25}),
+        ([targeted(reward("r1", None, 1.5, 0.25, sequence_id=2), "agent", "nobody"), final(5.0)], {}),
+    ],
+)
+def test_every_reward_but_the_outcome_belongs_to_a_call(
+    adapter: TraceToTripletBase, rewards: list[Span], expected: dict[str, float]
+) -> None:
+    planner = {"agentlightning.call.role": "planner"}
+    first = [with_attributes(span, planner) for span in gateway_call("c1", 1, [1, 2], [3])]
+    spans = [*first, *gateway_call("c2", 3, [1, 2, 3, 4], [5, 6]), *rewards]
+    record = read_rollout(rollout(), [attempt()], spans, adapter, credit=True)
+    assert {ref.call_id: value for ref, value in record.call_rewards.items()} == expected
+    assert record.reward == 5.0
+    assert read_rollout(rollout(), [attempt()], spans, adapter).call_rewards == {}
+
+
 def closed(record: RolloutRecord) -> dict[str, int]:
     """Train every row of a record and return the counts of the closed books."""
     ledger = Ledger(0)

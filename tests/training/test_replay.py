@@ -12,11 +12,11 @@ from agentlightning.cli import main
 from agentlightning.errors import GoneError
 from agentlightning.training.model_export import trained_in
 from agentlightning.training.replay import replay
-from tests.algorithm.parts import metrics_of, two_turns
+from tests.algorithm.parts import ask, metrics_of, say, two_turns
 from tests.training.conformance.cases import GRPO, fit, stored
 
 
-def ask(folder: Path, step: int) -> Any:
+def ask_again(folder: Path, step: int) -> Any:
     return stored(folder, lambda store: replay(store, "named", step))
 
 
@@ -30,7 +30,7 @@ def recorded(untrained_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def test_steps_from_a_checkpoint_and_from_the_beginning_are_the_same_bit_for_bit(recorded: Path) -> None:
-    last, third = ask(recorded, 5), ask(recorded, 3)
+    last, third = ask_again(recorded, 5), ask_again(recorded, 3)
     assert (last.differences, last.updates) == ([], 1)
     assert last.source.endswith("checkpoint-4")
     assert (third.differences, third.updates) == ([], 3)
@@ -87,10 +87,33 @@ def test_a_changed_record_is_found(untrained_model: Path, tmp_path: Path, capsys
 def test_records_without_tokens_and_a_folder_that_is_gone_are_told(untrained_model: Path, tmp_path: Path) -> None:
     fit(GRPO, two_turns, untrained_model, tmp_path, max_steps=1, record_tokens="none")
     with pytest.raises(GoneError, match=r"Only 0 of .* with their tokens: train with record_tokens='all'"):
-        ask(tmp_path, 1)
+        ask_again(tmp_path, 1)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(GoneError, match="is not the folder of run"):
-        ask(tmp_path, 1)
+        ask_again(tmp_path, 1)
+
+
+@agl.rollout
+def two_rewarded_turns(task: str, llm: agl.LLM) -> float:
+    """Each turn earns a reward for its digits; the rollout has that of its first turn."""
+    messages, earned = [say(task)], list[float]()
+    for _ in range(2):
+        messages.append(ask(llm, messages))
+        earned.append(float(sum(map(str.isdigit, messages[-1]["content"]))) + len(messages[-1]["content"]) / 100)
+        agl.emit_reward(earned[-1])
+        messages.append(say("go on"))
+    return earned[0]
+
+
+def test_a_run_with_rewards_of_calls_is_repeated_with_the_advantage_of_each_call(
+    untrained_model: Path, tmp_path: Path
+) -> None:
+    fit(GRPO, two_rewarded_turns, untrained_model, tmp_path, max_steps=2, turn_advantage_weight=1.0)
+    again = ask_again(tmp_path, 2)
+    assert (again.differences, again.updates > 0) == ([], True)
+    records = stored(tmp_path, lambda store: store.query_run_records("named", kind_in=["ledger"]))
+    trained = [[call["advantage"] for call in r.data["calls"] if call["row"] is not None] for r in records]
+    assert any(len(set(own)) == 2 for own in trained if len(own) == 2)
 
 
 def clipped(inputs: agl.LossInputs) -> Any:
@@ -104,7 +127,7 @@ def test_a_run_with_a_custom_loss_is_repeated_by_the_import_path_of_its_function
 ) -> None:
     (folder := tmp_path / "own").mkdir()
     own = fit(GRPO, two_turns, untrained_model, folder, max_steps=2, loss=clipped)
-    again = ask(folder, 2)
+    again = ask_again(folder, 2)
     assert (again.differences, again.updates > 0) == ([], True)
     begun = stored(folder, lambda store: store.query_run_records("named", kind_in=["state"]))
     assert [record.data["settings"]["loss"] for record in begun] == [f"{__name__}:clipped"]

@@ -9,7 +9,7 @@ import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, SampleReading
-from agentlightning.training.ledger import Ledger, RolloutRecord
+from agentlightning.training.ledger import Ledger, RolloutRecord, Trained
 from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.objective import BatchInputs, policy_loss
 from agentlightning.training.losses.weights import token_weights
@@ -113,6 +113,60 @@ def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> N
     rows = choose_rows([*taught, *idle], [0, 0, 0, 1, 1], Ledger(step=1), settings)
     assert [sample.rollout_id for sample in rows.samples] == ["a", "b"]
     assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.without_signal] == [("d", 3)]
+
+
+def _turns(rollout: str, reward: float, emitted: dict[int, float], prompts: str = "pq") -> RolloutRecord:
+    """A rollout of two calls of two tokens each, in one row, with rewards by the number of the call."""
+    calls = [
+        ModelCall(CallRef(rollout, "at", f"{n}"), n, None, [ord(prompts[n])], [7, 7], [-1.0] * 2, "stop", 0, "ok")
+        for n in range(2)
+    ]
+    mask = [0, 1, 1, 0, 1, 1]
+    sample = Sample(rollout, "at", [7] * 6, mask, [-1.0] * 6, ["0", "1"], [0, 0], turns=[(0, 2), (1, 2)])
+    rewards = {calls[n].ref: value for n, value in emitted.items()}
+    return RolloutRecord(
+        rollout, "at", "scored", None, reward, {}, SampleReading([sample], []), calls, call_rewards=rewards
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second"),
+    [
+        # A of the rollout is 1 and -1; returns 1 + 0 and 0 + 0, so A of the turns is 0.5, -0.5 and 0, 0
+        ({"turn_advantage_weight": 1.0}, [1.0 + 0.5, 1.0], [-1.0 - 0.5, -1.0]),
+        ({"turn_advantage_weight": 4.0}, [1.0 + 2.0, 1.0], [-1.0 - 2.0, -1.0]),
+        ({"turn_advantage_weight": 1.0, "turn_group": "state"}, [1.0, 1.0], [-1.0, -1.0]),  # no prompt is shared
+        ({}, 1.0, -1.0),
+    ],
+)
+def test_rewards_of_calls_are_added_to_the_advantages_of_their_rollouts(
+    options: dict[str, Any], first: object, second: object
+) -> None:
+    settings = GRPOSettings(model="m", scale_rewards="none", **options)
+    records = [_turns("a", 3.0, {0: 1.0}, "pq"), _turns("b", 1.0, {}, "rs")]
+    ledger = Ledger(step=1)
+    rows = choose_rows(records, [0, 0], ledger, settings)
+    assert rows.advantages == [first, second]
+    rows.enter(ledger, trained=lambda _: True)
+    entered = [end.advantage for end in ledger.endings().values() if isinstance(end, Trained)]
+    flat = [value for each in (first, second) for value in (each if isinstance(each, list) else [each, each])]
+    assert entered == flat
+
+
+def test_without_rewards_of_calls_the_last_call_has_that_of_the_rollout() -> None:
+    settings = GRPOSettings(model="m", scale_rewards="none", turn_advantage_weight=1.0, turn_gamma=0.5)
+    records = [_turns("a", 3.0, {}), _turns("b", 1.0, {})]
+    rows = choose_rows(records, [0, 0], Ledger(step=1), settings)
+    assert rows.advantages == [[1.0 + 0.5, 1.0 + 1.0], [-1.0 - 0.5, -1.0 - 1.0]]  # returns 1.5 and 3; 0.5 and 1
+
+
+def test_a_group_with_equal_rewards_is_trained_if_its_calls_differ() -> None:
+    ledger, settings = Ledger(step=1), GRPOSettings(model="m", scale_rewards="none", turn_advantage_weight=1.0)
+    records = [_turns("a", 1.0, {0: 1.0}), _turns("b", 1.0, {1: 1.0})]
+    rows = choose_rows(records, [0, 0], ledger, settings)
+    assert rows.advantages == [[0.0, -0.5], [0.0, 0.5]]  # both returns of the first call are 1
+    same = choose_rows([_turns("a", 1.0, {0: 1.0}), _turns("b", 1.0, {0: 1.0})], [0, 0], Ledger(step=1), settings)
+    assert (same.advantages, len(same.without_signal)) == ([], 2)
 
 
 def test_the_ages_are_those_of_every_trained_call() -> None:

@@ -15,7 +15,7 @@ from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from uuid import uuid4
 
 import tinker
@@ -99,7 +99,7 @@ class TinkerUpdater(RemoteUpdater):
         settings, version = self.learners[0].settings, self.weight_version + 1
         figures = self._service.learn(
             rows.samples,
-            rows.advantages,
+            cast("list[float]", rows.advantages),  # agl.Tinker refuses turn_advantage_weight
             share=rows.share("token"),
             learning_rate=settings.learning_rate_at(step),
             clip=settings.max_grad_norm,

@@ -97,7 +97,7 @@ class Policy(ServedModel):
     def update(
         self,
         samples: Sequence[Sample],
-        advantages: Sequence[float],
+        advantages: Sequence[float | Sequence[float]],
         settings: UpdateSettings | None = None,
     ) -> UpdateResult:
         """Train on the rows; return the metrics of the update and the values of each row in the loss.
@@ -110,7 +110,7 @@ class Policy(ServedModel):
         The same rows, in any order, on the same state give the same weights, on a CPU bit for bit (see `update.py`).
 
         Args:
-            advantages: (B,) the advantage of each row's rollout.
+            advantages: (B,) the advantage of each row's rollout, or those of its model calls.
 
         Returns:
             `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and

@@ -111,7 +111,7 @@ class Optimizer:
     def update(
         self,
         samples: Sequence[Sample],
-        advantages: Sequence[float],
+        advantages: Sequence[float | Sequence[float]],
         settings: UpdateSettings,
     ) -> UpdateResult:
         """Take the optimizer steps; see `Policy.update`."""
@@ -342,13 +342,17 @@ class Optimizer:
         self._model.zero_grad(set_to_none=True)
 
 
-def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float]) -> list[int]:
+def _listed(advantage: float | Sequence[float]) -> list[float]:
+    return [advantage] if isinstance(advantage, (int, float)) else list(advantage)
+
+
+def _order_of_content(samples: Sequence[Sample], advantages: Sequence[float | Sequence[float]]) -> list[int]:
     """Return the row numbers in an order that depends only on the content of the rows, not on their order or ids.
 
     The rows of a rollout are adjacent.
     """
     keys = [
-        (list(sample.token_ids), list(sample.logprobs), list(sample.mask), advantage)
+        (list(sample.token_ids), list(sample.logprobs), list(sample.mask), _listed(advantage))
         for sample, advantage in zip(samples, advantages, strict=False)  # `make_batch` refuses a wrong number
     ]
     rollouts: dict[str, list[int]] = {}

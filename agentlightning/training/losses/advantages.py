@@ -83,6 +83,35 @@ def rollout_advantages(
     return _whitened(_by_group(rewards, groups, _centred) if baseline else rewards, tokens)
 
 
+def turn_advantages(
+    rewards: Sequence[Sequence[float]],
+    turns: Sequence[Sequence[Hashable]],
+    *,
+    gamma: float = 1.0,
+    advantage: Advantage = "grpo",
+    scale_rewards: ScaleRewards = "group",
+    eps: float = 1e-6,
+) -> list[list[float]]:
+    """Return the advantage of each model call of the rollouts of a step.
+
+    The return of a call is its reward plus `gamma` times the return of the next call of its rollout; returns with the
+    same key are compared as `rollout_advantages` compares the rewards of a group (GiGPO, arXiv:2505.10978, equations 6
+    and 7, with equal prompts as keys; turn-level GRPO, arXiv:2505.11821, with the numbers of turns).
+
+    Shapes: rewards, turns: (N,) rollouts, with the reward and the key of each call in order; result: the same.
+    """
+    returns: list[float] = []
+    for own in rewards:
+        later, of_rollout = 0.0, list[float]()
+        for reward in reversed(own):
+            later = reward + gamma * later
+            of_rollout.append(later)
+        returns += reversed(of_rollout)
+    keys = [key for own in turns for key in own]
+    flat = iter(rollout_advantages(returns, keys, advantage=advantage, scale_rewards=scale_rewards, eps=eps))
+    return [[next(flat) for _ in own] for own in rewards]
+
+
 def several_advantages(
     dimensions: Sequence[Mapping[str, float]],
     weights: Mapping[str, float],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentlightning.training.losses.advantages import rollout_advantages, weighted_reward
+from agentlightning.training.losses.advantages import rollout_advantages, turn_advantages, weighted_reward
 
 ALL = ["grpo", "rloo", "maxrl", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 
@@ -66,6 +66,19 @@ def test_advantages_sum_to_zero_and_follow_the_rollouts(rewards: list[float], rn
         [rewards[i] for i in order], [0] * len(order), advantage=advantage, tokens=[tokens[i] for i in order]
     )
     assert again == pytest.approx([advantages[i] for i in order], abs=1e-5)
+
+
+def test_returns_of_calls_are_discounted_and_compared_with_those_of_the_same_key() -> None:
+    # returns with gamma 0.5: 1 + 0.5 * 2 = 2 and 2; 0 + 0.5 * 0 = 0 and 0; a third rollout ended after one call: 4
+    rewards, keys = [[1.0, 2.0], [0.0, 0.0], [4.0]], ["ab", "ab", "a"]
+    none = turn_advantages(rewards, keys, gamma=0.5, scale_rewards="none")
+    assert none == [pytest.approx([0.0, 1.0]), pytest.approx([-2.0, -1.0]), pytest.approx([2.0])]
+    scaled = turn_advantages(rewards, keys, gamma=0.5, eps=0.0)  # deviations 2 and sqrt(2)
+    assert scaled == [pytest.approx([0.0, 0.5**0.5]), pytest.approx([-1.0, -(0.5**0.5)]), pytest.approx([1.0])]
+    assert turn_advantages(rewards, keys, gamma=0.0, scale_rewards="none")[0] == pytest.approx([-2 / 3, 1.0])
+    loo = turn_advantages(rewards, ["ab", "cd", "e"], advantage="rloo", scale_rewards="none")
+    assert loo == [[0.0, 0.0], [0.0, 0.0], [0.0]]  # no key is that of two calls
+    assert turn_advantages([], []) == []
 
 
 def test_only_dimensions_with_a_weight_count() -> None:
