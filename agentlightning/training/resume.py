@@ -150,6 +150,8 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
     if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
         changed.append("max_steps")  # the schedule of the learning rate depends on it
+    if old.get("curriculum", "none") != "none" and old["solved_above"] != new["solved_above"]:
+        changed.append("solved_above")  # the solve rates depend on it
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
         raise BadRequestError(f"Cannot resume run {run!r}, because its settings have changed: {values}. {way_out}")
