@@ -26,7 +26,7 @@ _SOLVED = typer.Option(None, help="Reward above which a sample is solved; requir
 def tasks() -> None:
     """Measure the difficulty of tasks for a policy, and select tasks by it.
 
-    Example: agl tasks difficulty tasks.jsonl --agent my_agent:agent --model path/to/model --out rates.jsonl
+    Example: agl tasks difficulty tasks.jsonl --agent app:agent --model model --out rates.jsonl
     """
 
 
@@ -56,7 +56,7 @@ def difficulty(
     Ctrl+C to stop; samples that have ended are kept, also after kill -9. Samples without a reward are counted apart,
     and a later call runs them again. A folder is served on the CPU; serve a larger model yourself and pass its URL.
 
-    Example: agl tasks difficulty tasks.jsonl --agent my_agent:agent --model path/to/model --out rates.jsonl
+    Example: agl tasks difficulty tasks.jsonl --agent app:agent --model model --out rates.jsonl
     """
     from agentlightning.cli.plan import in_foreground, load_dataset, load_target
 
@@ -108,7 +108,7 @@ def select(
 
     Tasks without a reward have no solve rate and are left out.
 
-    Example: agl tasks select tasks.jsonl --rates rates.jsonl --low 0.1 --high 0.9 --out selected.jsonl
+    Example: agl tasks select tasks.jsonl --rates rates.jsonl --low 0.1 --out selected.jsonl
     """
     from agentlightning.base.private_files import open_private
     from agentlightning.cli.plan import load_dataset

@@ -100,6 +100,8 @@ def task_rates(
             own sampling parameters.
         cache: file that keeps the samples. One process at a time may use it.
         solved_above: reward above which a sample is solved; None is for rewards of 0 and 1.
+        temperature: sampling temperature of a model in a folder.
+        max_completion_length: maximum number of tokens per call of a model in a folder.
         resource_name: name of the resource with which the agent receives the model.
         trainer: runs the tasks, with its `initial_resources`; by default eight at a time, with a store in memory.
 
