@@ -106,14 +106,13 @@ def main() -> int:
             )
             good &= ahead.accuracy >= 0.9
     if "curriculum" in only:
-        compared = [compare(seed) for seed in seeds]
         for task_set in SETS:
-            pairs = [by_set[task_set] for by_set in compared]
+            pairs = [compare(task_set, seed) for seed in seeds]
             for seed, pair in zip(seeds, pairs, strict=True):
-                (plain, drawn), (few, many) = pair.held_out, pair.useful
-                print(f"{seed:>6}  {task_set}: held out {plain:.1%}, {drawn:.1%}; groups with a signal {few}, {many}")
+                (plain, drawn), (few, many) = pair.value, pair.useful
+                print(f"{seed:>6}  {task_set}: {plain:.3f} and {drawn:.3f}, groups with a signal {few} and {many}")
             change = difference(pairs)
-            print(f"{task_set}: difference with the curriculum {change.text(signed=True)}")
+            print(f"{task_set}: difference with the curriculum {change.text(signed=True)}", flush=True)
             good &= change.low > 0 if task_set == "mixed" else change.low <= 0 <= change.high
     if "speed" in only:
         speed = measure_speed()

@@ -165,6 +165,14 @@ def test_the_name_of_an_agent_changes_with_its_file(tmp_path: Path, monkeypatch:
     assert name_of_agent(agent) != before
 
 
+def test_the_samples_reach_the_file_from_any_process(tmp_path: Path) -> None:
+    strategy = {"type": "cs", "server_port": 0, "main_process": "runner"}
+    trainer = agl.Trainer(strategy=strategy, progress="none")
+    first = measure(trainer, TASKS[:2], cache=tmp_path / "rates.jsonl")
+    assert [rate.rewards for rate in first] == [(0.0,) * 4, (1.0,) * 4]
+    assert measure(trainer, TASKS[:2], cache=tmp_path / "rates.jsonl") == first
+
+
 class Asks(agl.LitAgent[str]):
     """Earns whether the reply of the model has an even number of characters."""
 
