@@ -20,7 +20,7 @@ import agentlightning as agl
 from agentlightning.demo.model import make_model, make_tokenizer
 from agentlightning.demo.tasks import make_tasks
 from agentlightning.engine.chat import ChatFormat
-from agentlightning.evaluation.statistics import Interval, interval_of
+from agentlightning.evaluation.statistics import Interval, difference_interval
 from agentlightning.training.learner.policy import Policy
 from bench.learning.game_policy import ask
 
@@ -85,9 +85,7 @@ def compare(task_set: TaskSet, seed: int) -> Pair:
 
 def difference(pairs: Sequence[Pair]) -> Interval:
     """Return the mean difference of the values, with its 95 % interval over the seeds (Student's t)."""
-    interval = interval_of([drawn - plain for plain, drawn in (pair.value for pair in pairs)], method="student")
-    assert interval is not None
-    return interval
+    return difference_interval([drawn - plain for plain, drawn in (pair.value for pair in pairs)], 1.0, is_binary=False)
 
 
 def _value(model: Path, questions: Sequence[str]) -> float:

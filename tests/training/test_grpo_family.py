@@ -71,7 +71,7 @@ async def test_groups_of_equal_rewards_are_replaced_up_to_the_bound_and_stay_in_
     places = [(rollout.metadata or {})["task"] for rollout in rollouts]
     assert sorted(places) == sorted([*range(len(sampled))] * 4)
     assert line["calls_captured"] == len(rollouts) == line["calls_trained"] + line["calls_excluded"]["equal_rewards"]
-    assert len(sampled) == 6 or line["calls_trained"] == 8
+    assert len(sampled) >= 5  # two at first, and one or two in each of three rounds
     figures = {"solve_rate": 0.5, "seen": len(sampled) / 6, "most_groups": 1}
     assert line["curriculum"] == (figures if curriculum == "solve_rate" else {})
     again = fit(agent, tasks, model=untrained_model, output_dir=tmp_path / "again", **{**settings, "seed": 1})
