@@ -176,6 +176,11 @@ from agentlightning.trackers import (
     Tracker as Tracker,
 )
 from agentlightning.trainer import Trainer as Trainer, build_component as build_component
+from agentlightning.trainer.difficulty import (
+    TaskRate as TaskRate,
+    task_rates as task_rates,
+    tasks_between as tasks_between,
+)
 from agentlightning.types import (
     Attempt as Attempt,
     AttemptError as AttemptError,

@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,12 @@ from agentlightning.evaluation.records import record_of
 from agentlightning.evaluation.result import SCORED, EvaluatedRollout, EvaluatedTask, EvaluationResult, digest_of
 from agentlightning.evaluation.statistics import check_share
 from agentlightning.evaluation.tasks import repeats_of, tasks_of
-from agentlightning.training.rollouts import Evidence, collect, evidence
+from agentlightning.training.rollouts import Evidence, Watcher, collect, evidence
 from agentlightning.training.tasks import items_of, with_timeout
-from agentlightning.types import Dataset, EnqueueRolloutRequest
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Rollout
 
+OnSample = Callable[[object, EvaluatedRollout], None]
+"""A function of a task and its sample. With a strategy of several processes, it must be picklable."""
 ROLLOUT_SECONDS = 3600.0
 """Time limit of a rollout, in seconds, if the Trainer's `rollout_config` has none."""
 _READ_AT_ONCE = 32
@@ -106,6 +108,7 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
     Args:
         slices: (T,) the slices of each task.
         stop_early: rule to end the evaluation before all tasks have run.
+        on_sample: called with a task and its sample when the sample has ended.
     """
 
     def __init__(
@@ -113,10 +116,12 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
         n_samples: int = 1,
         slices: Sequence[tuple[str, ...]] | None = None,
         stop_early: SequentialStop | None = None,
+        on_sample: OnSample | None = None,
     ) -> None:
         self.n_samples = n_samples
         self.slices = slices
         self.stop_early = stop_early
+        self.on_sample = on_sample
 
     @override
     async def run(
@@ -151,7 +156,9 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
         ]
         seconds = limits.timeout_seconds or ROLLOUT_SECONDS
         attempts = limits.max_attempts + limits.infrastructure_retries
-        rollouts = await collect(store, requests, timeout_seconds=seconds * attempts * len(requests))
+        watcher = None if self.on_sample is None else Watcher(on_ended=self._tell)
+        limit = seconds * attempts * len(requests)
+        rollouts = await collect(store, requests, timeout_seconds=limit, watcher=watcher)
         samples: list[EvaluatedRollout] = []
         for start in range(0, len(rollouts), _READ_AT_ONCE):
             reads = (evidence(store, rollout, note=True) for rollout in rollouts[start : start + _READ_AT_ONCE])
@@ -162,6 +169,11 @@ class Evaluator(FastAlgorithm[EvaluationResult]):
             group = tuple(samples[number * self.n_samples : (number + 1) * self.n_samples])
             by_place[place] = EvaluatedTask(task, group, self.slices[place] if self.slices else (), digest)
         return by_place
+
+    async def _tell(self, ended: Sequence[Rollout]) -> None:
+        assert self.on_sample is not None
+        for rollout in ended:
+            self.on_sample(rollout.input, _evaluated(await evidence(self.get_store(), rollout)))
 
     async def _sample_until_sure(
         self, tasks: Sequence[Any], rule: SequentialStop, resources_id: str

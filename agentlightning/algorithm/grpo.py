@@ -73,7 +73,9 @@ class GRPO(Algorithm[GRPOResult]):
         self, model: str | Path | None = None, *, group_reward: GroupReward | None = None, **settings: Any
     ) -> None:
         self.settings: TrainingSettings = make_settings(GRPOSettings, model, settings)
-        self.group_reward = check_group_reward(group_reward, self.settings.num_generations)
+        self.group_reward = check_group_reward(
+            group_reward, self.settings.num_generations, solve_rates=self.settings.draws_by_solve_rate
+        )
 
     @property
     @override

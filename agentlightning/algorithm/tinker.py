@@ -29,7 +29,7 @@ SETTINGS: Final = (
     *("mask_truncated_completions", "soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"),
     *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
     *("refused_calls", "max_drift", "alarms", "resource_name", "progress", "output_dir"),
-    *("save_steps", "save_total_limit", "max_rows_per_rollout", "top_p", "top_k"),
+    *("save_steps", "save_total_limit", "max_rows_per_rollout", "top_p", "top_k", "shuffle_dataset", "curriculum"),
 )
 """Settings shared with `agl.GRPO`, with the same meaning."""
 KEY: Final = "TINKER_API_KEY"

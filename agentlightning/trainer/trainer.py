@@ -46,7 +46,7 @@ from agentlightning.utils.id import generate_id
 from agentlightning.utils.setting_checks import check_choice, check_count, check_port
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.evaluator import SequentialStop
+    from agentlightning.algorithm.evaluator import OnSample, SequentialStop
     from agentlightning.evaluation.result import EvaluationResult
     from agentlightning.evaluation.tasks import SliceBy
     from agentlightning.llm_proxy import LLMProxy
@@ -278,6 +278,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         resources: NamedResources | None = None,
         slices: SliceBy | Sequence[SliceBy] | None = None,
         stop_early: SequentialStop | None = None,
+        on_sample: OnSample | None = None,
     ) -> EvaluationResult:
         """Run every task `n_samples` times without learning, and return rewards, outcomes and durations.
 
@@ -288,6 +289,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
 
         `slices` is a field of the tasks (`"meta.difficulty"` is nested), a function of a task, or a list of these; the
         result is split by their values. `stop_early` ends the evaluation once its sequential test is decided.
+        `on_sample(task, sample)` is called when a sample has ended, while others still run.
 
         Raises:
             TypeError: the agent, the dataset, the resources, the slices or `stop_early` have the wrong type.
@@ -306,7 +308,7 @@ class Trainer(TrainerShorthand, TrainerLegacy, Generic[ResultT]):
         each = [tasks[index] for index in range(len(tasks))] if slices is not None or stop_early is not None else []
         if stop_early is not None:
             check_baseline(stop_early, each)
-        evaluator = Evaluator(n_samples, slices_of(each, slices), stop_early)
+        evaluator = Evaluator(n_samples, slices_of(each, slices), stop_early, on_sample)
         provided = self.initial_resources if resources is None else check_resources(resources, "resources")
         if provided is None:
             _check_needs_no_resources(agent, "pass resources={} to evaluate()")

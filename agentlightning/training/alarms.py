@@ -317,7 +317,7 @@ def entropy_collapse(steps: Steps, *, share: float = 0.1, reference_steps: int =
     "check the rewards: if all are at the maximum, use harder tasks; if all are at the minimum from the start, use "
     "easier tasks, partial credit, or a warm start; if they fell to the minimum, reduce learning_rate and use larger "
     "batches; increase num_generations or temperature; set max_num_gen_batches=3 to replace such groups with other "
-    "tasks",
+    "tasks, or curriculum='solve_rate' to draw such tasks less often",
     patience=3,
 )
 def equal_rewards(steps: Steps, *, limit: float = 0.9) -> Measurement | None:

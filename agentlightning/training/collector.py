@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecor
 from agentlightning.training.rollouts import Evidence, Watcher, collect, evidence
 from agentlightning.training.rows import LateCalls, StepRows, choose_rows, groups_of_equal_rewards, read_records
 from agentlightning.training.run_checks import Endings, why_failed
-from agentlightning.training.tasks import GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
+from agentlightning.training.tasks import Curriculum, GroupKey, GroupPlan, OpenGroups, key_of, metadata_of
 from agentlightning.types import EnqueueRolloutRequest, Rollout
 
 
@@ -40,6 +39,11 @@ class Group:
     calls_in_hand: int
     """Number of pending gateway calls before the group was read, excluding those of groups in progress."""
     waited_seconds: float
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the usable rollouts."""
+        return [one.reward for one in self.records if one.verdict is None and one.reward is not None]
 
 
 @dataclass
@@ -71,7 +75,7 @@ class StepCollector:
     """Collects the rollouts of each step. Belongs to the loop of the run."""
 
     def __init__(self, context: TrainingContext, tasks: list[object]) -> None:
-        self._context = context
+        self._context, settings = context, context.settings
         self._tasks = tasks
         self.endings = Endings()
         """The outcomes of all rollouts of the run."""
@@ -79,12 +83,23 @@ class StepCollector:
         """The calls that may end after their step."""
         self.figures: dict[str, Any] = {}
         """Metrics of the last step, see `StepFigures.flight`. Empty without `max_staleness`."""
-        self._plan = GroupPlan(tasks, context.settings.batch_size, context.settings.seed)
+        self.curriculum = (
+            Curriculum(len(tasks), settings.seed, settings.solved_above) if settings.draws_by_solve_rate else None
+        )
+        self.curriculum_figures: dict[str, float] = {}
+        """Metrics of the last step, see `StepFigures.curriculum`."""
+        self._plan = GroupPlan(
+            tasks,
+            settings.batch_size,
+            settings.seed,
+            shuffle=settings.shuffle_dataset,
+            curriculum=self.curriculum,
+        )
         self._plan.next = (context.resume.steps + 1, 0)
         self._running: dict[GroupKey, asyncio.Task[list[Rollout]]] = {}
         self._enqueued: dict[GroupKey, set[str]] = {}
         self._interrupted: list[GroupKey] = []  # in progress when an earlier start ended, in their order
-        self._replacements: dict[GroupKey, object] = {}
+        self._replacements: dict[GroupKey, int] = {}
         self._last_end = time.monotonic()
 
     # --- between two steps -------------------------------------------------------------------------------------------
@@ -151,6 +166,8 @@ class StepCollector:
             others = {key: await self._next_group([key]) for key in keys}
             await self._judge(list(others.values()))
             selected += others.values()
+        if self.curriculum is not None:
+            self.curriculum_figures = self.curriculum.add([(self._task_of(one.key), one.rewards) for one in selected])
         groups = [*selected, *dropped]
         read = ReadRollouts.of(groups, settings.num_generations)
         rows = await self._choose(read, ledger, replaced)
@@ -220,11 +237,8 @@ class StepCollector:
 
     def _start_replacements(self, step: int, count: int, batch: int, resources_id: str) -> list[GroupKey]:
         """Start up to `count` groups of tasks that are not in the step yet, the same ones for the same seed."""
-        before = [*self._plan.tasks_of(step), *self._replacements.values()]
-        step_tasks = {id(task) for task in before}
-        others = [task for task in self._tasks if id(task) not in step_tasks] if count else []
-        seed = f"{self._context.settings.seed} {step} {batch}"
-        tasks = random.Random(seed).sample(others, min(count, len(others)))
+        before = [*self._plan.indices_of(step), *self._replacements.values()]
+        tasks = self._plan.others(step, batch, before, count)
         take = self._context.resume.take_of(step)
         keys = [GroupKey(step, number, take) for number in range(len(before), len(before) + len(tasks))]
         self._replacements.update(zip(keys, tasks, strict=True))
@@ -236,10 +250,14 @@ class StepCollector:
         self._enqueued[key] = set()
         self._running[key] = asyncio.ensure_future(self._run_group(key, resources_id))
 
+    def _task_of(self, key: GroupKey) -> int:
+        """Return the index of the task of a group."""
+        return self._replacements[key] if key in self._replacements else self._plan.indices_of(key.step)[key.task]
+
     async def _run_group(self, key: GroupKey, resources_id: str) -> list[Rollout]:
         """Run the rollouts of a group. Its time limit is that of all steps during which it may be in progress."""
         context, settings = self._context, self._context.settings
-        task = self._replacements[key] if key in self._replacements else self._plan.tasks_of(key.step)[key.task]
+        task = self._tasks[self._task_of(key)]
         looks = not (context.guard.has_looked or context.group_reward) and key.step == context.step
         patient = settings.late_rollouts == "wait"
 

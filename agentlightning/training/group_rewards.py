@@ -40,13 +40,19 @@ _AT_ONCE = 8
 """Maximum number of groups judged, and of rewards written, concurrently."""
 
 
-def check_group_reward(group_reward: object, size: int) -> GroupReward | None:
-    """Check and return a group reward for groups of `size`.
+def check_group_reward(group_reward: object, size: int, *, solve_rates: bool = False) -> GroupReward | None:
+    """Check and return a group reward for groups of `size`. `solve_rates`: tasks are drawn by their solve rates.
 
     Raises:
         TypeError: the value is neither a ranker nor a function.
-        BadRequestError: the ranker cannot rank this many answers.
+        BadRequestError: the ranker cannot rank this many answers, or ranks that are the same in every group would be
+            solve rates.
     """
+    if solve_rates and isinstance(group_reward, Ranker):
+        raise BadRequestError(
+            "curriculum='solve_rate' and a group_reward that ranks cannot be combined: the ranks of each group have "
+            "the same mean, so all tasks would have the same solve rate. Omit curriculum"
+        )
     if isinstance(group_reward, RankingReward) and size > MOST_ANSWERS:
         raise BadRequestError(f"num_generations={size}: a judge can rank at most {MOST_ANSWERS} answers per task")
     if group_reward is None or isinstance(group_reward, Ranker) or callable(group_reward):

@@ -63,6 +63,9 @@ class StepFigures:
     """Metrics of asynchronous collection: `in_flight` (groups in progress when the collection of the step began),
     `waited_seconds` (for its groups), `mean_staleness` and `max_staleness` (of the trained calls, in weight versions),
     `dropped_groups`, and the groups that were `taken` and `dropped`. Empty if a step collects its own rollouts."""
+    curriculum: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Metrics of a curriculum: `solve_rate` (mean over the drawn tasks, before the step), `seen` (share of the tasks
+    that have been drawn) and `most_groups` (maximum number of groups of one task). Empty without a curriculum."""
     held_out_solved: float | None = None
     """Share of solved held-out tasks; None for graded rewards without `solved_above`."""
     held_out_tasks: int = 0

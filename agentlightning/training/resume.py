@@ -61,6 +61,8 @@ _MAY_CHANGE: Final = frozenset(
 )
 """Settings that a later start may change, because they do not affect the result of a step. The path of the model may
 change, because its files are compared."""
+_LATER: Final[Mapping[str, object]] = {"shuffle_dataset": True, "curriculum": "none"}
+"""Settings that are missing in the records of earlier versions, with the values that the runs had."""
 _FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_out", "folder"))
 
 
@@ -145,11 +147,13 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         BadRequestError: a setting that affects the result of a step, the model's files, the tasks or the Trainer's
             resources differ from the first start. The message names both values.
     """
-    run, old, new = now["run_id"], before["settings"], now["settings"]
+    run, old, new = now["run_id"], {**_LATER, **before["settings"]}, now["settings"]
     way_out = "Pass the original value, or another run_id to start a new run"
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
     if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
         changed.append("max_steps")  # the schedule of the learning rate depends on it
+    if old["curriculum"] != "none" and old["solved_above"] != new["solved_above"]:
+        changed.append("solved_above")  # the solve rates depend on it
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)
         raise BadRequestError(f"Cannot resume run {run!r}, because its settings have changed: {values}. {way_out}")

@@ -217,6 +217,8 @@ class TrainingRun:
             self._skipped, self._reported_constraints = state["skipped"], state["told_constrained"]
             self._collector.endings.restore(state["endings"])
             self._collector.restore(state.get("flight"))
+            if self._collector.curriculum is not None:
+                self._collector.curriculum.restore(state["curriculum"])
             context.guard.restore(state["guard"])
             for figures in result.metrics:
                 context.alarms.see(figures)
@@ -237,6 +239,8 @@ class TrainingRun:
         }
         if (in_progress := self._collector.state()) is not None:
             fixed["flight"] = in_progress
+        if self._collector.curriculum is not None:
+            fixed["curriculum"] = self._collector.curriculum.state()
         version, evaluations = self._context.updater.weight_version, list(result.evaluations)
         return CompletedStep(
             figures.step,
@@ -329,6 +333,7 @@ class TrainingRun:
             weights=digest,
             take=resume.take_of(step),
             flight=self._collector.figures,
+            curriculum=self._collector.curriculum_figures,
             **figures_of_rows,
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from agentlightning.adapter import TracerTraceToTriplet, TraceToTripletBase
 from agentlightning.adapter.base import TraceAdapter
+from agentlightning.base.terminal import counted
 from agentlightning.errors import BadRequestError
 from agentlightning.llm_proxy import LLMProxy
 from agentlightning.store.base import LightningStore
@@ -90,11 +91,17 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
 
 
 def check_tasks(name: str, settings: TrainingSettings, tasks: Sequence[object], held_out: Sequence[object]) -> None:
-    """Raise BadRequestError if there are no tasks, or evaluations are scheduled without held-out tasks."""
+    """Raise BadRequestError if there are no tasks, evaluations are scheduled without held-out tasks, or a curriculum
+    cannot choose, because a step has all tasks."""
     if not tasks:
         raise BadRequestError(f"{name} needs tasks: pass train_dataset to fit, with at least one task")
     if settings.eval_steps and not held_out:
         raise BadRequestError(
             f"eval_steps={settings.eval_steps} has no effect without held-out tasks: pass val_dataset to fit, or omit "
             "eval_steps"
+        )
+    if settings.draws_by_solve_rate and settings.batch_size >= len(tasks):
+        raise BadRequestError(
+            f"curriculum has no effect with batch_size={settings.batch_size} and {counted(len(tasks), 'task')}: every "
+            "step has all tasks. Reduce batch_size, or omit curriculum"
         )

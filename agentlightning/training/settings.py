@@ -48,6 +48,7 @@ from agentlightning.utils.setting_checks import Bounds, check_fields, check_name
 
 LRSchedulerType = Literal["constant", "linear"]
 RefusedCalls = Literal["exclude", "train"]
+Curricula = Literal["none", "solve_rate"]
 RecordTokens = Literal["auto", "all", "sample", "none"]
 Pick: TypeAlias = Callable[[Rollout, float], bool]
 """A function of a rollout and its reward that returns whether supervised fine-tuning may train on it."""
@@ -78,6 +79,8 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "staleness_threshold": "max_staleness, which counts weight versions",
     "max_head_offpolicyness": "max_staleness",
     "kl_loss_type": "kl_estimator",
+    "sampler": "curriculum",
+    "shuffle": "shuffle_dataset",
     **{
         f"vllm_importance_sampling_{name}": f"importance_sampling_{name}"
         for name in ("correction", "mode", "clip_max", "clip_min")
@@ -153,6 +156,8 @@ class TrainingSettings(VLLMSettings):
     [`trainer.total_training_steps`]"""
     batch_size: Count = 16
     """Tasks per step. [`data.train_batch_size`]"""
+    shuffle_dataset: bool = True
+    """Shuffle the tasks in each pass over the dataset; False keeps the order of the dataset. [`data.shuffle`]"""
     num_generations: Count = 8
     """Rollouts per task and step, G. [`rollout.n`]"""
     learning_rate: Positive = 1e-5
@@ -212,8 +217,8 @@ class TrainingSettings(VLLMSettings):
     """Steps between evaluations on the validation set; 0 evaluates only before and after training.
     [`trainer.test_freq`]"""
     solved_above: float | None = None
-    """Reward above which a validation task counts as solved. The share of solved tasks is shown with the mean reward.
-    None shows a share only if all rewards are 0 or 1. [no counterpart]"""
+    """Reward above which a validation task counts as solved, and with `curriculum` a rollout. The share of solved tasks
+    is shown with the mean reward. None shows a share only if all rewards are 0 or 1. [no counterpart]"""
     seed: int = 0
     """Seed of sampling, of the order of tasks and rows, and of the initial weights of adapters."""
     output_dir: str | Path | None = None
@@ -300,6 +305,11 @@ class TrainingSettings(VLLMSettings):
         return 0
 
     @property
+    def draws_by_solve_rate(self) -> bool:
+        """Whether the tasks of a step are drawn by their solve rates."""
+        return False
+
+    @property
     def penalizes_rollouts(self) -> bool:
         """Whether the divergence from the reference is subtracted from the reward of a rollout."""
         return self.loss_settings.use_kl_in_reward and self.critic is None
@@ -333,6 +343,12 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
     names_elsewhere = _OTHER_NAMES
     model_missing = "model must be the folder of a transformers model, or each of policies must have a model"
 
+    curriculum: Curricula = "none"
+    """Choice of the tasks of a step: `none` takes them in passes over the dataset. `solve_rate` draws them with the
+    weight p (1 - p) + 0.01, where p is the recent solve rate of the task in this run, so that most have a rate near one
+    half; an unseen task has one half. A rollout with a reward above `solved_above` is solved. Without `solved_above`, p
+    is the mean reward on the scale from the least to the greatest reward of the run, including 0 and 1.
+    [`data.sampler`; `buffer` of prime-rl]"""
     max_staleness: Annotated[int, Bounds(at_least=0, at_most=64)] = 0
     """Maximum number of weight versions between the weights that sampled a reply and those that learn from it. 0
     collects synchronously: a step waits for all its rollouts. With n > 0, rollouts continue during updates, with at
@@ -370,6 +386,11 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
             ),
             f"{stale}max_num_gen_batches={self.max_num_gen_batches}: a step does not wait for replacement groups; "
             "omit it": ahead and self.max_num_gen_batches > 1,
+            f"{stale}curriculum={self.curriculum!r}: the tasks of a step would depend on timing; remove one of them": (
+                ahead and self.draws_by_solve_rate
+            ),
+            f"curriculum={self.curriculum!r} and shuffle_dataset=False: a curriculum draws the tasks; omit "
+            "shuffle_dataset": self.draws_by_solve_rate and not self.shuffle_dataset,
             f"{stale}importance_sampling_mode={self.importance_sampling_mode!r} with importance_sampling_correction="
             "True: a row may have been sampled by several versions of the weights; use 'token_truncate' or "
             "'token_mask'": ahead
@@ -408,6 +429,11 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
     @override
     def most_stale(self) -> int:
         return self.max_staleness
+
+    @property
+    @override
+    def draws_by_solve_rate(self) -> bool:
+        return self.curriculum == "solve_rate"
 
     @override
     def by_policy(self) -> Mapping[str | None, GRPOSettings]:

@@ -52,6 +52,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     **dict.fromkeys(("beta", "kl_estimator", "use_bias_correction_kl", "use_kl_in_reward"), _OF_REFERENCE),
     "policies": "SFT trains one policy; use agl.GRPO for several",
     "max_staleness": "SFT collects synchronously; use agl.GRPO",
+    "curriculum": "SFT learns from chosen rollouts, and a rate near one half has no advantage for it",
 }
 _SILENT_ALARMS: Final = ("policy_shift", "engine_mismatch", "equal_rewards", "reference_distance", "stale_weights")
 """Alarms that do not apply to the cross-entropy loss, which can learn from tokens of any source."""

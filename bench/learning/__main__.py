@@ -1,6 +1,7 @@
 """`make bench-learning`: the demo with several seeds, the game, two roles, and speed. Exit 0 only on target.
 
-`--only async` compares synchronous with asynchronous collection.
+`--only async` compares synchronous with asynchronous collection, `--only curriculum` passes over the tasks with
+`curriculum="solve_rate"`, which must help where most tasks teach nothing, and change nothing where all tasks are alike.
 
 Targets of the demo, each seed: held-out accuracy sampled from below 40 % and greedily from below 30 % to 90 % or more,
 better at p < 0.01; on two quiet cores a median of at most 60 s of training and of three minutes in all. Of the game:
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.learning.asynchronous import AGENTS, compare_speed, learn, ratio_of
+from bench.learning.curriculum import SETS, compare, difference
 from bench.learning.game import best_deaf_value, best_value, random_value
 from bench.learning.game_run import train_player
 from bench.learning.speed import measure_speed
@@ -62,7 +64,7 @@ def learned(outcome: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0")
-    parser.add_argument("--only", choices=["demo", "game", "roles", "speed", "async"], action="append")
+    parser.add_argument("--only", choices=["demo", "game", "roles", "speed", "async", "curriculum"], action="append")
     options = parser.parse_args()
     only, seeds = options.only or ["demo", "game", "roles", "speed"], range(options.seeds)
     good = True
@@ -103,6 +105,15 @@ def main() -> int:
                 flush=True,
             )
             good &= ahead.accuracy >= 0.9
+    if "curriculum" in only:
+        for task_set in SETS:
+            pairs = [compare(task_set, seed) for seed in seeds]
+            for seed, pair in zip(seeds, pairs, strict=True):
+                (plain, drawn), (few, many) = pair.value, pair.useful
+                print(f"{seed:>6}  {task_set}: {plain:.3f} and {drawn:.3f}, groups with a signal {few} and {many}")
+            change = difference(pairs)
+            print(f"{task_set}: difference with the curriculum {change.text(signed=True)}", flush=True)
+            good &= change.low > 0 if task_set == "mixed" else change.low <= 0 <= change.high
     if "speed" in only:
         speed = measure_speed()
         print(f"update: {speed.update_tokens:,.0f} tokens per CPU second")

@@ -34,6 +34,23 @@ def graded(task: dict[str, Any], prompt: agl.PromptTemplate) -> float | None:
 TASKS = [{"name": name} for name in ("a", "b", "c", "d", "broken", "silent")]
 
 
+@pytest.mark.parametrize("batches", [False, True])
+def test_a_sample_is_told_when_it_has_ended(batches: bool) -> None:
+    told: list[tuple[str, float | None]] = []
+    stop = agl.SequentialStop(threshold=0.5, batch=2, significance=1e-6) if batches else None
+    result = agl.Trainer(strategy="shm", initial_resources=template("a b")).evaluate(
+        graded,
+        TASKS,
+        n_samples=2,
+        stop_early=stop,
+        on_sample=lambda task, sample: told.append((task["name"], sample.reward)),  # type: ignore[index]
+    )
+    assert sorted(told, key=str) == sorted(
+        ((task.input["name"], sample.reward) for task in result.tasks for sample in task.rollouts), key=str
+    )
+    assert len(told) == 12
+
+
 def template(text: str) -> dict[str, Any]:
     return {"prompt": agl.PromptTemplate(template=text, engine="f-string")}
 

@@ -21,6 +21,7 @@ from agentlightning.training.resume import (
     STATE_NAME,
     OpenRun,
     Resumption,
+    check_same,
     find_resumption,
     open_run,
     read_run_file,
@@ -41,6 +42,13 @@ async def store() -> InMemoryLightningStore:
     store = InMemoryLightningStore()
     await store.start_run("r")
     return store
+
+
+def test_a_run_of_an_earlier_version_had_the_defaults_of_settings_that_it_lacked() -> None:
+    check_same(_NOW, {**_NOW, "settings": {**_SETTINGS, "curriculum": "none", "shuffle_dataset": True}})
+    for name, value, text in (("curriculum", "solve_rate", "'none'"), ("shuffle_dataset", False, "True")):
+        with pytest.raises(BadRequestError, match=f"{name} was {text} and is {value!r}"):
+            check_same(_NOW, {**_NOW, "settings": {**_SETTINGS, name: value}})
 
 
 # --- a run is opened -------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ import agentlightning as agl
         ("importance_sampling_level", "Use loss_type='gspo'"),
         ("vllm_importance_sampling_mode", "Use importance_sampling_mode"),
         ("generation_kwargs", "Use top_p, top_k, min_p and repetition_penalty"),
+        ("sampler", "Use curriculum"),
         ("zzz", "The settings are: .*model, max_steps, batch_size"),
     ],
 )
@@ -64,6 +65,8 @@ def test_an_unknown_setting_is_refused_with_the_right_name(name: str, text: str)
         ("aggregation", "tokens", "one of 'token', .*; got 'tokens'. Did you mean 'token'"),
         ("lr_scheduler_type", "linaer", "one of 'constant', 'linear'; got 'linaer'. Did you mean 'linear'"),
         ("progress", "fancy", "one of 'auto', 'live', 'plain', 'none'; got 'fancy'"),
+        ("shuffle_dataset", 1, ""),
+        ("curriculum", "solverate", "one of 'none', 'solve_rate'; got 'solverate'. Did you mean 'solve_rate'"),
         ("resource_name", "", "a non-empty string"),
         ("device", None, "a non-empty string"),
         ("model", 3, "a non-empty string"),
@@ -122,6 +125,8 @@ _GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
             {"max_staleness": 1, "batch_size": 257},
             "max_staleness=1 and batch_size=257: 514 groups would be in progress, .* at most 512",
         ),
+        ({"max_staleness": 1, "curriculum": "solve_rate"}, "max_staleness=1 and curriculum='solve_rate'"),
+        ({"shuffle_dataset": False, "curriculum": "solve_rate"}, "curriculum='solve_rate' and shuffle_dataset=False"),
         ({"use_vllm": True, "policies": ["a", "b"]}, ".*one vLLM server serves one policy"),
     ],
 )
@@ -146,6 +151,10 @@ def test_token_wise_correction_several_policies_and_a_penalty_in_the_loss_go_tog
     ("settings", "text"),
     [
         *(({"reward_weights": weights}, "reward_weights") for weights in ({}, ["a"], {"a": "b"}, {"a": float("nan")})),
+        (
+            {"curriculum": "solve_rate", "group_reward": agl.RankingReward(lambda messages: "")},
+            "a group_reward that ranks cannot be combined",
+        ),
         ({"lora": 16}, "lora must be a dict for peft.LoraConfig"),
         ({"model": None}, "model must be the folder"),
         ({"model": None, "policies": {"a": {"model": "n"}, "b": {}}}, "or each of policies must have a model"),

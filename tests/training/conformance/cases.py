@@ -103,6 +103,9 @@ AHEAD: Final = Case(
     "GRPO-ahead", agl.GRPO, {"max_steps": 12, "learning_rate": 3e-3}, staleness=1, is_exact=False,
     defaults={"max_staleness": 1, "deterministic": False, "eval_steps": 0},
 )  # fmt: skip
+CURRICULUM: Final = Case(
+    "GRPO-curriculum", agl.GRPO, {}, defaults={"curriculum": "solve_rate", "tasks": [f"the word {n}" for n in range(9)]}
+)
 POLICIES: Final = Case(
     "GRPO-policies", agl.GRPO, {"max_steps": 10, "num_iterations": 2}, roles=("planner", "solver"),
     defaults={"policies": ["planner", "solver"]},
@@ -252,15 +255,14 @@ class StoppingStore(agl.SQLiteLightningStore):
 # --- a run and what it left ------------------------------------------------------------------------------------------
 
 
-def fit(
-    case: Case, agent: Any, model: Path, folder: Path, *, tasks: Any = TASKS, held_out: Any = None, **settings: Any
-) -> Any:
+def fit(case: Case, agent: Any, model: Path, folder: Path, *, held_out: Any = None, **settings: Any) -> Any:
     """Train under the name of `RUN` with a store in the folder. Settings of the Trainer begin with `trainer_`.
 
     A class of agents is made for the policies of the case; in an asynchronous run its rollouts go in step.
     """
     of_trainer = {key.removeprefix("trainer_"): settings.pop(key) for key in list(settings) if "trainer_" in key}
-    settings = {"output_dir": folder / "run", **SMALL, **case.defaults, "model": model, **settings}
+    settings = {"output_dir": folder / "run", "tasks": TASKS, **SMALL, **case.defaults, "model": model, **settings}
+    tasks = settings.pop("tasks")
     if held_out is None:
         settings["eval_steps"] = 0
     if isinstance(agent, type):

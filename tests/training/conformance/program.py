@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from tests.training.conformance.cases import ALL, OURS, ManyEnds, StoppingStore, fit_whole
+from tests.training.conformance.cases import ALL, CURRICULUM, ManyEnds, StoppingStore, fit_whole
 
 
 def kill() -> None:
@@ -61,7 +61,7 @@ def kill_at_file(verb: str, name: str) -> None:
 
 def main() -> None:
     name, model, folder, *points = sys.argv[1:]
-    case = next(case for case in ALL if case.name == name)
+    case = next(case for case in (*ALL, CURRICULUM) if case.name == name)
     point = points[0].split() if points else [""]
     place = Path(folder)
     settings: dict[str, Any] = {"trainer_store": agl.SQLiteLightningStore(place / "store.db")}
@@ -72,7 +72,7 @@ def main() -> None:
         kill_at_file(*point)
     elif point[0]:
         settings["trainer_store"] = StoppingStore(place / "store.db", points[0], kill)
-    if case in OURS:  # with runners in processes of their own
+    if case.package == "torch":  # with runners in processes of their own
         runner = {"type": "agentlightning.LitAgentRunner", "concurrency": 4}
         settings |= {"trainer_runner": runner, "trainer_strategy": {"type": "cs", "server_port": 0}}
         settings |= {"trainer_n_runners": 2, "device": os.environ.get("DEVICE", "cpu")}

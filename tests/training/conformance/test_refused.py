@@ -88,3 +88,9 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(
     assert f"device='{device}' cannot be used: " in message
     assert "sees these devices: cpu" in message
     assert not (tmp_path / "run").exists()
+
+
+@each(GRPO, PPO, TRL)
+def test_a_curriculum_that_cannot_choose_is_refused(case: Case, untrained_model: Path, tmp_path: Path) -> None:
+    message = refusal(case, untrained_model, tmp_path, curriculum="solve_rate", held_out=HELD_OUT)
+    assert "curriculum has no effect with batch_size=4 and 4 tasks" in message

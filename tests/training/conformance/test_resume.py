@@ -18,6 +18,7 @@ from agentlightning.training.replay import replay
 from tests.algorithm.parts import ask, say
 from tests.training.conformance.cases import (
     AHEAD,
+    CURRICULUM,
     GRPO,
     HELD_OUT,
     OURS,
@@ -152,7 +153,7 @@ def play(case: Case, model: Path, folder: Path, *point: str) -> int:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(900)
-@each(*OURS, TRL)
+@each(*OURS, CURRICULUM, TRL)
 def test_a_run_that_is_killed_at_many_points_is_the_one_that_was_not(
     case: Case, whole: Whole, untrained_model: Path, tmp_path: Path
 ) -> None:
@@ -168,10 +169,12 @@ def test_a_run_that_is_killed_at_many_points_is_the_one_that_was_not(
     assert_complete(books, STEPS, starts=killed + 1)
     groups = [tuple(key) for line in books.lines for key in line["flight"].get("taken", ())]
     assert len(set(groups)) == len(groups), "no group is trained twice"
+    assert [bool(line["curriculum"]) for line in books.lines] == [case is CURRICULUM] * STEPS
     if case.replays:
         assert stored(tmp_path, lambda store: replay(store, RUN, STEPS)).differences == []
     if case.is_exact:
-        assert books.curve(*TRAINED, "held_out") == whole.books.curve(*TRAINED, "held_out")
+        fields = (*TRAINED, "held_out", "curriculum")
+        assert books.curve(*fields) == whole.books.curve(*fields)
         assert books.evaluations() == whole.books.evaluations()
         assert tensors_in(tmp_path) == tensors_in(whole.folder)
 
@@ -230,7 +233,7 @@ def test_reference_adapter_schedule_and_evaluations_go_on_as_they_were(
 
 
 @pytest.mark.heavy
-@each(*OURS)
+@each(*OURS, CURRICULUM)
 def test_what_may_not_change_is_refused_with_both_values(case: Case, untrained_model: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(untrained_model, model)
@@ -244,11 +247,14 @@ def test_what_may_not_change_is_refused_with_both_values(case: Case, untrained_m
 
     assert "learning_rate was 0.001 and is 0.5; seed was 0 and is 7" in refusal(learning_rate=0.5, seed=7)
     assert "max_steps was 1 and is 9" in refusal(max_steps=9)
-    assert f"train_dataset of run '{RUN}' has changed: it had 4 items" in refusal(tasks=["one"])
+    count = 9 if case is CURRICULUM else 4
+    assert f"train_dataset of run '{RUN}' has changed: it had {count} items" in refusal(tasks=["other"] * 5)
     assert f"val_dataset of run '{RUN}' has changed: it had 0 items" in refusal(held_out=HELD_OUT)
     assert "does not have them. Pass their folder as output_dir=" in refusal(output_dir=tmp_path / "elsewhere")
     if case is AHEAD:
         assert "max_staleness was 1 and is 2" in refusal(max_staleness=2)
+    if case is CURRICULUM:
+        assert "solved_above was None and is 0.5" in refusal(solved_above=0.5)
     if case is POLICIES:
         assert "policies was" in refusal(policies=["planner"])
     with (model / "config.json").open("a") as file:

@@ -20,14 +20,20 @@ from agentlightning.training.result import GRPOResult
 from tests.training.conformance.cases import (
     ALL,
     EXCLUDED,
+    GRPO,
     HELD_OUT,
+    PPO,
     RUN,
     SFT,
     STEPS,
     TASKS,
+    TRL,
     Case,
+    Digits,
     assert_complete,
     each,
+    fit,
+    read,
     stored,
 )
 from tests.training.conformance.conftest import Whole
@@ -221,3 +227,28 @@ def test_a_step_that_is_taken_again_from_its_records_is_the_same_bit_for_bit(cas
         report = stored(whole.folder, lambda store, step=step: replay(store, RUN, step))
         assert report.differences == []
         assert report.tokens > 0
+
+
+@each(GRPO, PPO, SFT, TRL)
+def test_tasks_come_in_the_order_of_the_dataset_if_they_are_not_shuffled(
+    case: Case, untrained_model: Path, tmp_path: Path
+) -> None:
+    tasks = [f"task {n}" for n in range(6)]
+    fit(case, Digits, untrained_model, tmp_path, tasks=tasks, max_steps=3, shuffle_dataset=False)
+    places = {((r.metadata or {})["step"], (r.metadata or {})["task"]): r.input for r in read(tmp_path).rollouts}
+    assert [places[place] for place in sorted(places)] == [*tasks, *tasks]
+
+
+@each(GRPO, PPO, TRL)
+def test_a_curriculum_draws_by_what_the_steps_before_earned(case: Case, untrained_model: Path, tmp_path: Path) -> None:
+    tasks = [f"task {n}" for n in range(9)]
+    fit(case, Digits, untrained_model, tmp_path, tasks=tasks, max_steps=3, curriculum="solve_rate", solved_above=0.1)
+    books = read(tmp_path)
+    figures = [line["curriculum"] for line in books.lines]
+    assert figures[0] == {"solve_rate": 0.5, "seen": 4 / 9, "most_groups": 1}
+    assert figures[2]["solve_rate"] != 0.5
+    steps: list[set[str]] = [
+        {str(r.input) for r in books.rollouts if (r.metadata or {})["step"] == n} for n in (1, 2, 3)
+    ]
+    assert [len(drawn) for drawn in steps] == [4, 4, 4]
+    assert [each["seen"] for each in figures] == [len(set.union(*steps[:n])) / 9 for n in (1, 2, 3)]

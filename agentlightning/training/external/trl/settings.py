@@ -23,7 +23,7 @@ VERSIONS: Final = "trl>=1.16,<1.17"
 OWN: Final = (
     *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),
     *("refused_calls", "engine_batch", "max_drift", "alarms", "resource_name", "progress", "save_steps"),
-    *("save_total_limit", "output_dir"),
+    *("save_total_limit", "output_dir", "curriculum"),
 )
 """Settings shared with `agl.GRPO`, with the same meaning; the others are fields of `GRPOConfig`."""
 
@@ -114,6 +114,7 @@ class TRLSettings:
             max_completion_length=int(config.max_completion_length or 256),
             mask_truncated_completions=config.mask_truncated_completions,
             seed=config.seed,
+            shuffle_dataset=bool(config.shuffle_dataset),
             deterministic=config.full_determinism,
             record_tokens="none",
             max_rows_per_rollout=None,  # a rollout with several rows ends the run

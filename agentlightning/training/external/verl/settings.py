@@ -21,7 +21,7 @@ VERSION: Final = "0.9.1"
 OWN: Final = (
     *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "refused_calls", "max_drift"),
     *("alarms", "resource_name", "progress", "output_dir", "max_completion_length", "record_tokens", "solved_above"),
-    "max_rows_per_rollout",
+    *("max_rows_per_rollout", "shuffle_dataset", "curriculum"),
 )
 """Settings under `agentlightning` in the configuration, with the same meaning as in `agl.GRPO`. The default of
 `max_completion_length` is `data.max_response_length`. `record_tokens`, by default `sample`, stores the values of each
@@ -73,7 +73,7 @@ _FIXED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "data.gen_batch_size": ((None,), "a step always has data.train_batch_size tasks"),
     "data.train_files": (("train",), "tasks are passed to fit as train_dataset"),
     "data.val_files": (("val",), "held-out tasks are passed to fit as val_dataset"),
-    "data.shuffle": ((False,), "the run shuffles the tasks itself"),
+    "data.shuffle": ((False,), "the run shuffles the tasks itself; set agentlightning.shuffle_dataset"),
     "data.custom_cls.path": (
         ("pkg://agentlightning.training.external.verl.trainer",),
         "tasks are passed to the Trainer",
