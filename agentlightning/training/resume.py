@@ -10,6 +10,7 @@ weights: their records are removed, their rollouts are not reused, and their cal
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 import logging
@@ -39,7 +40,7 @@ from agentlightning.training.run_folder import (
     write_lines,
 )
 from agentlightning.training.serving import check_resource_names
-from agentlightning.training.settings import TrainingSettings
+from agentlightning.training.settings import GRPOSettings, TrainingSettings
 from agentlightning.training.tasks import TAKE, OpenGroups
 from agentlightning.types import NamedResources, Rollout
 from agentlightning.utils.id import generate_id
@@ -61,8 +62,8 @@ _MAY_CHANGE: Final = frozenset(
 )
 """Settings that a later start may change, because they do not affect the result of a step. The path of the model may
 change, because its files are compared."""
-_LATER: Final[Mapping[str, object]] = {"shuffle_dataset": True, "curriculum": "none"}
-"""Settings that are missing in the records of earlier versions, with the values that the runs had."""
+_DEFAULTS: Final = {each.name: each.default for each in dataclasses.fields(GRPOSettings)}
+"""Defaults of the settings, which runs of earlier versions had if their records do not contain a setting."""
 _FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_out", "folder"))
 
 
@@ -147,7 +148,7 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         BadRequestError: a setting that affects the result of a step, the model's files, the tasks or the Trainer's
             resources differ from the first start. The message names both values.
     """
-    run, old, new = now["run_id"], {**_LATER, **before["settings"]}, now["settings"]
+    run, old, new = now["run_id"], {**_DEFAULTS, **before["settings"]}, now["settings"]
     way_out = "Pass the original value, or another run_id to start a new run"
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
     if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
