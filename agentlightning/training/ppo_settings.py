@@ -72,6 +72,7 @@ class PPOSettings(CriticSettings, GRPOSettings):
 
     @override
     def __post_init__(self) -> None:
+        self.refuse_metric_schedules()
         check_fields(self)
         if self.use_kl_in_reward and self.kl_coef == 0:
             raise BadRequestError(

@@ -26,6 +26,7 @@ from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from agentlightning.training.ledger import ExclusionReason
+from agentlightning.training.optimizer_settings import depends_on_length
 from agentlightning.training.policies import fingerprint_of_models
 from agentlightning.training.records import RunLog
 from agentlightning.training.rollouts import evidence
@@ -148,7 +149,8 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     run, old, new = now["run_id"], before["settings"], now["settings"]
     way_out = "Pass the original value, or another run_id to start a new run"
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
-    if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
+    schedules = [{**old, **own} for own in (old.get("policies") or {"": {}}).values()]
+    if any(map(depends_on_length, schedules)) and old["max_steps"] != new["max_steps"]:
         changed.append("max_steps")  # the schedule of the learning rate depends on it
     if changed:
         values = "; ".join(f"{name} was {old[name]!r} and is {new[name]!r}" for name in changed)

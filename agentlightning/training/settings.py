@@ -40,12 +40,12 @@ from agentlightning.training.loss_settings import (
     RewardSettings,
     Share,
 )
+from agentlightning.training.optimizer_settings import OptimizerSettings, ScheduleSettings
 from agentlightning.training.progress import Style
 from agentlightning.training.rollouts import LatePolicy
 from agentlightning.types import Rollout
 from agentlightning.utils.setting_checks import Bounds, check_fields, check_names, refuse_pairs
 
-LRSchedulerType = Literal["constant", "linear"]
 RefusedCalls = Literal["exclude", "train"]
 RecordTokens = Literal["auto", "all", "sample", "none"]
 Pick: TypeAlias = Callable[[Rollout, float], bool]
@@ -56,7 +56,11 @@ S = TypeVar("S", bound="TrainingSettings")
 
 MOST_GROUPS: Final = 512
 """Maximum number of groups in progress; each waits with its own request, which a remote store keeps open."""
-OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16")
+OWN_SETTINGS: Final = (
+    *("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16"),
+    *("lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"),
+)
 """Settings that each policy of `policies=` may set for itself."""
 
 _OTHER_NAMES: Final[Mapping[str, str]] = {
@@ -76,6 +80,12 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "staleness_threshold": "max_staleness, which counts weight versions",
     "max_head_offpolicyness": "max_staleness",
     "kl_loss_type": "kl_estimator",
+    "optimizer": "optim",
+    "betas": "adam_beta1 and adam_beta2",
+    "lr_warmup_steps": "warmup_steps",
+    **dict.fromkeys(
+        ("warmup_ratio", "lr_warmup_steps_ratio"), "warmup_steps, where a number below 1 is a share of max_steps"
+    ),
     **{
         f"vllm_importance_sampling_{name}": f"importance_sampling_{name}"
         for name in ("correction", "mode", "clip_max", "clip_min")
@@ -86,7 +96,7 @@ _POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(VLLMSettings):
+class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
     """The settings of every algorithm that trains weights: the model, the optimizer and the run."""
 
     algorithm: ClassVar[str]
@@ -109,11 +119,6 @@ class TrainingSettings(VLLMSettings):
     """Tasks per step. [`data.train_batch_size`]"""
     num_generations: Count = 8
     """Rollouts per task and step, G. [`rollout.n`]"""
-    learning_rate: Positive = 1e-5
-    """Learning rate of AdamW in the first step. [`actor.optim.lr`]"""
-    lr_scheduler_type: LRSchedulerType = "constant"
-    """Schedule of the learning rate: `linear` lowers it with each step, to 0 after the last step.
-    [`actor.optim.lr_scheduler_type`]"""
     num_iterations: Count = 1
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     minibatch_rollouts: Count | None = None
@@ -197,8 +202,12 @@ class TrainingSettings(VLLMSettings):
     progress: Style = "auto"
     """Display of steps: `live` updates a table, `plain` prints one line per step; `auto` is `live` on a terminal."""
 
+    @override
     def __post_init__(self) -> None:
+        self.refuse_metric_schedules()
         check_fields(self)
+        self.check_optimizer()
+        self.check_schedule()
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora must be a dict for peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
         make_rules(self.alarms)
@@ -232,8 +241,8 @@ class TrainingSettings(VLLMSettings):
         return self.loss.use_kl_in_reward and self.critic is None
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step; the first step is 1."""
-        return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
+        """Return the learning rate of a step; the first step is 1. Errors as in `rate_at`."""
+        return self.rate_at(step, self.max_steps)
 
     def by_policy(self) -> Mapping[str | None, TrainingSettings]:
         """Return the settings of each policy by its name; a run with one policy has the key None."""
@@ -265,9 +274,9 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
     `async_training.staleness_threshold` is a share of samples]"""
     policies: Mapping[str, Mapping[str, object]] | None = None
     """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
-    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent receives
-    each as a resource with its name. Policies with `lora` on the same model share its weights. None is one policy. [no
-    counterpart]"""
+    settings (of `model`, `lora`, `bf16`, `max_grad_norm`, the learning rate with its schedule, and the optimizer). The
+    agent receives each as a resource with its name. Policies with `lora` on the same model share its weights. None is
+    one policy. [no counterpart]"""
 
     @override
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from agentlightning.engine.served import head_sees_only
 from agentlightning.errors import OutOfMemoryError
+from agentlightning.training.learner.optimizers import state_bytes
 from agentlightning.training.learner.parameters import with_lora
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
@@ -75,11 +76,13 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     """
     model, adapted = _without_numbers(settings)
     config = model.config.get_text_config()
-    learned = [weight for weight in (adapted or model).parameters() if weight.requires_grad]
+    named = {name: weight for name, weight in (adapted or model).named_parameters() if weight.requires_grad}
+    learned = list(named.values())
     own = [weight for weight in model.parameters() if adapted is None or not weight.requires_grad]
     weights = sum(weight.numel() * weight.element_size() for weight in own)
     count = sum(weight.numel() for weight in learned)
     masters = sum(4 * weight.numel() for weight in learned if weight.dtype != torch.float32)
+    of_optimizer = state_bytes(settings, adapted or model, {name: each.numel() for name, each in named.items()})
     kind = str(model.dtype).removeprefix("torch.")
     row = min(config.max_position_embeddings, settings.max_model_length or 2 * settings.max_completion_length)
     tokens = max(settings.max_tokens_per_forward, row)
@@ -103,9 +106,9 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the trained weights", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
-        Part("state of AdamW, two numbers per weight", 8 * count, adapters),
+        Part(f"state of the optimizer, {settings.optim}", of_optimizer, f"{adapters}, or optim='adamw_8bit'"),
         Part("reference, a copy of the weights", reference, adapters),
-        Part("value head: weights, gradient, state of AdamW, hidden states", of_head, fewer),
+        Part("value head: weights, gradient, state of the optimizer, hidden states", of_head, fewer),
         Part(f"keys and values of {calls} calls of {row:,} tokens", calls * row * of_call, f"{batch}, or {shorter}"),
     ]
     update = [

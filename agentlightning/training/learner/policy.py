@@ -20,6 +20,7 @@ from agentlightning.engine.torch_setup import one_thread, return_freed_memory
 from agentlightning.training.batch import Batch
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.forward import score
+from agentlightning.training.learner.optimizers import restore_state, state_of
 from agentlightning.training.learner.parameters import with_lora
 from agentlightning.training.learner.update import Optimizer, UpdateSettings
 
@@ -33,8 +34,11 @@ class PolicyState:
 
     weights: dict[str, Tensor]
     """The trained weights by name, float32: of the model or its adapters, and of a value head."""
-    optimizer: dict[str, Tensor]
-    """`step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32."""
+    optim: str
+    """Name of the optimizer."""
+    optimizer: dict[str, Any]
+    """Tensors and numbers that the optimizer keeps for each of them, as `KIND/NAME`, such as `exp_avg/NAME`; empty
+    before the first step of an optimizer other than the default."""
     random: object
     """Random state of the order of mini-batches, as JSON data."""
     weight_version: int
@@ -141,36 +145,46 @@ class Policy(ServedModel):
         """Return the state that later updates depend on. Its tensors are live: hold `lock` until they are written."""
         learner = self._optimizer
         learner.prepare_optimizer()
-        optimizer = {
-            f"{kind}/{name}": value
-            for name, weight in learner.learned.items()
-            for kind, value in learner.adamw.state[weight].items()
-        }
         weights = {name: weight.detach() for name, weight in learner.learned.items()}
         return PolicyState(
-            weights, optimizer, learner.random.getstate(), self.weight_version, learner.micro_batches.max_tokens
+            weights,
+            learner.settings.optim,
+            state_of(learner.optimizers, learner.learned),
+            learner.random.getstate(),
+            self.weight_version,
+            learner.micro_batches.max_tokens,
         )
 
     def restore(self, state: PolicyState) -> None:
         """Restore a state of a policy with the same model and adapters.
 
         Raises:
-            ValueError: the state belongs to another model or other adapters; nothing changes.
+            ValueError: the state belongs to another model, other adapters or another optimizer; nothing changes.
         """
+        learner = self._optimizer
         with self.lock, torch.no_grad():
             own = self.state()
-            live, saved = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            if state.optim != own.optim:
+                raise ValueError(f"The state is that of optim={state.optim!r}, but this policy has optim={own.optim!r}")
+            live, saved = _shapes(own), _shapes(state)
+            if not own.optimizer or not state.optimizer:  # one is before the first step
+                live, saved = ({name: of[name] for name in of if "/" not in name} for of in (live, saved))
             for name in sorted(live.keys() | saved.keys()):
-                shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (live, saved)]
-                if shapes[0] is None or shapes[0] != shapes[1]:
+                if name not in live or live[name] != saved.get(name):
                     raise ValueError(
-                        f"The state belongs to another model or other adapters: {name} has the shape {shapes[0]} here "
-                        f"and {shapes[1]} in the state"
+                        "The state belongs to another model or other adapters: "
+                        f"{name} has the shape {live.get(name)} here and {saved.get(name)} in the state"
                     )
-            for name, value in live.items():
-                value.copy_(saved[name])
-            self._optimizer.weights.publish()
+            for name, weight in own.weights.items():
+                weight.copy_(state.weights[name])
+            restore_state(learner.optimizers, learner.learned, state.optimizer)
+            learner.weights.publish()
             version, numbers, gauss = cast("Any", state.random)
-            self._optimizer.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
-            self._optimizer.micro_batches.max_tokens = state.max_tokens_per_forward
+            learner.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
+            learner.micro_batches.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
+
+
+def _shapes(state: PolicyState) -> dict[str, tuple[int, ...]]:
+    tensors = state.weights | state.optimizer  # no name is in both
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from agentlightning.training.batch import Batch, make_batch
 from agentlightning.training.learner.figures import RowFigures, UpdateResult, measured_rows, row_figures, summary
 from agentlightning.training.learner.forward import Scores, can_pack, score
 from agentlightning.training.learner.micro_batches import MicroBatches
+from agentlightning.training.learner.optimizers import make_optimizers, rehearse
 from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, ValueHead, reference_of
 from agentlightning.training.loss_settings import CriticSettings, LossSettings
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
@@ -32,6 +33,7 @@ from agentlightning.training.losses.importance import stale_figures
 from agentlightning.training.losses.kl import kl_divergence
 from agentlightning.training.losses.objective import LossInputs, is_finite, policy_loss
 from agentlightning.training.losses.weights import token_weights
+from agentlightning.training.optimizer_settings import DEFAULT_OPTIM, OptimizerSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -66,6 +68,7 @@ class Optimizer:
         *,
         seed: int,
         learning_rate: float = 1e-5,
+        optimizer: OptimizerSettings | None = None,
         max_tokens_per_forward: int = 4096,
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
@@ -76,7 +79,8 @@ class Optimizer:
 
         Args:
             seed: seed of the order of the mini-batches.
-            learning_rate: learning rate of AdamW, for updates without their own.
+            learning_rate: learning rate, for updates without their own.
+            optimizer: settings of the optimizer; None is `OptimizerSettings()`.
             max_tokens_per_forward: maximum number of tokens in one forward pass; a longer row has its own pass. Limits
                 the memory, and changes the result only by rounding.
             padding_free: join the rows of a forward pass into one sequence instead of padding them; see `forward.py`.
@@ -98,13 +102,13 @@ class Optimizer:
         self.learned = {**self.weights.masters, **({} if self._head is None else self._head.learned())}
         """The trained weights by name: of the policy, and of the value head if there is one."""
         self._first_rate = learning_rate
-        groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": learning_rate}]
-        if self._head is not None:
-            groups.append({"params": list(self._head.parameters()), "initial": value_learning_rate})
-        # fused: it needs no memory besides its state, so that a started step cannot fail half-way for lack of memory
-        fused = model.device.type in ("cpu", "cuda")
-        # the second of the betas is below the usual 0.999 because a run may have only some dozen steps
-        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
+        self.settings = optimizer or OptimizerSettings()
+        """The settings of the optimizers."""
+        self.optimizers = make_optimizers(self.settings, model, self.learned, learning_rate, value_learning_rate)
+        """torch's optimizers, each for its own weights."""
+        # a started step must not fail half-way for lack of memory: the fused AdamW needs none besides its state
+        self._is_default = self.settings.optim == DEFAULT_OPTIM and not self.settings.optim_args
+        self._is_rehearsed = self._is_default
         self.steps_taken = 0
         """Number of optimizer steps since the start, including those of an update that ended in an error."""
 
@@ -159,32 +163,44 @@ class Optimizer:
         return torch.where(batch.mask, divergence, 0.0).sum(dim=1).tolist()
 
     def prepare_optimizer(self) -> None:
-        """Create the optimizer's state, as its first step would.
+        """Create the state of the default optimizer, as its first step would; others create theirs in that step.
 
         Raises:
             OutOfMemoryError: the state does not fit into the memory.
         """
-        try:
+        if not self._is_default:
+            return
+        [adamw] = self.optimizers
+        with self._memory_for_state():
             for weight in self.learned.values():
-                if not self.adamw.state[weight]:
+                if not adamw.state[weight]:
                     step = torch.zeros((), dtype=torch.float32, device=weight.device)
                     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
-                    self.adamw.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+                    adamw.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    @contextmanager
+    def _memory_for_state(self) -> Generator[None]:
+        try:
+            yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
                 f"The state of the optimizer does not fit into the memory of {self._model.device} "
-                f"({short_cause(error)}). Try lora={{'r': 16}} or a smaller engine_batch"
+                f"({short_cause(error)}). Try lora={{'r': 16}}, optim='adamw_8bit' or a smaller engine_batch"
             ) from error
 
     # --- before the first step ---------------------------------------------------------------------------------------
 
     def _prepare(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            for group in self.adamw.param_groups:
+            for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
                 group["lr"] = learning_rate * group["initial"] / self._first_rate
         self.prepare_optimizer()
+        if not self._is_rehearsed and not any(optimizer.state for optimizer in self.optimizers):
+            with self._memory_for_state():
+                rehearse(self.optimizers)
+        self._is_rehearsed = True
         if self._tries_packing:
             self._tries_packing, self._packed = False, can_pack(self._model)
             if not self._packed:
@@ -274,7 +290,8 @@ class Optimizer:
         is_step = math.isfinite(figures["loss"]) and is_finite(grad_norm)
         if is_step:
             self.steps_taken += 1
-            self.adamw.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
             self.weights.publish()
         return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
 
@@ -329,7 +346,8 @@ class Optimizer:
         return {"update_kl": float(kl.mean())}
 
     def _forget_gradients(self) -> None:
-        self.adamw.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         self._model.zero_grad(set_to_none=True)
 
 

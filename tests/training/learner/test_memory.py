@@ -65,7 +65,7 @@ def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) ->
     many = parts(max_tokens_per_forward=8, engine_batch=8192, batch_size=4096, num_generations=2)
     assert "logits of 8192 calls" in many
     assert not {"gradients", "logits of 8 trained tokens"} & many.keys()
-    constants = ("weights, float32", "state of AdamW, two numbers per weight")
+    constants = ("weights, float32", "state of the optimizer, adamw_torch_fused")
     assert [many[name] for name in constants] == [small[name] for name in constants]
 
 
