@@ -29,6 +29,7 @@ from agentlightning.training.optimizer_settings import DEFAULT_OPTIM
 from agentlightning.training.settings import TrainingSettings
 
 OPTIMIZER: Final = "optimizer.safetensors"
+REFERENCE: Final = "reference.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
 _SCALARS: Final = "optimizer.json"
 
@@ -68,10 +69,14 @@ def save_policy(policy: Policy, folder: Path) -> None:
                 tensors[name] = tensor.clone() if tensor.data_ptr() in places else tensor
                 places.add(tensor.data_ptr())
             save_file(tensors, folder / OPTIMIZER)
+            if state.reference:
+                own = {name: each.detach().cpu().contiguous() for name, each in state.reference.items()}
+                save_file(own, folder / REFERENCE)
             states = {
                 "optim": state.optim,
                 "optimizer": {name: each for name, each in state.optimizer.items() if name not in kept},
                 "max_tokens": state.max_tokens_per_forward,
+                "steps": state.steps_taken,
                 "policy": state.random,
                 "torch": _torch_state(),
             }
@@ -84,8 +89,8 @@ def restore_policy(
     policy: Policy, folder: Path, *, weight_version: int, digest: str, serves_only: bool = False
 ) -> None:
     """Restore the state that `save_policy` wrote. The policy must have been loaded from the initial model of the
-    training or, without an adapter, from `folder` itself. With `serves_only`, the weights of its model are enough: the
-    state of the optimizer and of a critic is ignored.
+    training or, without an adapter, from `folder` itself. With `serves_only`, the weights of its model are enough:
+    those of a critic or a reference, and the state of the optimizer, are ignored.
 
     Raises:
         BrokenCheckpointError: the files differ from what was written.
@@ -114,11 +119,12 @@ def restore_policy(
         optim = states.get("optim", DEFAULT_OPTIM)  # before there were others
         optimizer = {name: each for name, each in tensors.items() if "/" in name} | states.get("optimizer", {})
         weights = own.weights | {name: each for name, each in tensors.items() if "/" not in name}
+        reference = load_file(folder / REFERENCE) if (folder / REFERENCE).is_file() else {}
         if serves_only:
             weights = {name: weights[name] for name in own.weights}
-            optim, optimizer = own.optim, own.optimizer
-        version = weight_version, states["max_tokens"]
-        policy.restore(PolicyState(weights, optim, optimizer, states["policy"], *version))
+            optim, optimizer, reference = own.optim, own.optimizer, own.reference
+        numbers = weight_version, states["max_tokens"], states.get("steps", 0)
+        policy.restore(PolicyState(weights, optim, optimizer, states["policy"], *numbers, reference))
         _restore_torch(states["torch"])
 
 
@@ -152,6 +158,7 @@ def load_policy(
         device=settings.device,
         seed=settings.seed,
         keeps_reference=settings.loss.needs_reference,
+        moves_reference=settings.loss.sync_ref_model,
         max_model_length=settings.max_model_length,
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,

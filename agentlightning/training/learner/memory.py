@@ -101,13 +101,15 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     # four numbers a weight, and the hidden states of a forward in float32
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
     reference = weights if settings.loss.needs_reference and adapted is None else 0
+    if settings.loss.sync_ref_model and adapted is not None:
+        reference = 4 * count
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the trained weights", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
         Part(f"state of the optimizer, {settings.optim}", of_optimizer, f"{adapters}, or optim='adamw_8bit'"),
-        Part("reference, a copy of the weights", reference, adapters),
+        Part("reference, a copy of the trained weights", reference, adapters),
         Part("value head: weights, gradient, state of the optimizer, hidden states", of_head, fewer),
         Part(f"keys and values of {calls} calls of {row:,} tokens", calls * row * of_call, f"{batch}, or {shorter}"),
     ]

@@ -9,8 +9,8 @@ float32.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
 
@@ -96,21 +96,52 @@ class Checkpointing:
                 layer.training = False
 
 
-def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
-    """Return a function that opens the reference of the KL penalty: the model as loaded. Call before the first update.
+class Reference:
+    """The reference of the KL penalty: the model as loaded, or a mean that follows the policy. Make it before the first
+    update.
 
-    With adapters it is the live model with its adapters disabled; the model must not be used for anything else
-    meanwhile. If all weights are trained, it is a frozen copy, which doubles the memory of the weights.
+    If all weights are trained, it is a frozen copy, which doubles the memory of the weights. With adapters it is the
+    live model with its adapters disabled; one that moves has a copy of the adapters, which takes their place.
     """
-    if not hasattr(model, "disable_adapter"):
-        return partial(nullcontext, copy.deepcopy(model).requires_grad_(False).eval())
+
+    def __init__(self, model: Any, *, moves: bool = False) -> None:
+        """Take the model as it is. `moves`: `mix` will be called."""
+        self._model = model
+        has_adapters = hasattr(model, "disable_adapter")
+        self._copy = None if has_adapters else copy.deepcopy(model).requires_grad_(False).eval()
+        self._live: dict[str, nn.Parameter] = {
+            name: weight for name, weight in model.named_parameters() if weight.requires_grad
+        }
+        frozen = self._live if self._copy is None else dict(self._copy.named_parameters())
+        own = {name: frozen[name].detach() for name in self._live} if moves else {}
+        self.weights: dict[str, Tensor] = {name: each.clone() if has_adapters else each for name, each in own.items()}
+        """The weights that move, by name; empty without `moves`."""
 
     @contextmanager
-    def without_adapters() -> Generator[PreTrainedModel]:
-        with model.disable_adapter():
-            yield model
+    def __call__(self) -> Generator[PreTrainedModel]:
+        """Open the reference. With adapters, the model must not be used for anything else meanwhile."""
+        if self._copy is not None:
+            yield self._copy
+            return
+        if not self.weights:
+            with self._model.disable_adapter():
+                yield self._model
+            return
+        own = {name: weight.data for name, weight in self._live.items()}
+        try:
+            for name, weight in self._live.items():
+                weight.data = self.weights[name]
+            yield self._model
+        finally:
+            for name, weight in self._live.items():
+                weight.data = own[name]
 
-    return without_adapters
+    def mix(self, alpha: float) -> None:
+        """Add `alpha` times the policy's weights to 1 - `alpha` times those of the reference (TR-DPO, arXiv:2404.09656,
+        equation 5)."""
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.mul_(1 - alpha).add_(self._live[name], alpha=alpha)
 
 
 PREFIX: Final = "value_head."

@@ -44,6 +44,10 @@ class PolicyState:
     weight_version: int
     max_tokens_per_forward: int
     """The setting `max_tokens_per_forward`, or a lower value after a lack of memory."""
+    steps_taken: int
+    """Number of optimizer steps."""
+    reference: dict[str, Tensor]
+    """The weights of a reference that moves, by name; else empty."""
 
 
 class Policy(ServedModel):
@@ -153,6 +157,8 @@ class Policy(ServedModel):
             learner.random.getstate(),
             self.weight_version,
             learner.micro_batches.max_tokens,
+            learner.steps_taken,
+            {} if learner.reference is None else learner.reference.weights,
         )
 
     def restore(self, state: PolicyState) -> None:
@@ -175,8 +181,14 @@ class Policy(ServedModel):
                         "The state belongs to another model or other adapters: "
                         f"{name} has the shape {live.get(name)} here and {saved.get(name)} in the state"
                     )
+            if own.reference.keys() != state.reference.keys():
+                kinds = [("a" if one.reference else "no") + " moving reference" for one in (state, own)]
+                raise ValueError(f"The state has {kinds[0]}, but this policy has {kinds[1]} (sync_ref_model)")
             for name, weight in own.weights.items():
                 weight.copy_(state.weights[name])
+            for name, weight in own.reference.items():
+                weight.copy_(state.reference[name])
+            learner.steps_taken = state.steps_taken
             restore_state(learner.optimizers, learner.learned, state.optimizer)
             learner.weights.publish()
             version, numbers, gauss = cast("Any", state.random)

@@ -26,7 +26,7 @@ from agentlightning.training.learner.figures import RowFigures, UpdateResult, me
 from agentlightning.training.learner.forward import Scores, can_pack, score
 from agentlightning.training.learner.micro_batches import MicroBatches
 from agentlightning.training.learner.optimizers import make_optimizers, rehearse
-from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, ValueHead, reference_of
+from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, Reference, ValueHead
 from agentlightning.training.loss_settings import CriticSettings, LossSettings
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
 from agentlightning.training.losses.importance import stale_figures
@@ -73,6 +73,7 @@ class Optimizer:
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
         keeps_reference: bool = False,
+        moves_reference: bool = False,
         value_learning_rate: float | None = None,
     ) -> None:
         """Make the optimizer of a model.
@@ -85,12 +86,14 @@ class Optimizer:
                 the memory, and changes the result only by rounding.
             padding_free: join the rows of a forward pass into one sequence instead of padding them; see `forward.py`.
             gradient_checkpointing: keep less for the backward pass and recompute it.
-            keeps_reference: for a loss with a penalty towards the model as loaded; see `reference_of`.
+            keeps_reference: for a loss with a penalty towards the model as loaded; see `Reference`.
+            moves_reference: for one with `sync_ref_model`, whose reference follows the policy.
             value_learning_rate: learning rate of a value head, for updates with a critic; None creates no value head.
         """
         self._model = model
         self._pad_id = pad_id
-        self._reference = reference_of(model) if keeps_reference else None
+        self.reference = Reference(model, moves=moves_reference) if keeps_reference else None
+        """The reference of the KL penalty, if there is one."""
         self.random = random.Random(seed)
         """Random generator for the order of the mini-batches."""
         self.micro_batches = MicroBatches(model.device, max_tokens_per_forward, self._forget_gradients)
@@ -119,6 +122,8 @@ class Optimizer:
         settings: UpdateSettings,
     ) -> UpdateResult:
         """Take the optimizer steps; see `Policy.update`."""
+        if settings.loss.sync_ref_model and (self.reference is None or not self.reference.weights):
+            raise ValueError("sync_ref_model=True requires Policy(..., keeps_reference=True, moves_reference=True)")
         self._prepare(settings.learning_rate)
         order = _order_of_content(samples, advantages)
         batch = make_batch(
@@ -232,9 +237,9 @@ class Optimizer:
         return with_credit(batch, values, penalty, critic)
 
     def _reference_model(self) -> AbstractContextManager[PreTrainedModel]:
-        if self._reference is None:
+        if self.reference is None:
             raise ValueError("A loss with a KL penalty requires Policy(..., keeps_reference=True)")
-        return self._reference()
+        return self.reference()
 
     def _score(self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None) -> Scores:
         """Return the scores of all rows, without gradient: (B, T) each."""
@@ -293,6 +298,9 @@ class Optimizer:
             for optimizer in self.optimizers:
                 optimizer.step()
             self.weights.publish()
+            loss = settings.loss
+            if loss.sync_ref_model and self.reference and self.steps_taken % loss.ref_model_sync_steps == 0:
+                self.reference.mix(loss.ref_model_mixup_alpha)
         return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
 
     def _loss(

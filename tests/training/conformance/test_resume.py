@@ -211,6 +211,11 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     [
         {"beta": 0.1, "num_iterations": 2, "minibatch_rollouts": 3},
         {"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "beta": 0.1},
+        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 3, "minibatch_rollouts": 3},
+        {
+            **{"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "beta": 0.1},
+            **{"sync_ref_model": True, "ref_model_sync_steps": 2},
+        },
         {"lr_scheduler_type": "linear", "eval_steps": 1},
         {"optim": "muon", "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 0.3},
         {"optim": "adafactor", "minibatch_rollouts": 3},

@@ -37,6 +37,7 @@ def test_the_sum_counts_the_weights_that_there_are(model_folder: Path, policy: P
     sizes = {"adapters": 4, "gradients": 4, "state": 8}
     assert {name: part(adapted, name) for name in sizes} == {name: size * learned for name, size in sizes.items()}
     assert part(settings(model_folder, lora=lora, beta=0.1), "reference") == 0
+    assert part(settings(model_folder, lora=lora, beta=0.1, sync_ref_model=True), "reference") == 4 * learned
 
 
 def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
