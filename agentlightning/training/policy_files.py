@@ -163,6 +163,7 @@ def load_policy(
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,
         gradient_checkpointing=settings.gradient_checkpointing,
+        activation_offloading=settings.activation_offloading,
         value_learning_rate=None if settings.critic is None else settings.critic.value_learning_rate,
     )
     if folder is not None:

@@ -58,6 +58,7 @@ _MAY_CHANGE: Final = frozenset(
         *("max_steps", "save_steps", "save_total_limit", "eval_steps", "progress", "output_dir", "engine_batch"),
         *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "max_drift", "resource_name", "alarms"),
         *("record_tokens", "max_tokens_per_forward", "gradient_checkpointing", "model", "solved_above"),
+        "activation_offloading",
     }
 )
 """Settings that a later start may change, because they do not affect the result of a step. The path of the model may

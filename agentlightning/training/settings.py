@@ -153,6 +153,9 @@ class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
     gradient_checkpointing: bool = False
     """Store only the inputs of the layers for the backward pass and recompute the rest, which needs less memory and
     about a third more time. [`model.enable_gradient_checkpointing`]"""
+    activation_offloading: bool = False
+    """Keep what the backward pass needs in the machine's memory instead of the GPU's, which takes time to copy it there
+    and back. In TRL only SFT has it. [`actor.fsdp_config.offload_policy` offloads weights; none]"""
     bf16: bool = False
     """Compute the model in bfloat16. The trained weights have a float32 copy, and probabilities are float32.
     [`actor.fsdp_config.dtype`]"""
@@ -212,8 +215,14 @@ class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
             raise BadRequestError(f"lora must be a dict for peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
         make_rules(self.alarms)
         self.check_vllm(has_adapters=self.lora is not None)
-        alone = "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls"
-        refuse_pairs({alone: self.use_vllm and self.deterministic})
+        pairs = {
+            "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls": self.use_vllm
+            and self.deterministic,
+            "activation_offloading=True and device='cpu': the activations are in the machine's memory already": (
+                self.activation_offloading and self.device == "cpu"
+            ),
+        }
+        refuse_pairs(pairs)
 
     @property
     def loss(self) -> LossSettings:

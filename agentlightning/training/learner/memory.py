@@ -96,7 +96,11 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     fewer = "a smaller max_tokens_per_forward" if tokens > row else shorter
     logits = _LOGIT_COPIES * 4 * trained * config.vocab_size
     activations = _activation_bytes(
-        adapted or model, tokens, checkpointing=settings.gradient_checkpointing, logits=logits
+        adapted or model,
+        tokens,
+        checkpointing=settings.gradient_checkpointing,
+        offloading=settings.activation_offloading,
+        logits=logits,
     )
     # four numbers a weight, and the hidden states of a forward in float32
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
@@ -104,6 +108,8 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     if settings.loss.sync_ref_model and adapted is not None:
         reference = 4 * count
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
+    if settings.device != "cpu" and not settings.activation_offloading:
+        checkpointing += "activation_offloading=True, or "
     lasting = [
         Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
         Part("float32 copies of the trained weights", masters, adapters),
@@ -176,9 +182,11 @@ def _counting_attention(
 AttentionInterface.register(_COUNTING, _counting_attention)
 
 
-def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, logits: int) -> int:
-    """Return the bytes that a forward pass of `tokens` tokens keeps for its backward pass, without its logits: with
-    checkpointing these are free when the first layer is recomputed."""
+def _activation_bytes(
+    model: PreTrainedModel, tokens: int, *, checkpointing: bool, offloading: bool, logits: int
+) -> int:
+    """Return the bytes that a forward pass of `tokens` tokens keeps on the device for its backward pass, without its
+    logits: with checkpointing or offloading these are free when the first layer is recomputed or copied back."""
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
     saved_bytes: dict[int, int] = {}
 
@@ -198,8 +206,10 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
         output = inner(input_ids=inputs, use_cache=False)
     whole = sum(saved_bytes.values()) * tokens // _MEASURED_TOKENS
     del output
+    config = model.config.get_text_config()
+    if offloading:
+        return max(0, whole // config.num_hidden_layers - logits)
     if not checkpointing:
         return whole
-    config = model.config.get_text_config()
     inputs_of_layers = config.num_hidden_layers * tokens * config.hidden_size * (torch.finfo(model.dtype).bits // 8)
     return inputs_of_layers + max(0, whole // config.num_hidden_layers - logits)

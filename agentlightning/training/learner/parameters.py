@@ -1,4 +1,4 @@
-"""The trained weights of a model: adapters, float32 copies, checkpointing, the reference, the value head.
+"""The trained weights of a model: adapters, float32 copies, checkpointing, offloading, the reference, the value head.
 
 A model in bfloat16 has 8 bits of mantissa, so a step of 1e-5 on a weight of 1 would be lost. Each trained weight that
 is not float32 therefore has a float32 master copy, which the optimizer updates; the gradient is also summed in float32,
@@ -94,6 +94,21 @@ class Checkpointing:
         finally:
             for layer in self._layers:
                 layer.training = False
+
+
+class Offloading(torch.autograd.graph.save_on_cpu):
+    """Keeps in the machine's memory what the backward pass needs, except the weights, until it needs it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(pin_memory=model.device.type == "cuda")
+        pack, unpack = self.pack_hook, self.unpack_hook
+        lasting = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+
+        def keep(tensor: Tensor) -> Any:
+            return tensor if tensor.untyped_storage().data_ptr() in lasting else pack(tensor)
+
+        self.pack_hook = keep
+        self.unpack_hook = lambda kept: kept if isinstance(kept, Tensor) else unpack(kept)
 
 
 class Reference:

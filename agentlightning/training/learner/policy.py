@@ -121,8 +121,9 @@ class Policy(ServedModel):
             advantages: (B,) the advantage of each row's rollout.
 
         Returns:
-            `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
-            `grad_norm` (before clipping), NaN if every step was skipped; `first_ratio_error`, the largest distance of
+            `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats),
+            `grad_norm` (before clipping) and `padding_share` (the share of padding in the tokens of the forward
+            passes), NaN if every step was skipped; `first_ratio_error`, the largest distance of
             a ratio from one before the first step; `first_stale_kl`, the divergence per stale token of the weights that
             sampled stale tokens; `update_kl`, the divergence after the last step from the weights before the update;
             and the counts `steps`, `skipped_steps`, `rows`, `rollouts`, `tokens`.

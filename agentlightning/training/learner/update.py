@@ -12,6 +12,7 @@ import random
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ from agentlightning.training.learner.figures import RowFigures, UpdateResult, me
 from agentlightning.training.learner.forward import Scores, can_pack, score
 from agentlightning.training.learner.micro_batches import MicroBatches
 from agentlightning.training.learner.optimizers import make_optimizers, rehearse
-from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, Reference, ValueHead
+from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, Offloading, Reference, ValueHead
 from agentlightning.training.loss_settings import CriticSettings, LossSettings
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
 from agentlightning.training.losses.importance import stale_figures
@@ -72,6 +73,7 @@ class Optimizer:
         max_tokens_per_forward: int = 4096,
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
+        activation_offloading: bool = False,
         keeps_reference: bool = False,
         moves_reference: bool = False,
         value_learning_rate: float | None = None,
@@ -86,6 +88,7 @@ class Optimizer:
                 the memory, and changes the result only by rounding.
             padding_free: join the rows of a forward pass into one sequence instead of padding them; see `forward.py`.
             gradient_checkpointing: keep less for the backward pass and recompute it.
+            activation_offloading: keep it in the machine's memory.
             keeps_reference: for a loss with a penalty towards the model as loaded; see `Reference`.
             moves_reference: for one with `sync_ref_model`, whose reference follows the policy.
             value_learning_rate: learning rate of a value head, for updates with a critic; None creates no value head.
@@ -100,6 +103,7 @@ class Optimizer:
         """Splits batches into micro-batches."""
         self._tries_packing, self._packed = padding_free, False
         self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
+        self._offloading = partial(Offloading, model) if activation_offloading else nullcontext
         self.weights = MasterWeights(model)
         self._head = None if value_learning_rate is None else ValueHead(model)
         self.learned = {**self.weights.masters, **({} if self._head is None else self._head.learned())}
@@ -144,7 +148,7 @@ class Optimizer:
         for iteration in range(settings.num_iterations):
             for rows in self._minibatches(batch, settings.minibatch_rollouts):
                 part = batch.rows(rows)
-                with self._checkpointing():
+                with self._checkpointing(), self._offloading():
                     step, figures = self.micro_batches.retry(lambda part=part: self._descend(part, settings))
                 first_step = first_step or (part, figures)
                 steps.append(step)
@@ -279,11 +283,15 @@ class Optimizer:
             share=settings.share,
         )
         tokens = int(batch.mask.sum())
+        padding = passed = 0
         parts: list[dict[str, float]] = []
         of_rows: dict[int, RowFigures] = {}
         for rows, part in self.micro_batches.split(batch, packed=self._packed):
             loss, figures, part_rows = self._loss(part, weights[rows, : part.tokens.shape[1]], tokens, settings)
             loss.backward()
+            real = int(part.attention.sum())
+            size = real if self._packed else part.attention.numel()
+            padding, passed = padding + size - real, passed + size
             parts.append(figures)
             of_rows |= zip(rows, part_rows, strict=True)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.weights.masters.values(), settings.max_grad_norm)
@@ -292,6 +300,7 @@ class Optimizer:
             grad_norm = grad_norm if is_finite(head_norm) else head_norm
         figures = {name: sum(part[name] for part in parts) for name in parts[0]}
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
+        figures["padding_share"] = padding / passed
         is_step = math.isfinite(figures["loss"]) and is_finite(grad_norm)
         if is_step:
             self.steps_taken += 1

@@ -48,6 +48,8 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
     assert part(plain, trained[0]) == 4 * part(small, trained[1]) > 0
     checkpointed = settings(model_folder, max_model_length=128, gradient_checkpointing=True)
     assert part(checkpointed, "activations") < 0.7 * part(plain, "activations")
+    offloaded = settings(model_folder, max_model_length=128, device="cuda", activation_offloading=True)
+    assert part(offloaded, "activations") < part(checkpointed, "activations")
     half = settings(model_folder, max_model_length=64)
     assert part(plain, "keys") == 2 * part(half, "keys")
     few = settings(model_folder, max_model_length=128, batch_size=1, num_generations=2)  # calls: at most its rollouts

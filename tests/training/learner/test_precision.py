@@ -13,6 +13,7 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
+from agentlightning.training.learner.parameters import Offloading
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.learner.update import UpdateSettings
 from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
@@ -105,6 +106,42 @@ def test_checkpointed_activations_give_the_same_update_and_leave_generation_alon
     assert call_counts == {False: 2, True: 3}
     assert replies[True] == replies[False]
     assert torch.allclose(weights[True], weights[False], atol=1e-6)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_offloaded_activations_give_the_same_update_bit_for_bit(
+    model_folder: Path, lora: Any, checkpointing: bool
+) -> None:
+    weights: list[torch.Tensor] = []
+    for offloading in (False, True):
+        options = {"gradient_checkpointing": checkpointing, "activation_offloading": offloading}
+        policy = Policy.load(model_folder, learning_rate=1e-3, lora=lora, **options)
+        learn(policy)
+        weights.append(learned(policy))
+    assert torch.equal(*weights)
+
+
+def test_all_that_a_pass_keeps_is_offloaded_except_the_weights(model_folder: Path) -> None:
+    policy = Policy.load(model_folder)
+    tokens = torch.arange(5, 69)[None]
+    offloading = Offloading(policy.model)
+    pack, kept, moved = offloading.pack_hook, list[torch.Tensor](), list[torch.Tensor]()
+
+    def count(tensor: torch.Tensor) -> Any:
+        packed = pack(tensor)
+        (kept if isinstance(packed, torch.Tensor) else moved).append(tensor)
+        return packed
+
+    offloading.pack_hook = count
+    with offloading:
+        loss = policy.model(input_ids=tokens, use_cache=False).logits.float().logsumexp(-1).sum()
+    own = {weight.untyped_storage().data_ptr() for weight in policy.model.parameters()}
+    assert {tensor.untyped_storage().data_ptr() for tensor in kept} <= own
+    assert not {tensor.untyped_storage().data_ptr() for tensor in moved} & own
+    hidden = 4 * tokens.numel() * policy.model.config.hidden_size * policy.model.config.num_hidden_layers
+    assert sum(tensor.nbytes for tensor in moved) > 8 * hidden  # several tensors of this size per layer
+    loss.backward()
 
 
 @needs_bfloat16
