@@ -155,6 +155,7 @@ def load_policy(
         optimizer=settings,
         lora=settings.lora,
         bf16=settings.bf16,
+        four_bit=settings.four_bit,
         device=settings.device,
         seed=settings.seed,
         keeps_reference=settings.loss.needs_reference,

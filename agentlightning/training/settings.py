@@ -58,7 +58,7 @@ MOST_GROUPS: Final = 512
 """Maximum number of groups in progress; each waits with its own request, which a remote store keeps open."""
 OWN_SETTINGS: Final = (
     *("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16"),
-    *("lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+    *("load_in_4bit", "bnb_4bit_quant_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"),
 )
 """Settings that each policy of `policies=` may set for itself."""
@@ -159,6 +159,13 @@ class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
     bf16: bool = False
     """Compute the model in bfloat16. The trained weights have a float32 copy, and probabilities are float32.
     [`actor.fsdp_config.dtype`]"""
+    load_in_4bit: bool = False
+    """Load the linear layers of the model in 4 bits and train adapters on them (QLoRA); requires `lora` and the package
+    `bitsandbytes`. The model that a run writes has its adapters added to the weights as they are in `model`. In TRL it
+    is a setting of `ModelConfig`. [none]"""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    """Numbers that 4 bits stand for, with `load_in_4bit`: those of a normal distribution, or floating-point numbers.
+    [none]"""
     eval_steps: CountOrZero = 0
     """Steps between evaluations on the validation set; 0 evaluates only before and after training.
     [`trainer.test_freq`]"""
@@ -218,11 +225,24 @@ class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
         pairs = {
             "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls": self.use_vllm
             and self.deterministic,
+            "load_in_4bit=True and lora=None: weights in 4 bits are not trained; set lora": self.load_in_4bit
+            and self.lora is None,
+            "load_in_4bit=True and use_vllm=True: vLLM would sample from the weights without 4 bits": (
+                self.load_in_4bit and self.use_vllm
+            ),
+            f"load_in_4bit=False and bnb_4bit_quant_type={self.bnb_4bit_quant_type!r}: set load_in_4bit": (
+                not self.load_in_4bit and self.bnb_4bit_quant_type != "nf4"
+            ),
             "activation_offloading=True and device='cpu': the activations are in the machine's memory already": (
                 self.activation_offloading and self.device == "cpu"
             ),
         }
         refuse_pairs(pairs)
+
+    @property
+    def four_bit(self) -> str | None:
+        """The value of `bnb_4bit_quant_type` with `load_in_4bit`, else None."""
+        return self.bnb_4bit_quant_type if self.load_in_4bit else None
 
     @property
     def loss(self) -> LossSettings:
@@ -283,9 +303,9 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
     `async_training.staleness_threshold` is a share of samples]"""
     policies: Mapping[str, Mapping[str, object]] | None = None
     """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
-    settings (of `model`, `lora`, `bf16`, `max_grad_norm`, the learning rate with its schedule, and the optimizer). The
-    agent receives each as a resource with its name. Policies with `lora` on the same model share its weights. None is
-    one policy. [no counterpart]"""
+    settings (of `model`, `lora`, `bf16`, `load_in_4bit`, `max_grad_norm`, the learning rate with its schedule, and the
+    optimizer). The agent receives each as a resource with its name. Policies with `lora` on the same model share its
+    weights. None is one policy. [no counterpart]"""
 
     @override
     def __post_init__(self) -> None:

@@ -86,6 +86,12 @@ _GDPO = {"multi_objective_aggregation": "normalize_then_sum"}
         ({"loss_scale_factor": 9}, "loss_scale_factor=9 and aggregation='token'"),
         ({"use_kl_in_reward": True}, "use_kl_in_reward=True and beta=0"),
         ({"activation_offloading": True}, "activation_offloading=True and device='cpu'"),
+        ({"load_in_4bit": True}, "load_in_4bit=True and lora=None"),
+        (
+            {"load_in_4bit": True, "lora": {"r": 4}, "use_vllm": True, "device": "cuda"},
+            "load_in_4bit=True and use_vllm",
+        ),
+        ({"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type='fp4': set load_in_4bit"),
         ({"sync_ref_model": True}, "sync_ref_model=True and beta=0"),
         ({"beta": 0.1, "ref_model_sync_steps": 8}, "only sync_ref_model=True uses them"),
         ({"loss_type": "gspo", "beta": 0.1}, r"loss_type='gspo' and use_bias_correction_kl=True \(with beta=0.1\)"),

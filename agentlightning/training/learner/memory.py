@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentlightning.engine.served import head_sees_only
+from agentlightning.engine.served import bitsandbytes_for, head_sees_only
 from agentlightning.errors import OutOfMemoryError
 from agentlightning.training.learner.optimizers import state_bytes
 from agentlightning.training.learner.parameters import with_lora
@@ -47,10 +47,10 @@ def check_memory(*policies: TrainingSettings) -> None:
     Raises:
         OutOfMemoryError: the run does not fit. The message lists the needed memory and the settings to change.
     """
-    parts, shared = list[Part](), set[tuple[str, bool]]()
+    parts, shared = list[Part](), set[tuple[str, bool, str | None]]()
     for settings in policies:
         own = needed_memory(settings)
-        key = settings.model, settings.bf16
+        key = settings.model, settings.bf16, settings.four_bit
         if settings.lora is not None and key in shared:  # adapters on one model: see `load_policies` in `policies.py`
             own = [part for part in own if not part.what.startswith("weights,")]
         shared.add(key)
@@ -80,6 +80,8 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     learned = list(named.values())
     own = [weight for weight in model.parameters() if adapted is None or not weight.requires_grad]
     weights = sum(weight.numel() * weight.element_size() for weight in own)
+    if settings.load_in_4bit:
+        weights -= _saved_by_four_bits(model)
     count = sum(weight.numel() for weight in learned)
     masters = sum(4 * weight.numel() for weight in learned if weight.dtype != torch.float32)
     of_optimizer = state_bytes(settings, adapted or model, {name: each.numel() for name, each in named.items()})
@@ -111,7 +113,7 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     if settings.device != "cpu" and not settings.activation_offloading:
         checkpointing += "activation_offloading=True, or "
     lasting = [
-        Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
+        Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, load_in_4bit=True, or a smaller model"),
         Part("float32 copies of the trained weights", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
         Part(f"state of the optimizer, {settings.optim}", of_optimizer, f"{adapters}, or optim='adamw_8bit'"),
@@ -161,6 +163,15 @@ def _without_numbers(settings: TrainingSettings) -> tuple[PreTrainedModel, PreTr
             config, dtype=dtype, trust_remote_code=False, attn_implementation="sdpa"
         ).eval()
         return model, None if settings.lora is None else with_lora(model, settings.lora, 0)
+
+
+def _saved_by_four_bits(model: PreTrainedModel) -> int:
+    """Return the bytes that linear layers need less: half a byte a weight, and a float32 number per block of 64."""
+    bitsandbytes_for("load_in_4bit=True")
+    last = model.get_output_embeddings()
+    linear = [each.weight for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not last]
+    frozen = [weight for weight in linear if not weight.requires_grad]  # not those of the adapters
+    return sum(weight.nbytes - weight.numel() // 2 - 4 * -(-weight.numel() // 64) for weight in frozen)
 
 
 class _Attended(torch.autograd.Function):

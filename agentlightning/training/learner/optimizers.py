@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Adafactor, PreTrainedModel
 
+from agentlightning.engine.served import bitsandbytes_for
 from agentlightning.errors import BadRequestError
 from agentlightning.training.learner.parameters import PREFIX
 from agentlightning.training.optimizer_settings import DEFAULT_OPTIM, OptimizerSettings
@@ -173,13 +174,7 @@ def _one(settings: OptimizerSettings, model: PreTrainedModel) -> Callable[..., t
 
 def _bitsandbytes(settings: OptimizerSettings, bits: int) -> Callable[..., torch.optim.Optimizer]:
     name = settings.optim
-    try:
-        from bitsandbytes import optim as their  # pyright: ignore[reportMissingImports] -- an optional package
-    except ImportError as error:
-        raise BadRequestError(
-            f"optim={name!r} requires the package bitsandbytes, which cannot be imported ({error}). Install it with "
-            "pip install bitsandbytes, or use another optim"
-        ) from None
+    their = bitsandbytes_for(f"optim={name!r}").optim
     if "rmsprop" in name:
         return _maker(their.RMSprop, settings, optim_bits=bits)
     options: dict[str, Any] = {"optim_bits": bits, "is_paged": name.startswith("paged")}

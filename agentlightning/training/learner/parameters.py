@@ -107,8 +107,10 @@ class Offloading(torch.autograd.graph.save_on_cpu):
         def keep(tensor: Tensor) -> Any:
             return tensor if tensor.untyped_storage().data_ptr() in lasting else pack(tensor)
 
-        self.pack_hook = keep
-        self.unpack_hook = lambda kept: kept if isinstance(kept, Tensor) else unpack(kept)
+        def restored(kept: Any) -> Tensor:
+            return kept if isinstance(kept, Tensor) else unpack(kept)
+
+        self.pack_hook, self.unpack_hook = keep, restored
 
 
 class Reference:

@@ -5,7 +5,7 @@ Generation and update alternate: both hold `Policy.lock` while they use the weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
 
 from agentlightning.engine.served import ServedModel, load_model
 from agentlightning.engine.torch_setup import one_thread, return_freed_memory
@@ -73,6 +74,7 @@ class Policy(ServedModel):
             seed: seed of the first weights of adapters, and of the order of the mini-batches.
             options: see `Optimizer`.
         """
+        self._whole: Callable[[], PreTrainedModel] | None = None  # the model with untrained adapters, without 4 bits
         adapted = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
         super().__init__(adapted, tokenizer, max_model_length=max_model_length)
@@ -86,17 +88,35 @@ class Policy(ServedModel):
         *,
         bf16: bool = False,
         device: str = "cpu",
+        four_bit: str | None = None,
         model: PreTrainedModel | None = None,
         **settings: Any,
     ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
         `bf16`: the model computes in bfloat16, and its trained weights have float32 copies (see `parameters.py`).
+        `four_bit`: see `load_model`; requires `lora`.
         `model` is the result of an earlier `load_model` of the same path.
         """
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        model = load_model(path, bf16=bf16, device=device) if model is None else model
-        return cls(model, tokenizer, device=device, **settings)
+        if model is None:
+            model = load_model(path, bf16=bf16, device=device, four_bit=four_bit)
+        policy = cls(model, tokenizer, device=device, **settings)
+        if four_bit is not None:
+            policy._whole = lambda: with_lora(load_model(path, bf16=bf16), settings["lora"], 0)
+        return policy
+
+    @override
+    def merged(self) -> PreTrainedModel:
+        """Return the model, or a copy with the adapters merged in. If it was loaded in 4 bits, the copy has the weights
+        of before, because adding to 4 bits would round the adapters away."""
+        if self._whole is None:
+            return super().merged()
+        whole: Any = self._whole()
+        with torch.no_grad():
+            for name, weight in self.state().weights.items():
+                whole.get_parameter(name).copy_(weight)
+        return whole.merge_and_unload()
 
     def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """Return the natural log-probability of each masked token given all previous ones, 0 elsewhere: (B, T)."""

@@ -1,7 +1,8 @@
-"""Settings that save memory change the update by rounding alone: bfloat16, checkpointed activations, adapters."""
+"""Settings that save memory change the update by rounding alone: bfloat16, four bits, checkpointing, adapters."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
+from agentlightning.training.learner.memory import needed_memory
 from agentlightning.training.learner.parameters import Offloading
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.learner.update import UpdateSettings
-from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
+from agentlightning.training.policy_files import digest_of, load_policy, restore_policy, save_policy
+from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import needs_bfloat16
 from tests.training.learner.rows import make_advantages, make_rows
 
@@ -150,3 +153,63 @@ def test_bf16_makes_a_policy_that_computes_in_bfloat16(model_folder: Path) -> No
     asked_for, made = learn(policy), learn(half_policy(model_folder, "cpu"))
     assert policy.model.dtype == torch.bfloat16
     assert asked_for[0].figures == made[0].figures
+
+
+FOUR_BITS: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "load_in_4bit": True,
+    "lora": {"r": 4, "target_modules": "all-linear"},
+}
+needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_adapters_learn_on_weights_of_four_bits_and_resume_bit_for_bit(
+    model_folder: Path, tmp_path: Path, kind: Any
+) -> None:
+    settings = GRPOSettings(model=str(model_folder), bnb_4bit_quant_type=kind, **FOUR_BITS)
+    policy, other = load_policy(settings, None), Policy.load(model_folder, lora=FOUR_BITS["lora"])
+    linear = policy.model.get_parameter("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    whole = other.model.get_parameter("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    assert (linear.dtype, linear.numel()) == (torch.uint8, whole.numel() // 2)
+    before = digest_of(policy)
+    learn(policy, 2)
+    save_policy(policy, tmp_path)
+    again = load_policy(settings, tmp_path, weight_version=2, digest=digest_of(policy))
+    assert digest_of(again) == digest_of(policy) != before
+    assert learn(policy)[0].figures == learn(again)[0].figures
+    assert digest_of(again) == digest_of(policy)
+
+
+@needs_bitsandbytes
+def test_the_written_model_has_the_adapters_and_the_weights_before_they_had_four_bits(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    policy = load_policy(GRPOSettings(model=str(model_folder), **FOUR_BITS), None)
+    learn(policy, 2)
+    policy.save(tmp_path)
+    whole, written = (AutoModelForCausalLM.from_pretrained(place) for place in (model_folder, tmp_path))
+    name = "model.layers.0.mlp.up_proj"
+    state = policy.state().weights
+    low, high = (state[f"base_model.model.{name}.lora_{part}.default.weight"] for part in "AB")
+    expected = whole.get_parameter(f"{name}.weight") + 2 * high @ low  # peft's lora_alpha is 8, twice r
+    assert torch.allclose(written.get_parameter(f"{name}.weight"), expected, atol=1e-6)
+    assert float((high @ low).abs().max()) > 1e-5
+
+
+@needs_bitsandbytes
+def test_the_estimate_of_weights_in_four_bits_is_what_they_take(model_folder: Path) -> None:
+    settings = GRPOSettings(model=str(model_folder), **FOUR_BITS)
+    policy = load_policy(settings, None)
+    frozen = [weight for weight in policy.model.parameters() if not weight.requires_grad]
+    states = [weight.quant_state for weight in frozen if hasattr(weight, "quant_state")]
+    taken = sum(weight.nbytes for weight in frozen) + sum(state.absmax.nbytes for state in states)
+    assert [part.bytes for part in needed_memory(settings) if part.what.startswith("weights,")] == [taken]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_four_bits_without_their_package_are_refused_with_its_name(model_folder: Path) -> None:
+    for attempt in (needed_memory, lambda settings: load_policy(settings, None)):
+        with pytest.raises(BadRequestError, match="load_in_4bit=True requires the package bitsandbytes"):
+            attempt(GRPOSettings(model=str(model_folder), **FOUR_BITS))
