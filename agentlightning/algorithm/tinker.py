@@ -25,6 +25,7 @@ __all__ = ["Tinker"]
 
 SETTINGS: Final = (
     *("max_steps", "batch_size", "num_generations", "learning_rate", "lr_scheduler_type", "max_grad_norm", "seed"),
+    *("lr_scheduler_kwargs", "warmup_steps"),
     *("max_completion_length", "advantage", "scale_rewards", "reward_weights", "multi_objective_aggregation"),
     *("mask_truncated_completions", "soft_punish_cache", "overlong_penalty_factor", "max_num_gen_batches"),
     *("eval_steps", "solved_above", "step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts"),

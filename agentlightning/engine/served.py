@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.base.private_files import private_folder
 from agentlightning.engine.torch_setup import SMALL_MODEL_PARAMETERS, leave_out_cudnn_attention, no_progress_bar
@@ -92,14 +92,43 @@ class ServedModel:
         self.tokenizer.save_pretrained(path)
 
 
-def load_model(path: str | Path, *, bf16: bool = False, device: str = "cpu") -> PreTrainedModel:
+def load_model(
+    path: str | Path, *, bf16: bool = False, device: str = "cpu", four_bit: str | None = None
+) -> PreTrainedModel:
     """Return the model in a folder (or of a name in the local cache), on the CPU, with the data type for `device`, see
-    `dtype_of`."""
+    `dtype_of`. With `four_bit` (`nf4` or `fp4`) it is on `device`, and its linear layers are quantized (QLoRA,
+    arXiv:2305.14314)."""
     dtype = dtype_of(device, bf16=bf16)
+    options: dict[str, Any] = {}
+    if four_bit is not None:
+        bitsandbytes_for("load_in_4bit=True")
+        config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=four_bit, bnb_4bit_compute_dtype=dtype)
+        options = {"quantization_config": config, "device_map": {"": device}}
     with no_progress_bar():
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa"
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False, attn_implementation="sdpa", **options
         )
+    modules: list[Any] = list(model.modules())
+    for module in modules:
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # its other form of the weights has no gradient
+            module.support_avx512bf16_for_cpu = False
+    return model
+
+
+def bitsandbytes_for(setting: str) -> Any:
+    """Return the package bitsandbytes, which a setting requires.
+
+    Raises:
+        BadRequestError: it cannot be imported.
+    """
+    try:
+        import bitsandbytes  # pyright: ignore[reportMissingImports] -- an optional package
+    except ImportError as error:
+        raise BadRequestError(
+            f"{setting} requires the package bitsandbytes, which cannot be imported ({error}). Install it with "
+            "pip install bitsandbytes, or use another value"
+        ) from None
+    return cast("Any", bitsandbytes)
 
 
 def dtype_of(device: str, *, bf16: bool) -> torch.dtype:

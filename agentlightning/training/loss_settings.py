@@ -223,6 +223,14 @@ class LossSettings:
     beta: NotNegative = 0.0
     """Weight of the KL divergence from the reference, which is the model as loaded. [`actor.kl_loss_coef`, or
     `algorithm.kl_ctrl.kl_coef` in the reward]"""
+    sync_ref_model: bool = False
+    """Move the reference towards the policy: after every `ref_model_sync_steps` optimizer steps, each of its weights
+    becomes `ref_model_mixup_alpha` times the policy's plus the rest of its own (TR-DPO, arXiv:2404.09656). With `lora`,
+    these are the weights of the adapters. [none]"""
+    ref_model_mixup_alpha: Annotated[float, Bounds(above=0, at_most=1)] = 0.6
+    """Share of the policy in the moved reference. [none]"""
+    ref_model_sync_steps: Count = 512
+    """Optimizer steps of the run between two moves of the reference. [none]"""
     kl_estimator: KLEstimator = "k3"
     """KL estimator: `k1` is log p/q, `k2` half its square, `k3` q/p - 1 - log q/p. [`actor.kl_loss_type`]"""
     use_bias_correction_kl: bool = True
@@ -280,6 +288,12 @@ class LossSettings:
             "use_kl_in_reward=True and beta=0: set beta, the weight of the penalty": (
                 self.use_kl_in_reward and self.beta == 0
             ),
+            "sync_ref_model=True and beta=0: set beta, the weight of the divergence from the reference": (
+                self.sync_ref_model and self.beta == 0
+            ),
+            f"sync_ref_model=False with ref_model_mixup_alpha={self.ref_model_mixup_alpha} and ref_model_sync_steps="
+            f"{self.ref_model_sync_steps}: only sync_ref_model=True uses them": not self.sync_ref_model
+            and (self.ref_model_mixup_alpha, self.ref_model_sync_steps) != (0.6, 512),
             f"loss_type={self.loss_type!r} and use_bias_correction_kl=True (with beta={self.beta}): its ratio is that "
             "of a sequence, which makes the penalty of a token biased; set use_bias_correction_kl=False": (
                 loss.ratio_of == "row" and self.has_kl_loss and self.use_bias_correction_kl
@@ -319,7 +333,7 @@ class LossSettings:
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the model as loaded is needed."""
+        """Whether the loss compares with a reference."""
         return self.beta > 0
 
     @property

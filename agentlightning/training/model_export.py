@@ -58,7 +58,8 @@ class TrainedModel:
                 "missing or have changed"
             )
         policy = Policy.load(model_in(self.path, settings["model"]), lora=settings["lora"], seed=settings["seed"])
-        restore_policy(policy, self.path, weight_version=self.facts["weight_version"], digest=self.facts["digest"])
+        version, digest = self.facts["weight_version"], self.facts["digest"]
+        restore_policy(policy, self.path, weight_version=version, digest=digest, serves_only=True)
         return policy
 
 

@@ -198,14 +198,14 @@ def load_policies(settings: TrainingSettings, checkpoint: Checkpoint | None) -> 
     Policies with adapters on the same model share its frozen weights, which are loaded once.
     """
     facts: Mapping[str, Any] = {} if checkpoint is None else checkpoint.facts
-    shared: dict[tuple[str, bool], PreTrainedModel] = {}
+    shared: dict[tuple[str, bool, str | None], PreTrainedModel] = {}
     policies: dict[str | None, Policy] = {}
     for name, own in settings.by_policy().items():
         base: PreTrainedModel | None = None
         if name is not None and own.lora is not None:
-            key = own.model, own.bf16
+            key = own.model, own.bf16, own.four_bit
             if key not in shared:
-                shared[key] = load_model(own.model, bf16=own.bf16, device=own.device)
+                shared[key] = load_model(own.model, bf16=own.bf16, device=own.device, four_bit=own.four_bit)
             base = twin_of(shared[key])
         digest = facts.get("digests", {}).get(name, "") if name is not None else facts.get("digest", "")
         policies[name] = load_policy(

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentlightning.engine.served import ServedModel
@@ -24,9 +25,11 @@ from agentlightning.engine.torch_setup import no_progress_bar
 from agentlightning.training.checkpoint import BrokenCheckpointError, sha256_of
 from agentlightning.training.learner.parameters import PREFIX
 from agentlightning.training.learner.policy import Policy, PolicyState
+from agentlightning.training.optimizer_settings import DEFAULT_OPTIM
 from agentlightning.training.settings import TrainingSettings
 
 OPTIMIZER: Final = "optimizer.safetensors"
+REFERENCE: Final = "reference.safetensors"
 ADAPTER: Final = "adapter_model.safetensors"
 _SCALARS: Final = "optimizer.json"
 
@@ -59,20 +62,39 @@ def save_policy(policy: Policy, folder: Path) -> None:
             state = policy.state()
             rounded = policy.model.dtype != torch.float32
             weights = {name: weight for name, weight in state.weights.items() if rounded or name.startswith(PREFIX)}
-            tensors = {name: each.detach().cpu().contiguous() for name, each in (state.optimizer | weights).items()}
+            kept = {name: each for name, each in state.optimizer.items() if isinstance(each, Tensor)}
+            tensors, places = dict[str, Tensor](), set[int]()
+            for name, each in (kept | weights).items():
+                tensor = each.detach().cpu().contiguous()  # bitsandbytes shares some among weights
+                tensors[name] = tensor.clone() if tensor.data_ptr() in places else tensor
+                places.add(tensor.data_ptr())
             save_file(tensors, folder / OPTIMIZER)
-            states = {"max_tokens": state.max_tokens_per_forward, "policy": state.random, "torch": _torch_state()}
+            if state.reference:
+                own = {name: each.detach().cpu().contiguous() for name, each in state.reference.items()}
+                save_file(own, folder / REFERENCE)
+            states = {
+                "optim": state.optim,
+                "optimizer": {name: each for name, each in state.optimizer.items() if name not in kept},
+                "max_tokens": state.max_tokens_per_forward,
+                "steps": state.steps_taken,
+                "policy": state.random,
+                "torch": _torch_state(),
+            }
     except SafetensorError as error:  # safetensors reports errors of the file system like this
         raise OSError(str(error)) from error
     (folder / _SCALARS).write_text(json.dumps(states))
 
 
-def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest: str) -> None:
+def restore_policy(
+    policy: Policy, folder: Path, *, weight_version: int, digest: str, serves_only: bool = False
+) -> None:
     """Restore the state that `save_policy` wrote. The policy must have been loaded from the initial model of the
-    training or, without an adapter, from `folder` itself.
+    training or, without an adapter, from `folder` itself. With `serves_only`, the weights of its model are enough:
+    those of a critic or a reference, and the state of the optimizer, are ignored.
 
     Raises:
         BrokenCheckpointError: the files differ from what was written.
+        ValueError: they are of another optimizer, another model or other adapters.
     """
     with policy.lock:
         if (folder / ADAPTER).is_file():
@@ -94,11 +116,15 @@ def restore_policy(policy: Policy, folder: Path, *, weight_version: int, digest:
         states = json.loads((folder / _SCALARS).read_bytes())
         tensors = load_file(folder / OPTIMIZER)
         own = policy.state()
-        if not any(name.startswith(PREFIX) for name in own.weights):  # serving and exporting need no critic
-            tensors = {name: tensor for name, tensor in tensors.items() if PREFIX not in name}
-        optimizer = {name: tensor for name, tensor in tensors.items() if name in own.optimizer}
-        weights = own.weights | {name: tensor for name, tensor in tensors.items() if name not in optimizer}
-        policy.restore(PolicyState(weights, optimizer, states["policy"], weight_version, states["max_tokens"]))
+        optim = states.get("optim", DEFAULT_OPTIM)  # before there were others
+        optimizer = {name: each for name, each in tensors.items() if "/" in name} | states.get("optimizer", {})
+        weights = own.weights | {name: each for name, each in tensors.items() if "/" not in name}
+        reference = load_file(folder / REFERENCE) if (folder / REFERENCE).is_file() else {}
+        if serves_only:
+            weights = {name: weights[name] for name in own.weights}
+            optim, optimizer, reference = own.optim, own.optimizer, own.reference
+        numbers = weight_version, states["max_tokens"], states.get("steps", 0)
+        policy.restore(PolicyState(weights, optim, optimizer, states["policy"], *numbers, reference))
         _restore_torch(states["torch"])
 
 
@@ -128,15 +154,19 @@ def load_policy(
         source,
         model=base,
         learning_rate=settings.learning_rate,
+        optimizer=settings,
         lora=settings.lora,
         bf16=settings.bf16,
+        four_bit=settings.four_bit,
         device=settings.device,
         seed=settings.seed,
         keeps_reference=settings.loss_settings.needs_reference,
+        moves_reference=settings.loss_settings.sync_ref_model,
         max_model_length=settings.max_model_length,
         max_tokens_per_forward=settings.max_tokens_per_forward,
         padding_free=settings.padding_free,
         gradient_checkpointing=settings.gradient_checkpointing,
+        activation_offloading=settings.activation_offloading,
         value_learning_rate=None if settings.critic is None else settings.critic.value_learning_rate,
     )
     if folder is not None:

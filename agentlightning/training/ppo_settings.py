@@ -84,11 +84,13 @@ class PPOSettings(CriticSettings, GRPOSettings):
 
     @override
     def __post_init__(self) -> None:
+        self.refuse_metric_schedules()
         check_fields(self)
-        if self.use_kl_in_reward and self.kl_coef == 0:
-            raise BadRequestError(
-                "use_kl_in_reward=True and kl_coef=0 cannot be combined: set kl_coef, the weight of the penalty"
-            )
+        for name in ("use_kl_in_reward", "sync_ref_model"):
+            if getattr(self, name) and self.kl_coef == 0:
+                raise BadRequestError(
+                    f"{name}=True and kl_coef=0 cannot be combined: set kl_coef, the weight of the penalty"
+                )
         same = {"num_iterations": self.num_ppo_epochs, "beta": self.kl_coef}
         for name, value in {**same, "epsilon": self.cliprange, "epsilon_high": self.cliprange}.items():
             object.__setattr__(self, name, value)

@@ -27,6 +27,7 @@ from agentlightning.store.cursors import pages_of
 from agentlightning.store.rules.values import to_json
 from agentlightning.training.checkpoint import CHECKPOINTS, Checkpoint, CheckpointFolder
 from agentlightning.training.ledger import ExclusionReason
+from agentlightning.training.optimizer_settings import depends_on_length
 from agentlightning.training.policies import fingerprint_of_models
 from agentlightning.training.records import RunLog
 from agentlightning.training.rollouts import evidence
@@ -58,6 +59,7 @@ _MAY_CHANGE: Final = frozenset(
         *("max_steps", "save_steps", "save_total_limit", "eval_steps", "progress", "output_dir", "engine_batch"),
         *("step_timeout_seconds", "rollout_timeout_seconds", "late_rollouts", "max_drift", "resource_name", "alarms"),
         *("record_tokens", "max_tokens_per_forward", "gradient_checkpointing", "model", "solved_above"),
+        "activation_offloading",
     }
 )
 """Settings that a later start may change, because they do not affect the result of a step. The path of the model may
@@ -151,7 +153,8 @@ def check_same(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     run, old, new = now["run_id"], {**_DEFAULTS, **before["settings"]}, now["settings"]
     way_out = "Pass the original value, or another run_id to start a new run"
     changed = [name for name in new if name in old and name not in _MAY_CHANGE and old[name] != new[name]]
-    if old["lr_scheduler_type"] == "linear" and old["max_steps"] != new["max_steps"]:
+    schedules = [{**old, **own} for own in (old.get("policies") or {"": {}}).values()]
+    if any(map(depends_on_length, schedules)) and old["max_steps"] != new["max_steps"]:
         changed.append("max_steps")  # the schedule of the learning rate depends on it
     if old["curriculum"] != "none" and old["solved_above"] != new["solved_above"]:
         changed.append("solved_above")  # the solve rates depend on it

@@ -41,12 +41,12 @@ from agentlightning.training.loss_settings import (
     Share,
     name_of,
 )
+from agentlightning.training.optimizer_settings import OptimizerSettings, ScheduleSettings
 from agentlightning.training.progress import Style
 from agentlightning.training.rollouts import LatePolicy
 from agentlightning.types import Rollout
 from agentlightning.utils.setting_checks import Bounds, check_fields, check_names, refuse_pairs
 
-LRSchedulerType = Literal["constant", "linear"]
 RefusedCalls = Literal["exclude", "train"]
 Curricula = Literal["none", "solve_rate"]
 RecordTokens = Literal["auto", "all", "sample", "none"]
@@ -58,7 +58,11 @@ S = TypeVar("S", bound="TrainingSettings")
 
 MOST_GROUPS: Final = 512
 """Maximum number of groups in progress; each waits with its own request, which a remote store keeps open."""
-OWN_SETTINGS: Final = ("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16")
+OWN_SETTINGS: Final = (
+    *("model", "lora", "learning_rate", "lr_scheduler_type", "max_grad_norm", "bf16"),
+    *("load_in_4bit", "bnb_4bit_quant_type", "lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay"),
+)
 """Settings that each policy of `policies=` may set for itself."""
 
 _OTHER_NAMES: Final[Mapping[str, str]] = {
@@ -81,6 +85,12 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "kl_loss_type": "kl_estimator",
     "sampler": "curriculum",
     "shuffle": "shuffle_dataset",
+    "optimizer": "optim",
+    "betas": "adam_beta1 and adam_beta2",
+    "lr_warmup_steps": "warmup_steps",
+    **dict.fromkeys(
+        ("warmup_ratio", "lr_warmup_steps_ratio"), "warmup_steps, where a number below 1 is a share of max_steps"
+    ),
     **{
         f"vllm_importance_sampling_{name}": f"importance_sampling_{name}"
         for name in ("correction", "mode", "clip_max", "clip_min")
@@ -135,7 +145,7 @@ _POLICY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(VLLMSettings):
+class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
     """The settings of every algorithm that trains weights: the model, the optimizer and the run."""
 
     algorithm: ClassVar[str]
@@ -160,11 +170,6 @@ class TrainingSettings(VLLMSettings):
     """Shuffle the tasks in each pass over the dataset; False keeps the order of the dataset. [`data.shuffle`]"""
     num_generations: Count = 8
     """Rollouts per task and step, G. [`rollout.n`]"""
-    learning_rate: Positive = 1e-5
-    """Learning rate of AdamW in the first step. [`actor.optim.lr`]"""
-    lr_scheduler_type: LRSchedulerType = "constant"
-    """Schedule of the learning rate: `linear` lowers it with each step, to 0 after the last step.
-    [`actor.optim.lr_scheduler_type`]"""
     num_iterations: Count = 1
     """Passes over the rows of a step. [`actor.ppo_epochs`]"""
     minibatch_rollouts: Count | None = None
@@ -210,9 +215,19 @@ class TrainingSettings(VLLMSettings):
     gradient_checkpointing: bool = False
     """Store only the inputs of the layers for the backward pass and recompute the rest, which needs less memory and
     about a third more time. [`model.enable_gradient_checkpointing`]"""
+    activation_offloading: bool = False
+    """Keep what the backward pass needs in the machine's memory instead of the GPU's, which takes time to copy it there
+    and back. In TRL only SFT has it. [`actor.fsdp_config.offload_policy` offloads weights; none]"""
     bf16: bool = False
     """Compute the model in bfloat16. The trained weights have a float32 copy, and probabilities are float32.
     [`actor.fsdp_config.dtype`]"""
+    load_in_4bit: bool = False
+    """Load the linear layers of the model in 4 bits and train adapters on them (QLoRA); requires `lora` and the package
+    `bitsandbytes`. The model that a run writes has its adapters added to the weights as they are in `model`. In TRL it
+    is a setting of `ModelConfig`. [none]"""
+    bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
+    """Numbers that 4 bits stand for, with `load_in_4bit`: those of a normal distribution, or floating-point numbers.
+    [none]"""
     eval_steps: CountOrZero = 0
     """Steps between evaluations on the validation set; 0 evaluates only before and after training.
     [`trainer.test_freq`]"""
@@ -259,24 +274,40 @@ class TrainingSettings(VLLMSettings):
     progress: Style = "auto"
     """Display of steps: `live` updates a table, `plain` prints one line per step; `auto` is `live` on a terminal."""
 
+    @override
     def __post_init__(self) -> None:
+        self.refuse_metric_schedules()
         check_fields(self)
+        self.check_optimizer()
+        self.check_schedule()
         if self.lora is not None and not isinstance(self.lora, Mapping):
             raise BadRequestError(f"lora must be a dict for peft.LoraConfig, such as {{'r': 16}}; got {self.lora!r}")
         make_rules(self.alarms)
         self.check_vllm(has_adapters=self.lora is not None)
-        alone = "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls"
-        scaled = (
+        pairs = {
+            "use_vllm=True and deterministic=True: vLLM's samples depend on concurrent calls": self.use_vllm
+            and self.deterministic,
             f"use_vllm=True, temperature={self.temperature} and {', '.join(self.reshaping)}: vLLM returns "
             "probabilities either with all of these settings or with none of them, but the loss needs those with only "
-            "the temperature; set temperature=1"
-        )
-        refuse_pairs(
-            {
-                alone: self.use_vllm and self.deterministic,
-                scaled: self.use_vllm and self.temperature != 1 and bool(self.reshaping),
-            }
-        )
+            "the temperature; set temperature=1": self.use_vllm and self.temperature != 1 and bool(self.reshaping),
+            "load_in_4bit=True and lora=None: weights in 4 bits are not trained; set lora": self.load_in_4bit
+            and self.lora is None,
+            "load_in_4bit=True and use_vllm=True: vLLM would sample from the weights without 4 bits": (
+                self.load_in_4bit and self.use_vllm
+            ),
+            f"load_in_4bit=False and bnb_4bit_quant_type={self.bnb_4bit_quant_type!r}: set load_in_4bit": (
+                not self.load_in_4bit and self.bnb_4bit_quant_type != "nf4"
+            ),
+            "activation_offloading=True and device='cpu': the activations are in the machine's memory already": (
+                self.activation_offloading and self.device == "cpu"
+            ),
+        }
+        refuse_pairs(pairs)
+
+    @property
+    def four_bit(self) -> str | None:
+        """The value of `bnb_4bit_quant_type` with `load_in_4bit`, else None."""
+        return self.bnb_4bit_quant_type if self.load_in_4bit else None
 
     @property
     def reshaping(self) -> dict[str, float]:
@@ -315,8 +346,8 @@ class TrainingSettings(VLLMSettings):
         return self.loss_settings.use_kl_in_reward and self.critic is None
 
     def learning_rate_at(self, step: int) -> float:
-        """Return the learning rate of a step; the first step is 1."""
-        return self.learning_rate * (1 - (step - 1) / self.max_steps if self.lr_scheduler_type == "linear" else 1.0)
+        """Return the learning rate of a step; the first step is 1. Errors as in `rate_at`."""
+        return self.rate_at(step, self.max_steps)
 
     def by_policy(self) -> Mapping[str | None, TrainingSettings]:
         """Return the settings of each policy by its name; a run with one policy has the key None."""
@@ -357,9 +388,9 @@ class GRPOSettings(LossSettings, RewardSettings, TrainingSettings):
     `async_training.staleness_threshold` is a share of samples]"""
     policies: Mapping[str, Mapping[str, object]] | None = None
     """Policies that learn in one run, each from its own calls: a list of names, or a mapping from each name to its own
-    settings (of `model`, `lora`, `learning_rate`, `lr_scheduler_type`, `max_grad_norm`, `bf16`). The agent receives
-    each as a resource with its name. Policies with `lora` on the same model share its weights. None is one policy. [no
-    counterpart]"""
+    settings (of `model`, `lora`, `bf16`, `load_in_4bit`, `max_grad_norm`, the learning rate with its schedule, and the
+    optimizer). The agent receives each as a resource with its name. Policies with `lora` on the same model share its
+    weights. None is one policy. [no counterpart]"""
 
     @override
     def __post_init__(self) -> None:

@@ -50,6 +50,7 @@ _WITHOUT_MEANING: Final[Mapping[str, str]] = {
     "importance_sampling_correction": _OF_RATIOS,
     **{f"importance_sampling_{name}": _OF_RATIOS for name in ("mode", "clip_max", "clip_min")},
     **dict.fromkeys(("beta", "kl_estimator", "use_bias_correction_kl", "use_kl_in_reward"), _OF_REFERENCE),
+    **dict.fromkeys(("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps"), _OF_REFERENCE),
     "policies": "SFT trains one policy; use agl.GRPO for several",
     "max_staleness": "SFT collects synchronously; use agl.GRPO",
     "curriculum": "SFT learns from chosen rollouts, and a rate near one half has no advantage for it",

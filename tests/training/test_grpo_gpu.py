@@ -244,6 +244,21 @@ def test_the_sum_of_memory_is_what_an_update_takes(grouped_model: Path, others: 
     assert 0.75 < share < 1.05, [(part.what, part.bytes) for part in parts]
 
 
+def test_offloaded_activations_do_not_take_the_memory_of_the_gpu(grouped_model: Path) -> None:
+    peaks: list[int] = []
+    for offloading in (False, True):
+        gc.collect()
+        torch.cuda.empty_cache()
+        policy = Policy.load(grouped_model, device="cuda", activation_offloading=offloading)
+        policy.state()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        policy.update(make_rows(2, 4096, shortest=4096, longest=4096), [1.0, -1.0])
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        del policy
+    assert peaks[1] < 0.7 * peaks[0]
+
+
 def test_an_engine_without_the_memory_for_all_calls_answers_them_in_smaller_numbers(
     grouped_model: Path, limit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -37,6 +37,18 @@ def test_steps_from_a_checkpoint_and_from_the_beginning_are_the_same_bit_for_bit
     assert third.tokens > 0
 
 
+@pytest.mark.parametrize("lora", [None, {"r": 4, "target_modules": ["q_proj", "v_proj"]}])
+def test_another_optimizer_a_schedule_and_a_moving_reference_are_replayed_from_checkpoints(
+    untrained_model: Path, tmp_path: Path, lora: dict[str, Any] | None
+) -> None:
+    settings: dict[str, Any] = {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 3, "minibatch_rollouts": 3}
+    settings |= {"optim": "adafactor", "lr_scheduler_type": "cosine", "warmup_steps": 1, "lora": lora}
+    fit(GRPO, two_turns, untrained_model, tmp_path, max_steps=5, **settings)
+    last, third = ask(tmp_path, 5), ask(tmp_path, 3)
+    assert (last.differences, last.updates, last.source.rpartition("/")[2]) == ([], 1, "checkpoint-4")
+    assert (third.differences, third.updates) == ([], 3)
+
+
 def test_a_step_or_a_run_that_is_not_there_is_refused(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "named", "--step", "9", "--store", str(recorded / "store.db")]) == 2
     assert "has steps up to 5" in capsys.readouterr().err

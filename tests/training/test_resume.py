@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -208,3 +208,23 @@ async def test_only_the_rollouts_after_the_checkpoint_are_read(
     places = sorted((about["step"], about["task"]) for about in (r.metadata or {} for r in resumption._old))
     assert places == [(step, task) for step in (4, 5) for task in range(6)]
     assert pages == [4, 4, 4, 4]  # of the 30; the last one holds rollouts of the checkpoint's step
+
+
+@pytest.mark.parametrize(
+    ("schedule", "depends"),
+    [
+        ({}, False),
+        ({"lr_scheduler_type": "cosine"}, True),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 3}, False),
+        ({"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 0.5}, True),
+        ({"policies": {"a": {"lr_scheduler_type": "linear"}, "b": {}}}, True),
+        ({"policies": {"a": {"learning_rate": 0.1}, "b": {}}}, False),
+    ],
+    ids=str,
+)
+def test_the_length_of_a_run_may_change_unless_a_schedule_depends_on_it(
+    schedule: dict[str, Any], depends: bool
+) -> None:
+    begun, longer = ({**_NOW, "settings": {**_SETTINGS, **schedule, "max_steps": steps}} for steps in (9, 12))
+    with pytest.raises(BadRequestError, match="max_steps was 9 and is 12") if depends else nullcontext():
+        check_same(begun, longer)

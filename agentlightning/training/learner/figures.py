@@ -57,7 +57,7 @@ def summary(figures: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the number of optimizer steps and the means over them, NaN without steps. For the first step also return
     the distance of engine and learner on fresh tokens, and the divergence on stale tokens, if any."""
     steps = [figure for figure in figures if figure["taken"]]
-    names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm"]
+    names = ["loss", "clip_fraction", "approx_kl", "kl", "entropy", "grad_norm", "padding_share"]
     more = ("value_loss", "value_clip_fraction", "stale_kl", "fresh_kl", "stale_share")
     names += [name for name in more if name in figures[0]]
     if any(figure["masked_fraction"] for figure in figures):

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from agentlightning.engine.served import head_sees_only
+from agentlightning.engine.served import bitsandbytes_for, head_sees_only
 from agentlightning.errors import OutOfMemoryError
+from agentlightning.training.learner.optimizers import state_bytes
 from agentlightning.training.learner.parameters import with_lora
 from agentlightning.utils.system_snapshot import memory_capacity_bytes
 
@@ -46,10 +47,10 @@ def check_memory(*policies: TrainingSettings) -> None:
     Raises:
         OutOfMemoryError: the run does not fit. The message lists the needed memory and the settings to change.
     """
-    parts, shared = list[Part](), set[tuple[str, bool]]()
+    parts, shared = list[Part](), set[tuple[str, bool, str | None]]()
     for settings in policies:
         own = needed_memory(settings)
-        key = settings.model, settings.bf16
+        key = settings.model, settings.bf16, settings.four_bit
         if settings.lora is not None and key in shared:  # adapters on one model: see `load_policies` in `policies.py`
             own = [part for part in own if not part.what.startswith("weights,")]
         shared.add(key)
@@ -75,11 +76,15 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     """
     model, adapted = _without_numbers(settings)
     config = model.config.get_text_config()
-    learned = [weight for weight in (adapted or model).parameters() if weight.requires_grad]
+    named = {name: weight for name, weight in (adapted or model).named_parameters() if weight.requires_grad}
+    learned = list(named.values())
     own = [weight for weight in model.parameters() if adapted is None or not weight.requires_grad]
     weights = sum(weight.numel() * weight.element_size() for weight in own)
+    if settings.load_in_4bit:
+        weights -= _saved_by_four_bits(model)
     count = sum(weight.numel() for weight in learned)
     masters = sum(4 * weight.numel() for weight in learned if weight.dtype != torch.float32)
+    of_optimizer = state_bytes(settings, adapted or model, {name: each.numel() for name, each in named.items()})
     kind = str(model.dtype).removeprefix("torch.")
     row = min(config.max_position_embeddings, settings.max_model_length or 2 * settings.max_completion_length)
     tokens = max(settings.max_tokens_per_forward, row)
@@ -93,19 +98,27 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     fewer = "a smaller max_tokens_per_forward" if tokens > row else shorter
     logits = _LOGIT_COPIES * 4 * trained * config.vocab_size
     activations = _activation_bytes(
-        adapted or model, tokens, checkpointing=settings.gradient_checkpointing, logits=logits
+        adapted or model,
+        tokens,
+        checkpointing=settings.gradient_checkpointing,
+        offloading=settings.activation_offloading,
+        logits=logits,
     )
     # four numbers a weight, and the hidden states of a forward in float32
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
     reference = weights if settings.loss_settings.needs_reference and adapted is None else 0
+    if settings.loss_settings.sync_ref_model and adapted is not None:
+        reference = 4 * count
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
+    if settings.device != "cpu" and not settings.activation_offloading:
+        checkpointing += "activation_offloading=True, or "
     lasting = [
-        Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, or a smaller model"),
+        Part(f"weights, {kind}", weights, "" if settings.bf16 else "bf16=True, load_in_4bit=True, or a smaller model"),
         Part("float32 copies of the trained weights", masters, adapters),
         Part("adapters", 0 if adapted is None else sum(4 * weight.numel() for weight in learned), "a smaller r"),
-        Part("state of AdamW, two numbers per weight", 8 * count, adapters),
-        Part("reference, a copy of the weights", reference, adapters),
-        Part("value head: weights, gradient, state of AdamW, hidden states", of_head, fewer),
+        Part(f"state of the optimizer, {settings.optim}", of_optimizer, f"{adapters}, or optim='adamw_8bit'"),
+        Part("reference, a copy of the trained weights", reference, adapters),
+        Part("value head: weights, gradient, state of the optimizer, hidden states", of_head, fewer),
         Part(f"keys and values of {calls} calls of {row:,} tokens", calls * row * of_call, f"{batch}, or {shorter}"),
     ]
     update = [
@@ -152,6 +165,15 @@ def _without_numbers(settings: TrainingSettings) -> tuple[PreTrainedModel, PreTr
         return model, None if settings.lora is None else with_lora(model, settings.lora, 0)
 
 
+def _saved_by_four_bits(model: PreTrainedModel) -> int:
+    """Return the bytes that linear layers need less: half a byte a weight, and a float32 number per block of 64."""
+    bitsandbytes_for("load_in_4bit=True")
+    last = model.get_output_embeddings()
+    linear = [each.weight for each in model.modules() if isinstance(each, torch.nn.Linear) and each is not last]
+    frozen = [weight for weight in linear if not weight.requires_grad]  # not those of the adapters
+    return sum(weight.nbytes - weight.numel() // 2 - 4 * -(-weight.numel() // 64) for weight in frozen)
+
+
 class _Attended(torch.autograd.Function):
     """Keeps for the backward pass the tensors of an attention kernel that does not store its scores."""
 
@@ -171,9 +193,11 @@ def _counting_attention(
 AttentionInterface.register(_COUNTING, _counting_attention)
 
 
-def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: bool, logits: int) -> int:
-    """Return the bytes that a forward pass of `tokens` tokens keeps for its backward pass, without its logits: with
-    checkpointing these are free when the first layer is recomputed."""
+def _activation_bytes(
+    model: PreTrainedModel, tokens: int, *, checkpointing: bool, offloading: bool, logits: int
+) -> int:
+    """Return the bytes that a forward pass of `tokens` tokens keeps on the device for its backward pass, without its
+    logits: with checkpointing or offloading these are free when the first layer is recomputed or copied back."""
     own = {weight.untyped_storage()._cdata for weight in model.parameters()}
     saved_bytes: dict[int, int] = {}
 
@@ -193,8 +217,10 @@ def _activation_bytes(model: PreTrainedModel, tokens: int, *, checkpointing: boo
         output = inner(input_ids=inputs, use_cache=False)
     whole = sum(saved_bytes.values()) * tokens // _MEASURED_TOKENS
     del output
+    config = model.config.get_text_config()
+    if offloading:
+        return max(0, whole // config.num_hidden_layers - logits)
     if not checkpointing:
         return whole
-    config = model.config.get_text_config()
     inputs_of_layers = config.num_hidden_layers * tokens * config.hidden_size * (torch.finfo(model.dtype).bits // 8)
     return inputs_of_layers + max(0, whole // config.num_hidden_layers - logits)

@@ -1,4 +1,4 @@
-"""The trained weights of a model: adapters, float32 copies, checkpointing, the reference, the value head.
+"""The trained weights of a model: adapters, float32 copies, checkpointing, offloading, the reference, the value head.
 
 A model in bfloat16 has 8 bits of mantissa, so a step of 1e-5 on a weight of 1 would be lost. Each trained weight that
 is not float32 therefore has a float32 master copy, which the optimizer updates; the gradient is also summed in float32,
@@ -9,8 +9,8 @@ float32.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
 
@@ -96,21 +96,69 @@ class Checkpointing:
                 layer.training = False
 
 
-def reference_of(model: Any) -> Callable[[], AbstractContextManager[PreTrainedModel]]:
-    """Return a function that opens the reference of the KL penalty: the model as loaded. Call before the first update.
+class Offloading(torch.autograd.graph.save_on_cpu):
+    """Keeps in the machine's memory what the backward pass needs, except the weights, until it needs it."""
 
-    With adapters it is the live model with its adapters disabled; the model must not be used for anything else
-    meanwhile. If all weights are trained, it is a frozen copy, which doubles the memory of the weights.
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(pin_memory=model.device.type == "cuda")
+        pack, unpack = self.pack_hook, self.unpack_hook
+        lasting = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+
+        def keep(tensor: Tensor) -> Any:
+            return tensor if tensor.untyped_storage().data_ptr() in lasting else pack(tensor)
+
+        def restored(kept: Any) -> Tensor:
+            return kept if isinstance(kept, Tensor) else unpack(kept)
+
+        self.pack_hook, self.unpack_hook = keep, restored
+
+
+class Reference:
+    """The reference of the KL penalty: the model as loaded, or a mean that follows the policy. Make it before the first
+    update.
+
+    If all weights are trained, it is a frozen copy, which doubles the memory of the weights. With adapters it is the
+    live model with its adapters disabled; one that moves has a copy of the adapters, which takes their place.
     """
-    if not hasattr(model, "disable_adapter"):
-        return partial(nullcontext, copy.deepcopy(model).requires_grad_(False).eval())
+
+    def __init__(self, model: Any, *, moves: bool = False) -> None:
+        """Take the model as it is. `moves`: `mix` will be called."""
+        self._model = model
+        has_adapters = hasattr(model, "disable_adapter")
+        self._copy = None if has_adapters else copy.deepcopy(model).requires_grad_(False).eval()
+        self._live: dict[str, nn.Parameter] = {
+            name: weight for name, weight in model.named_parameters() if weight.requires_grad
+        }
+        frozen = self._live if self._copy is None else dict(self._copy.named_parameters())
+        own = {name: frozen[name].detach() for name in self._live} if moves else {}
+        self.weights: dict[str, Tensor] = {name: each.clone() if has_adapters else each for name, each in own.items()}
+        """The weights that move, by name; empty without `moves`."""
 
     @contextmanager
-    def without_adapters() -> Generator[PreTrainedModel]:
-        with model.disable_adapter():
-            yield model
+    def __call__(self) -> Generator[PreTrainedModel]:
+        """Open the reference. With adapters, the model must not be used for anything else meanwhile."""
+        if self._copy is not None:
+            yield self._copy
+            return
+        if not self.weights:
+            with self._model.disable_adapter():
+                yield self._model
+            return
+        own = {name: weight.data for name, weight in self._live.items()}
+        try:
+            for name, weight in self._live.items():
+                weight.data = self.weights[name]
+            yield self._model
+        finally:
+            for name, weight in self._live.items():
+                weight.data = own[name]
 
-    return without_adapters
+    def mix(self, alpha: float) -> None:
+        """Add `alpha` times the policy's weights to 1 - `alpha` times those of the reference (TR-DPO, arXiv:2404.09656,
+        equation 5)."""
+        with torch.no_grad():
+            for name, weight in self.weights.items():
+                weight.mul_(1 - alpha).add_(self._live[name], alpha=alpha)
 
 
 PREFIX: Final = "value_head."

@@ -5,7 +5,7 @@ Generation and update alternate: both hold `Policy.lock` while they use the weig
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from typing_extensions import override
 
 from agentlightning.engine.served import ServedModel, load_model
 from agentlightning.engine.torch_setup import one_thread, return_freed_memory
 from agentlightning.training.batch import Batch
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.forward import score
+from agentlightning.training.learner.optimizers import restore_state, state_of
 from agentlightning.training.learner.parameters import with_lora
 from agentlightning.training.learner.update import Optimizer, UpdateSettings
 
@@ -33,13 +35,20 @@ class PolicyState:
 
     weights: dict[str, Tensor]
     """The trained weights by name, float32: of the model or its adapters, and of a value head."""
-    optimizer: dict[str, Tensor]
-    """`step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME` of AdamW for each of them, float32."""
+    optim: str
+    """Name of the optimizer."""
+    optimizer: dict[str, Any]
+    """Tensors and numbers that the optimizer keeps for each of them, as `KIND/NAME`, such as `exp_avg/NAME`; empty
+    before the first step of an optimizer other than the default."""
     random: object
     """Random state of the order of mini-batches, as JSON data."""
     weight_version: int
     max_tokens_per_forward: int
     """The setting `max_tokens_per_forward`, or a lower value after a lack of memory."""
+    steps_taken: int
+    """Number of optimizer steps."""
+    reference: dict[str, Tensor]
+    """The weights of a reference that moves, by name; else empty."""
 
 
 class Policy(ServedModel):
@@ -65,6 +74,7 @@ class Policy(ServedModel):
             seed: seed of the first weights of adapters, and of the order of the mini-batches.
             options: see `Optimizer`.
         """
+        self._whole: Callable[[], PreTrainedModel] | None = None  # the model with untrained adapters, without 4 bits
         adapted = model if lora is None else with_lora(model, lora, seed)
         cast("torch.nn.Module", adapted).to(device).eval()  # transformers wraps `to` and loses its types
         super().__init__(adapted, tokenizer, max_model_length=max_model_length)
@@ -78,17 +88,35 @@ class Policy(ServedModel):
         *,
         bf16: bool = False,
         device: str = "cpu",
+        four_bit: str | None = None,
         model: PreTrainedModel | None = None,
         **settings: Any,
     ) -> Policy:
         """Load model and tokenizer from a folder (or a name in the local cache); `settings` as for the constructor.
 
         `bf16`: the model computes in bfloat16, and its trained weights have float32 copies (see `parameters.py`).
+        `four_bit`: see `load_model`; requires `lora`.
         `model` is the result of an earlier `load_model` of the same path.
         """
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        model = load_model(path, bf16=bf16, device=device) if model is None else model
-        return cls(model, tokenizer, device=device, **settings)
+        if model is None:
+            model = load_model(path, bf16=bf16, device=device, four_bit=four_bit)
+        policy = cls(model, tokenizer, device=device, **settings)
+        if four_bit is not None:
+            policy._whole = lambda: with_lora(load_model(path, bf16=bf16), settings["lora"], 0)
+        return policy
+
+    @override
+    def merged(self) -> PreTrainedModel:
+        """Return the model, or a copy with the adapters merged in. If it was loaded in 4 bits, the copy has the weights
+        of before, because adding to 4 bits would round the adapters away."""
+        if self._whole is None:
+            return super().merged()
+        whole: Any = self._whole()
+        with torch.no_grad():
+            for name, weight in self.state().weights.items():
+                whole.get_parameter(name).copy_(weight)
+        return whole.merge_and_unload()
 
     def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
         """Return the natural log-probability of each masked token given all previous ones, 0 elsewhere: (B, T)."""
@@ -113,8 +141,9 @@ class Policy(ServedModel):
             advantages: (B,) the advantage of each row's rollout, or those of its model calls.
 
         Returns:
-            `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats) and
-            `grad_norm` (before clipping), NaN if every step was skipped; `first_ratio_error`, the largest distance of
+            `figures` has the means over the steps of `loss`, `clip_fraction`, `approx_kl`, `entropy` (nats),
+            `grad_norm` (before clipping) and `padding_share` (the share of padding in the tokens of the forward
+            passes), NaN if every step was skipped; `first_ratio_error`, the largest distance of
             a ratio from one before the first step; `first_stale_kl`, the divergence per stale token of the weights that
             sampled stale tokens; `update_kl`, the divergence after the last step from the weights before the update;
             and the counts `steps`, `skipped_steps`, `rows`, `rollouts`, `tokens`.
@@ -141,36 +170,54 @@ class Policy(ServedModel):
         """Return the state that later updates depend on. Its tensors are live: hold `lock` until they are written."""
         learner = self._optimizer
         learner.prepare_optimizer()
-        optimizer = {
-            f"{kind}/{name}": value
-            for name, weight in learner.learned.items()
-            for kind, value in learner.adamw.state[weight].items()
-        }
         weights = {name: weight.detach() for name, weight in learner.learned.items()}
         return PolicyState(
-            weights, optimizer, learner.random.getstate(), self.weight_version, learner.micro_batches.max_tokens
+            weights,
+            learner.settings.optim,
+            state_of(learner.optimizers, learner.learned),
+            learner.random.getstate(),
+            self.weight_version,
+            learner.micro_batches.max_tokens,
+            learner.steps_taken,
+            {} if learner.reference is None else learner.reference.weights,
         )
 
     def restore(self, state: PolicyState) -> None:
         """Restore a state of a policy with the same model and adapters.
 
         Raises:
-            ValueError: the state belongs to another model or other adapters; nothing changes.
+            ValueError: the state belongs to another model, other adapters or another optimizer; nothing changes.
         """
+        learner = self._optimizer
         with self.lock, torch.no_grad():
             own = self.state()
-            live, saved = own.weights | own.optimizer, state.weights | state.optimizer  # no name is in both
+            if state.optim != own.optim:
+                raise ValueError(f"The state is that of optim={state.optim!r}, but this policy has optim={own.optim!r}")
+            live, saved = _shapes(own), _shapes(state)
+            if not own.optimizer or not state.optimizer:  # one is before the first step
+                live, saved = ({name: of[name] for name in of if "/" not in name} for of in (live, saved))
             for name in sorted(live.keys() | saved.keys()):
-                shapes = [tuple(tensors[name].shape) if name in tensors else None for tensors in (live, saved)]
-                if shapes[0] is None or shapes[0] != shapes[1]:
+                if name not in live or live[name] != saved.get(name):
                     raise ValueError(
-                        f"The state belongs to another model or other adapters: {name} has the shape {shapes[0]} here "
-                        f"and {shapes[1]} in the state"
+                        "The state belongs to another model or other adapters: "
+                        f"{name} has the shape {live.get(name)} here and {saved.get(name)} in the state"
                     )
-            for name, value in live.items():
-                value.copy_(saved[name])
-            self._optimizer.weights.publish()
+            if own.reference.keys() != state.reference.keys():
+                kinds = [("a" if one.reference else "no") + " moving reference" for one in (state, own)]
+                raise ValueError(f"The state has {kinds[0]}, but this policy has {kinds[1]} (sync_ref_model)")
+            for name, weight in own.weights.items():
+                weight.copy_(state.weights[name])
+            for name, weight in own.reference.items():
+                weight.copy_(state.reference[name])
+            learner.steps_taken = state.steps_taken
+            restore_state(learner.optimizers, learner.learned, state.optimizer)
+            learner.weights.publish()
             version, numbers, gauss = cast("Any", state.random)
-            self._optimizer.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
-            self._optimizer.micro_batches.max_tokens = state.max_tokens_per_forward
+            learner.random.setstate((version, tuple(numbers), gauss))  # JSON has made lists of tuples
+            learner.micro_batches.max_tokens = state.max_tokens_per_forward
             self.weight_version = state.weight_version
+
+
+def _shapes(state: PolicyState) -> dict[str, tuple[int, ...]]:
+    tensors = state.weights | state.optimizer  # no name is in both
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,13 +26,15 @@ from agentlightning.training.batch import Batch, make_batch
 from agentlightning.training.learner.figures import RowFigures, UpdateResult, measured_rows, row_figures, summary
 from agentlightning.training.learner.forward import Scores, can_pack, score
 from agentlightning.training.learner.micro_batches import MicroBatches
-from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, ValueHead, reference_of
+from agentlightning.training.learner.optimizers import make_optimizers, rehearse
+from agentlightning.training.learner.parameters import Checkpointing, MasterWeights, Offloading, Reference, ValueHead
 from agentlightning.training.loss_settings import CriticSettings, LossSettings
 from agentlightning.training.losses.critic import explained, value_loss, with_credit
 from agentlightning.training.losses.importance import stale_figures
 from agentlightning.training.losses.kl import kl_divergence
 from agentlightning.training.losses.objective import BatchInputs, highest_entropy, is_finite, policy_loss
 from agentlightning.training.losses.weights import token_weights
+from agentlightning.training.optimizer_settings import DEFAULT_OPTIM, OptimizerSettings
 
 if TYPE_CHECKING:
     from agentlightning.adapter.rows.samples import Sample
@@ -66,45 +69,53 @@ class Optimizer:
         *,
         seed: int,
         learning_rate: float = 1e-5,
+        optimizer: OptimizerSettings | None = None,
         max_tokens_per_forward: int = 4096,
         padding_free: bool = True,
         gradient_checkpointing: bool = False,
+        activation_offloading: bool = False,
         keeps_reference: bool = False,
+        moves_reference: bool = False,
         value_learning_rate: float | None = None,
     ) -> None:
         """Make the optimizer of a model.
 
         Args:
             seed: seed of the order of the mini-batches.
-            learning_rate: learning rate of AdamW, for updates without their own.
+            learning_rate: learning rate, for updates without their own.
+            optimizer: settings of the optimizer; None is `OptimizerSettings()`.
             max_tokens_per_forward: maximum number of tokens in one forward pass; a longer row has its own pass. Limits
                 the memory, and changes the result only by rounding.
             padding_free: join the rows of a forward pass into one sequence instead of padding them; see `forward.py`.
             gradient_checkpointing: keep less for the backward pass and recompute it.
-            keeps_reference: for a loss with a penalty towards the model as loaded; see `reference_of`.
+            activation_offloading: keep it in the machine's memory.
+            keeps_reference: for a loss with a penalty towards the model as loaded; see `Reference`.
+            moves_reference: for one with `sync_ref_model`, whose reference follows the policy.
             value_learning_rate: learning rate of a value head, for updates with a critic; None creates no value head.
         """
         self._model = model
         self._pad_id = pad_id
-        self._reference = reference_of(model) if keeps_reference else None
+        self.reference = Reference(model, moves=moves_reference) if keeps_reference else None
+        """The reference of the KL penalty, if there is one."""
         self.random = random.Random(seed)
         """Random generator for the order of the mini-batches."""
         self.micro_batches = MicroBatches(model.device, max_tokens_per_forward, self._forget_gradients)
         """Splits batches into micro-batches."""
         self._tries_packing, self._packed = padding_free, False
         self._checkpointing = Checkpointing(model) if gradient_checkpointing else nullcontext
+        self._offloading = partial(Offloading, model) if activation_offloading else nullcontext
         self.weights = MasterWeights(model)
         self._head = None if value_learning_rate is None else ValueHead(model)
         self.learned = {**self.weights.masters, **({} if self._head is None else self._head.learned())}
         """The trained weights by name: of the policy, and of the value head if there is one."""
         self._first_rate = learning_rate
-        groups: list[dict[str, Any]] = [{"params": list(self.weights.masters.values()), "initial": learning_rate}]
-        if self._head is not None:
-            groups.append({"params": list(self._head.parameters()), "initial": value_learning_rate})
-        # fused: it needs no memory besides its state, so that a started step cannot fail half-way for lack of memory
-        fused = model.device.type in ("cpu", "cuda")
-        # the second of the betas is below the usual 0.999 because a run may have only some dozen steps
-        self.adamw = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.99), weight_decay=0.0, fused=fused)
+        self.settings = optimizer or OptimizerSettings()
+        """The settings of the optimizers."""
+        self.optimizers = make_optimizers(self.settings, model, self.learned, learning_rate, value_learning_rate)
+        """torch's optimizers, each for its own weights."""
+        # a started step must not fail half-way for lack of memory: the fused AdamW needs none besides its state
+        self._is_default = self.settings.optim == DEFAULT_OPTIM and not self.settings.optim_args
+        self._is_rehearsed = self._is_default
         self.steps_taken = 0
         """Number of optimizer steps since the start, including those of an update that ended in an error."""
 
@@ -115,6 +126,8 @@ class Optimizer:
         settings: UpdateSettings,
     ) -> UpdateResult:
         """Take the optimizer steps; see `Policy.update`."""
+        if settings.loss.sync_ref_model and (self.reference is None or not self.reference.weights):
+            raise ValueError("sync_ref_model=True requires Policy(..., keeps_reference=True, moves_reference=True)")
         self._prepare(settings.learning_rate)
         order = _order_of_content(samples, advantages)
         batch = make_batch(
@@ -135,7 +148,7 @@ class Optimizer:
         for iteration in range(settings.num_iterations):
             for rows in self._minibatches(batch, settings.minibatch_rollouts):
                 part = batch.rows(rows)
-                with self._checkpointing():
+                with self._checkpointing(), self._offloading():
                     step, figures = self.micro_batches.retry(lambda part=part: self._descend(part, settings))
                 first_step = first_step or (part, figures)
                 steps.append(step)
@@ -159,32 +172,44 @@ class Optimizer:
         return torch.where(batch.mask, divergence, 0.0).sum(dim=1).tolist()
 
     def prepare_optimizer(self) -> None:
-        """Create the optimizer's state, as its first step would.
+        """Create the state of the default optimizer, as its first step would; others create theirs in that step.
 
         Raises:
             OutOfMemoryError: the state does not fit into the memory.
         """
-        try:
+        if not self._is_default:
+            return
+        [adamw] = self.optimizers
+        with self._memory_for_state():
             for weight in self.learned.values():
-                if not self.adamw.state[weight]:
+                if not adamw.state[weight]:
                     step = torch.zeros((), dtype=torch.float32, device=weight.device)
                     first, second = torch.zeros_like(weight), torch.zeros_like(weight)
-                    self.adamw.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+                    adamw.state[weight] = {"step": step, "exp_avg": first, "exp_avg_sq": second}
+
+    @contextmanager
+    def _memory_for_state(self) -> Generator[None]:
+        try:
+            yield
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise OutOfMemoryError(
                 f"The state of the optimizer does not fit into the memory of {self._model.device} "
-                f"({short_cause(error)}). Try lora={{'r': 16}} or a smaller engine_batch"
+                f"({short_cause(error)}). Try lora={{'r': 16}}, optim='adamw_8bit' or a smaller engine_batch"
             ) from error
 
     # --- before the first step ---------------------------------------------------------------------------------------
 
     def _prepare(self, learning_rate: float | None) -> None:
         if learning_rate is not None:
-            for group in self.adamw.param_groups:
+            for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
                 group["lr"] = learning_rate * group["initial"] / self._first_rate
         self.prepare_optimizer()
+        if not self._is_rehearsed and not any(optimizer.state for optimizer in self.optimizers):
+            with self._memory_for_state():
+                rehearse(self.optimizers)
+        self._is_rehearsed = True
         if self._tries_packing:
             self._tries_packing, self._packed = False, can_pack(self._model)
             if not self._packed:
@@ -216,9 +241,9 @@ class Optimizer:
         return with_credit(batch, values, penalty, critic)
 
     def _reference_model(self) -> AbstractContextManager[PreTrainedModel]:
-        if self._reference is None:
+        if self.reference is None:
             raise ValueError("A loss with a KL penalty requires Policy(..., keeps_reference=True)")
-        return self._reference()
+        return self.reference()
 
     def _score(self, model: PreTrainedModel, batch: Batch, temperature: float, head: ValueHead | None = None) -> Scores:
         """Return the scores of all rows, without gradient: (B, T) each."""
@@ -262,6 +287,7 @@ class Optimizer:
             entropy = self._score(self._model, batch, settings.temperature).entropy
             batch = replace(batch, kept=highest_entropy(entropy, batch.mask, settings.loss.top_entropy_quantile))
             kept_tokens = int(batch.kept.sum()) if batch.kept is not None else 0
+        padding = passed = 0
         parts: list[dict[str, float]] = []
         of_rows: dict[int, RowFigures] = {}
         for rows, part in self.micro_batches.split(batch, packed=self._packed):
@@ -269,6 +295,9 @@ class Optimizer:
                 part, weights[rows, : part.tokens.shape[1]], (tokens, kept_tokens), settings
             )
             loss.backward()
+            real = int(part.attention.sum())
+            size = real if self._packed else part.attention.numel()
+            padding, passed = padding + size - real, passed + size
             parts.append(figures)
             of_rows |= zip(rows, part_rows, strict=True)
         grad_norm = torch.nn.utils.clip_grad_norm_(self.weights.masters.values(), settings.max_grad_norm)
@@ -277,11 +306,16 @@ class Optimizer:
             grad_norm = grad_norm if is_finite(head_norm) else head_norm
         figures = {name: sum(part[name] for part in parts) for name in parts[0]}
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
+        figures["padding_share"] = padding / passed
         is_step = math.isfinite(figures["loss"]) and is_finite(grad_norm)
         if is_step:
             self.steps_taken += 1
-            self.adamw.step()
+            for optimizer in self.optimizers:
+                optimizer.step()
             self.weights.publish()
+            loss = settings.loss
+            if loss.sync_ref_model and self.reference and self.steps_taken % loss.ref_model_sync_steps == 0:
+                self.reference.mix(loss.ref_model_mixup_alpha)
         return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
 
     def _loss(
@@ -338,7 +372,8 @@ class Optimizer:
         return {"update_kl": float(kl.mean())}
 
     def _forget_gradients(self) -> None:
-        self.adamw.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
         self._model.zero_grad(set_to_none=True)
 
 

@@ -214,10 +214,17 @@ def test_a_killed_runner_does_not_stop_the_run_and_its_rollout_counts_once(
     [
         {"beta": 0.1, "num_iterations": 2, "minibatch_rollouts": 3},
         {"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "beta": 0.1},
+        {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 3, "minibatch_rollouts": 3},
+        {
+            **{"lora": {"r": 4, "target_modules": ["q_proj", "v_proj"]}, "beta": 0.1},
+            **{"sync_ref_model": True, "ref_model_sync_steps": 2},
+        },
         {"lr_scheduler_type": "linear", "eval_steps": 1},
+        {"optim": "muon", "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 0.3},
+        {"optim": "adafactor", "minibatch_rollouts": 3},
     ],
 )
-def test_reference_adapter_schedule_and_evaluations_go_on_as_they_were(
+def test_reference_adapter_optimizer_schedule_and_evaluations_go_on_as_they_were(
     untrained_model: Path, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"

@@ -112,3 +112,14 @@ def test_adapters_learn_from_packed_rows_too(model_folder: Any) -> None:
         weights.append(torch.cat([weight.flatten() for weight in policy.state().weights.values()]))
     assert torch.allclose(weights[0], weights[1], atol=1e-4)
     assert float(weights[0].abs().max()) > 0
+
+
+def test_the_figures_have_the_share_of_padding_in_the_passes(model_folder: Any) -> None:
+    rows, advantages = make_rows(6, 80), make_advantages(6)
+    lengths = [len(row.token_ids) for row in rows]
+    shares = [
+        Policy.load(model_folder, padding_free=padding_free).update(rows, advantages).figures["padding_share"]
+        for padding_free in (True, False)
+    ]
+    assert shares == pytest.approx([0.0, 1 - sum(lengths) / (6 * max(lengths))])
+    assert shares[1] > 0.1

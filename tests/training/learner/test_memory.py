@@ -37,6 +37,7 @@ def test_the_sum_counts_the_weights_that_there_are(model_folder: Path, policy: P
     sizes = {"adapters": 4, "gradients": 4, "state": 8}
     assert {name: part(adapted, name) for name in sizes} == {name: size * learned for name, size in sizes.items()}
     assert part(settings(model_folder, lora=lora, beta=0.1), "reference") == 0
+    assert part(settings(model_folder, lora=lora, beta=0.1, sync_ref_model=True), "reference") == 4 * learned
 
 
 def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
@@ -47,6 +48,8 @@ def test_what_the_settings_save_is_in_the_sum(model_folder: Path) -> None:
     assert part(plain, trained[0]) == 4 * part(small, trained[1]) > 0
     checkpointed = settings(model_folder, max_model_length=128, gradient_checkpointing=True)
     assert part(checkpointed, "activations") < 0.7 * part(plain, "activations")
+    offloaded = settings(model_folder, max_model_length=128, device="cuda", activation_offloading=True)
+    assert part(offloaded, "activations") < part(checkpointed, "activations")
     half = settings(model_folder, max_model_length=64)
     assert part(plain, "keys") == 2 * part(half, "keys")
     few = settings(model_folder, max_model_length=128, batch_size=1, num_generations=2)  # calls: at most its rollouts
@@ -65,7 +68,7 @@ def test_what_engine_and_update_hold_in_turn_is_not_added(model_folder: Path) ->
     many = parts(max_tokens_per_forward=8, engine_batch=8192, batch_size=4096, num_generations=2)
     assert "logits of 8192 calls" in many
     assert not {"gradients", "logits of 8 trained tokens"} & many.keys()
-    constants = ("weights, float32", "state of AdamW, two numbers per weight")
+    constants = ("weights, float32", "state of the optimizer, adamw_torch_fused")
     assert [many[name] for name in constants] == [small[name] for name in constants]
 
 

@@ -1,7 +1,8 @@
-"""Settings that save memory change the update by rounding alone: bfloat16, checkpointed activations, adapters."""
+"""Settings that save memory change the update by rounding alone: bfloat16, four bits, checkpointing, adapters."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from agentlightning.engine.completion import Completion
 from agentlightning.engine.decoder import Decoder, generate
 from agentlightning.engine.served import dtype_of
 from agentlightning.errors import BadRequestError
+from agentlightning.training.learner.memory import needed_memory
+from agentlightning.training.learner.parameters import Offloading
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.learner.update import UpdateSettings
-from agentlightning.training.policy_files import digest_of, restore_policy, save_policy
+from agentlightning.training.policy_files import digest_of, load_policy, restore_policy, save_policy
+from agentlightning.training.settings import GRPOSettings
 from tests.algorithm.parts import needs_bfloat16
 from tests.training.learner.rows import make_advantages, make_rows
 
@@ -107,9 +111,105 @@ def test_checkpointed_activations_give_the_same_update_and_leave_generation_alon
     assert torch.allclose(weights[True], weights[False], atol=1e-6)
 
 
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [None, LORA])
+def test_offloaded_activations_give_the_same_update_bit_for_bit(
+    model_folder: Path, lora: Any, checkpointing: bool
+) -> None:
+    weights: list[torch.Tensor] = []
+    for offloading in (False, True):
+        options = {"gradient_checkpointing": checkpointing, "activation_offloading": offloading}
+        policy = Policy.load(model_folder, learning_rate=1e-3, lora=lora, **options)
+        learn(policy)
+        weights.append(learned(policy))
+    assert torch.equal(*weights)
+
+
+def test_all_that_a_pass_keeps_is_offloaded_except_the_weights(model_folder: Path) -> None:
+    policy = Policy.load(model_folder)
+    tokens = torch.arange(5, 69)[None]
+    offloading = Offloading(policy.model)
+    pack, kept, moved = offloading.pack_hook, list[torch.Tensor](), list[torch.Tensor]()
+
+    def count(tensor: torch.Tensor) -> Any:
+        packed = pack(tensor)
+        (kept if isinstance(packed, torch.Tensor) else moved).append(tensor)
+        return packed
+
+    offloading.pack_hook = count
+    with offloading:
+        loss = policy.model(input_ids=tokens, use_cache=False).logits.float().logsumexp(-1).sum()
+    own = {weight.untyped_storage().data_ptr() for weight in policy.model.parameters()}
+    assert {tensor.untyped_storage().data_ptr() for tensor in kept} <= own
+    assert not {tensor.untyped_storage().data_ptr() for tensor in moved} & own
+    hidden = 4 * tokens.numel() * policy.model.config.hidden_size * policy.model.config.num_hidden_layers
+    assert sum(tensor.nbytes for tensor in moved) > 8 * hidden  # several tensors of this size per layer
+    loss.backward()
+
+
 @needs_bfloat16
 def test_bf16_makes_a_policy_that_computes_in_bfloat16(model_folder: Path) -> None:
     policy = Policy.load(model_folder, learning_rate=1e-5, bf16=True)
     asked_for, made = learn(policy), learn(half_policy(model_folder, "cpu"))
     assert policy.model.dtype == torch.bfloat16
     assert asked_for[0].figures == made[0].figures
+
+
+FOUR_BITS: dict[str, Any] = {
+    "learning_rate": 1e-2,
+    "load_in_4bit": True,
+    "lora": {"r": 4, "target_modules": "all-linear"},
+}
+needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("kind", ["nf4", "fp4"])
+def test_adapters_learn_on_weights_of_four_bits_and_resume_bit_for_bit(
+    model_folder: Path, tmp_path: Path, kind: Any
+) -> None:
+    settings = GRPOSettings(model=str(model_folder), bnb_4bit_quant_type=kind, **FOUR_BITS)
+    policy, other = load_policy(settings, None), Policy.load(model_folder, lora=FOUR_BITS["lora"])
+    linear = policy.model.get_parameter("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    whole = other.model.get_parameter("base_model.model.model.layers.0.mlp.up_proj.base_layer.weight")
+    assert (linear.dtype, linear.numel()) == (torch.uint8, whole.numel() // 2)
+    before = digest_of(policy)
+    learn(policy, 2)
+    save_policy(policy, tmp_path)
+    again = load_policy(settings, tmp_path, weight_version=2, digest=digest_of(policy))
+    assert digest_of(again) == digest_of(policy) != before
+    assert learn(policy)[0].figures == learn(again)[0].figures
+    assert digest_of(again) == digest_of(policy)
+
+
+@needs_bitsandbytes
+def test_the_written_model_has_the_adapters_and_the_weights_before_they_had_four_bits(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    policy = load_policy(GRPOSettings(model=str(model_folder), **FOUR_BITS), None)
+    learn(policy, 2)
+    policy.save(tmp_path)
+    whole, written = (AutoModelForCausalLM.from_pretrained(place) for place in (model_folder, tmp_path))
+    name = "model.layers.0.mlp.up_proj"
+    state = policy.state().weights
+    low, high = (state[f"base_model.model.{name}.lora_{part}.default.weight"] for part in "AB")
+    expected = whole.get_parameter(f"{name}.weight") + 2 * high @ low  # peft's lora_alpha is 8, twice r
+    assert torch.allclose(written.get_parameter(f"{name}.weight"), expected, atol=1e-6)
+    assert float((high @ low).abs().max()) > 1e-5
+
+
+@needs_bitsandbytes
+def test_the_estimate_of_weights_in_four_bits_is_what_they_take(model_folder: Path) -> None:
+    settings = GRPOSettings(model=str(model_folder), **FOUR_BITS)
+    policy = load_policy(settings, None)
+    frozen = [weight for weight in policy.model.parameters() if not weight.requires_grad]
+    states = [weight.quant_state for weight in frozen if hasattr(weight, "quant_state")]
+    taken = sum(weight.nbytes for weight in frozen) + sum(state.absmax.nbytes for state in states)
+    assert [part.bytes for part in needed_memory(settings) if part.what.startswith("weights,")] == [taken]
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_four_bits_without_their_package_are_refused_with_its_name(model_folder: Path) -> None:
+    for attempt in (needed_memory, lambda settings: load_policy(settings, None)):
+        with pytest.raises(BadRequestError, match="load_in_4bit=True requires the package bitsandbytes"):
+            attempt(GRPOSettings(model=str(model_folder), **FOUR_BITS))

@@ -6,16 +6,22 @@ import json
 import math
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 import agentlightning as agl
 from agentlightning.training.external.trl.settings import _REFUSED
+from agentlightning.training.learner.update import UpdateSettings
+from agentlightning.training.policy_files import load_policy
 from tests.algorithm.parts import ask, say, wants_digits
 from tests.packaging import learning_settings
 from tests.packaging.test_learning_settings import SHORTER, run_program
 from tests.training.conformance.cases import TASKS, TRL, fit, read
+from tests.training.learner.rows import make_advantages, make_rows
 
 pytest.importorskip("trl", reason="trl is in an environment of its own: make test-trl")
 
@@ -154,3 +160,33 @@ def _logprobs(place: Path, calls: Any, temperature: float) -> list[float]:
             logits = model(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
         logprobs += (logits / temperature).log_softmax(dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0].tolist()
     return logprobs
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_moving_reference_of_our_learner_is_that_of_trls_callback(untrained_model: Path, steps: int) -> None:
+    from accelerate import Accelerator
+    from trl import GRPOConfig
+    from trl.trainer.callbacks import SyncRefModelCallback
+
+    config = GRPOConfig(sync_ref_model=True, ref_model_sync_steps=steps, use_cpu=True, bf16=False)
+    Accelerator(cpu=True)  # TRL asks it about DeepSpeed; after the config, which forgets it
+    settings = agl.GRPO(
+        untrained_model, beta=0.1, learning_rate=1e-2, sync_ref_model=True, ref_model_sync_steps=steps
+    ).settings
+    policy = load_policy(settings, None)
+    theirs = AutoModelForCausalLM.from_pretrained(untrained_model)
+    callback = SyncRefModelCallback(ref_model=theirs, accelerator=None)
+    taken: list[None] = []
+
+    def follow(*_: object) -> None:
+        taken.append(None)
+        callback.on_step_end(config, SimpleNamespace(global_step=len(taken)), None, model=policy.model)
+
+    policy._optimizer.optimizers[0].register_step_post_hook(follow)
+    for seed in (0, 1):
+        rows = make_rows(8, policy.model.config.vocab_size, seed=seed)
+        policy.update(rows, make_advantages(8), UpdateSettings(loss=settings.loss, minibatch_rollouts=1))
+    assert len(taken) == 8
+    for name, weight in theirs.named_parameters():
+        assert torch.allclose(policy.state().reference[name], weight, rtol=0, atol=1e-6)
+        assert steps == 1 or not torch.allclose(policy.state().weights[name], weight, rtol=0, atol=1e-6)
