@@ -91,8 +91,8 @@ def triplet_adapter(algorithm: RunSource) -> TraceToTripletBase:
 
 
 def check_tasks(name: str, settings: TrainingSettings, tasks: Sequence[object], held_out: Sequence[object]) -> None:
-    """Raise BadRequestError if there are no tasks, evaluations are scheduled without held-out tasks, a curriculum cannot
-    choose, because a step has all tasks, or the schedule of the learning rate refuses its arguments."""
+    """Raise BadRequestError if there are no tasks, evaluations are scheduled without held-out tasks, a curriculum
+    cannot choose, because a step has all tasks, or the schedule of the learning rate refuses its arguments."""
     for own in settings.by_policy().values():
         for step in (1, own.max_steps):
             own.learning_rate_at(step)
