@@ -35,15 +35,7 @@ PAGE = Path(__file__).parents[2] / "docs/algorithms/settings.md"
 FOLDER = Path(__file__).parent / "other_settings"
 LIBRARIES = {"trl": "TRL", "verl": "VERL", "prime_rl": "prime-rl"}
 
-COMING: Final = frozenset(
-    (
-        *("lr_scheduler_kwargs", "warmup_steps", "optim", "optim_args", "weight_decay"),
-        *("adam_beta1", "adam_beta2", "adam_epsilon", "activation_offloading", "load_in_4bit"),
-        *("sync_ref_model", "ref_model_mixup_alpha", "ref_model_sync_steps", "shuffle_dataset", "curriculum"),
-        *("top_p", "top_k", "min_p", "repetition_penalty", "off_policy_mask_threshold", "top_entropy_quantile"),
-        *("loss", "sapo_temperature_pos", "sapo_temperature_neg"),
-    )
-)
+COMING: Final[frozenset[str]] = frozenset()
 """Settings that the files name and that the package does not have yet."""
 
 _REQUIRED: Final = "required"
