@@ -150,7 +150,7 @@ def _check_row(sample: Sample, advantage: float | Sequence[float]) -> None:
     if not any(sample.mask):
         raise ValueError(f"{where}: the row has no token of the policy; exclude it")
     of_calls = [advantage] if isinstance(advantage, (int, float)) else advantage
-    if len(of_calls) not in (1, len(sample.turns)):
+    if of_calls is advantage and len(of_calls) != len(sample.turns):
         raise ValueError(f"{where}: {len(of_calls)} advantages for {len(sample.turns)} model calls")
     if not all(map(math.isfinite, [*of_calls, *sample.logprobs])):
         raise ValueError(f"{where}: the advantage or a log-probability is not a finite number")

@@ -293,28 +293,38 @@ class _Rules:
         return {call.ref: call for call in selection.calls}, unknown
 
     def call_rewards(self, selected: Mapping[CallRef, ModelCall]) -> dict[CallRef, float]:
-        """Return the rewards of calls: all except the outcome, which is the last reward unless it has a target.
+        """Return the rewards of calls, summed per call: all except the outcome and those with the target `rollout`.
 
-        The adapter assigns rewards to calls. The reward of an agent belongs to its newest call at that time.
+        The outcome is the last reward, unless it has a target; with a group reward it is also the agent's own. The
+        adapter assigns each reward to a call; the reward of an agent belongs to its newest call at that time.
         """
-        emitted = [(span, get_reward_target(span).target) for span in self.counted if reward_value(span) is not None]
-        outcome = emitted[-1][0] if emitted and emitted[-1][1] in (None, "rollout") else None
-        of_agents = [span for span, target in emitted if target == "agent"]
-        others = [span for span in self.counted if span is not outcome and all(span is not each for each in of_agents)]
-        helpers = [call for call in self._own if call.ref in self._helpers]
-        rewards: dict[CallRef, float] = {}
-        by_name = calls_by_name(list(selected.values()))
-        if any(target != "agent" and span is not outcome for span, target in emitted):
-            for triplet in self._adapter.read(without_calls(others, helpers)).triplets:
-                call = by_name.get(call_id_of(triplet) or "")
-                if call is not None and triplet.reward is not None:
-                    rewards[call.ref] = triplet.reward
-        for span in of_agents:
-            name, value = get_reward_target(span).target_id, reward_value(span)
-            own = [call for call in selected.values() if call.agent == name and call.sequence_id < span.sequence_id]
-            if own and value is not None:
-                newest = max(own, key=lambda call: call.sequence_id)
-                rewards[newest.ref] = rewards.get(newest.ref, 0.0) + value
+        emitted = [span for span in self.counted if reward_value(span) is not None]
+        targets = [get_reward_target(span).target for span in emitted]
+        judged = self.latest is not None and self.latest.outcome_reason == "group_reward"
+        outcomes = [place for place in range(len(emitted) - 1 - judged, len(emitted)) if place >= 0]
+        counts = [
+            not (target == "rollout" or (target is None and place in outcomes)) for place, target in enumerate(targets)
+        ]
+        rest = [span for span in self.counted if all(span is not each for each in emitted)]
+        rest = list(without_calls(rest, [call for call in self._own if call.ref in self._helpers]))
+        by_name, rewards = calls_by_name(list(selected.values())), dict[CallRef, float]()
+        for span, target, is_of_call in zip(emitted, targets, counts, strict=True):
+            if not is_of_call:
+                continue
+            value, calls = reward_value(span), list[ModelCall | None]()
+            if target == "agent":
+                name = get_reward_target(span).target_id
+                own = [call for call in selected.values() if call.agent == name and call.sequence_id < span.sequence_id]
+                calls = [max(own, key=lambda call: call.sequence_id, default=None)]
+            else:
+                reading = self._adapter.read(sorted([*rest, span], key=lambda each: each.sequence_id))
+                calls = [by_name.get(call_id_of(each) or "") for each in reading.triplets if each.reward is not None]
+            found = next((call for call in calls if call is not None), None)
+            if found is None:
+                detail = f"a reward of {value} belongs to no call that is trained"
+                self.problems.append(Problem("lost_reward", span.span_id, detail))
+            elif value is not None:
+                rewards[found.ref] = rewards.get(found.ref, 0.0) + value
         return rewards
 
 

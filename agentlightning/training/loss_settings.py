@@ -7,9 +7,12 @@ A setting that TRL 1.16's `GRPOConfig` also has keeps its name; VERL 0.9.1's nam
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, cast
 
 from agentlightning.base.field_help import explain_fields
@@ -116,7 +119,7 @@ class LossInputs:
     sampler_logprobs: Tensor
     """(B, T) the engine's log-probability of each token when it was sampled."""
     reference_logprobs: Tensor | None
-    """(B, T) of the reference; None with `beta=0`."""
+    """(B, T) of the reference; None if the loss has no penalty."""
     ratio: Tensor
     """(B, T) exp(logprobs - old_logprobs), with gradient; 1 outside `mask`."""
     advantages: Tensor
@@ -137,22 +140,33 @@ the KL penalty is added, and tokens are weighted by `aggregation`; values outsid
 
 
 def custom_loss(loss: CustomLoss | str) -> CustomLoss:
-    """Return the function of the setting `loss`.
+    """Return the function of the setting `loss`. An import path is also searched from the working folder.
 
     Raises:
         BadRequestError: it is neither a function nor the import path of one.
     """
     found: object = loss
     if isinstance(loss, str):
+        module = loss.partition(":")[0]
+        if "<" in loss or module == "__main__":
+            raise BadRequestError(
+                f"loss={loss!r} is a lambda, a function inside another one, or a function of the program that was "
+                "started, which other programs cannot import. Define it in a module"
+            )
+        if (folder := str(Path.cwd())) not in sys.path:
+            sys.path.append(folder)
         try:
             found = pkgutil.resolve_name(loss)
         except (ImportError, AttributeError, ValueError) as error:
             raise BadRequestError(
                 f"loss={loss!r} cannot be imported: {error}. Pass a function, or its import path such as "
-                "'my_package.losses:my_loss'"
+                "'my_package.losses:my_loss', where the package is in the working folder or installed"
             ) from None
-    if not callable(found):
-        raise BadRequestError(f"loss must be a function of an agl.LossInputs, or its import path; got {loss!r}")
+    if not inspect.isfunction(found):
+        raise BadRequestError(
+            f"loss must be a function of an agl.LossInputs, or its import path; got {found!r}. Put the parameters of a "
+            "partial function, of an object or of a method into a function of its own"
+        )
     return cast("CustomLoss", found)
 
 
@@ -160,8 +174,7 @@ def name_of(loss: CustomLoss | str | None) -> str:
     """Return the import path of the setting `loss` for records; empty for None."""
     if loss is None or isinstance(loss, str):
         return loss or ""
-    named: Any = loss if hasattr(loss, "__qualname__") else type(loss)
-    return f"{named.__module__}:{named.__qualname__}"
+    return f"{loss.__module__}:{getattr(loss, '__qualname__', loss)}"
 
 
 @explain_fields
@@ -212,7 +225,8 @@ class LossSettings:
     """Rate of decay of `vespo` for sequences with a negative advantage. [none]"""
     off_policy_mask_threshold: Positive | None = None
     """Remove a sequence with a negative advantage from the loss if its mean log ratio of the engine's to the learner's
-    probability is above this threshold, such as 0.5 (DeepSeek-V3.2, arXiv:2512.02556, equation 9). [none]"""
+    probability is above this threshold, such as 0.5 (DeepSeek-V3.2, arXiv:2512.02556, equation 9). If its calls have
+    their own advantages, those with a negative one are removed. [none]"""
     top_entropy_quantile: Share = 1.0
     """Share of the tokens of an optimizer step that the loss keeps, those with the highest entropy
     (arXiv:2506.01939, which uses 0.2). Below 1, each optimizer step needs one more forward pass. [none]"""
@@ -263,9 +277,20 @@ class LossSettings:
 
     def check_loss(self) -> None:
         """Raise BadRequestError if settings of the loss contradict each other, or the custom loss cannot be found."""
+        if self.loss is not None:
+            custom_loss(self.loss)
         low, high, by = self.importance_sampling_clip_min, self.importance_sampling_clip_max, self.aggregates_by
         loss, largest = self.chosen_loss, self.ratio_limits.high
+        of_sapo = {name: getattr(self, name) for name in ("sapo_temperature_pos", "sapo_temperature_neg")}
+        of_vespo = {f"vespo_{n}": getattr(self, f"vespo_{n}") for n in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")}
+        unused = [
+            f"{name}={value}"
+            for owner, values in (("sapo", of_sapo), ("vespo", of_vespo))
+            for name, value in values.items()
+            if self.loss is None and self.loss_type != owner and value != getattr(LossSettings, name)
+        ]
         pairs = {
+            f"loss_type={self.loss_type!r} and {', '.join(unused)}: this loss does not use it; omit it": bool(unused),
             f"loss_type={self.loss_type!r} and loss={name_of(self.loss)!r}: a custom loss replaces that of loss_type; "
             "omit one of them": self.loss is not None and self.loss_type != "dapo",
             f"loss_type={self.loss_type!r} and epsilon_high={self.epsilon_high}: with {self.loss_type} it is the "
@@ -306,15 +331,13 @@ class LossSettings:
             "the maximum": low is not None and high is not None and low >= high,
         }
         refuse_pairs(pairs)
-        if self.loss is not None:
-            custom_loss(self.loss)
 
     @property
     def chosen_loss(self) -> Loss:
         """The loss of `loss_type`, or the custom loss."""
         if self.loss is None:
             return LOSSES[self.loss_type]
-        return Loss(aggregation="token", formula="custom")
+        return Loss(aggregation="token", formula="custom", takes_delta=True)
 
     @property
     def aggregates_by(self) -> Aggregation:

@@ -80,7 +80,7 @@ class StepRows:
                 ledger.exclude(sample, reason)
                 continue
             self.samples.append(sample)
-            of_calls = None if turns is None else [advantage + turns[ref] for ref in sample.call_refs()]
+            of_calls = None if turns is None else [advantage + turns.get(ref, 0.0) for ref in sample.call_refs()]
             self.advantages.append(advantage if of_calls is None else of_calls)
 
     @property
@@ -297,43 +297,36 @@ def _advantages(
 
 
 def _turn_advantages(usable: Sequence[tuple[RolloutRecord, int]], settings: TrainingSettings) -> dict[CallRef, float]:
-    """Return the weighted advantage of each call in a row; nothing without `turn_advantage_weight`."""
+    """Return the weighted advantage of each call in a row; nothing without `turn_advantage_weight`.
+
+    Calls without a row are not compared, but their rewards are in the returns of earlier calls.
+    """
     kind = settings.rewards
     if not kind.turn_advantage_weight:
         return {}
-    calls = [_calls_in_order(record) for record, _ in usable]
-    keys: list[list[Hashable]] = []
-    for (_, group), own in zip(usable, calls, strict=True):
+    emitting = {group for record, group in usable if record.call_rewards}
+    refs: list[CallRef] = []
+    rewards, keys = list[list[float]](), list[list[Hashable]]()
+    for record, group in usable:
+        trained = {call.ref for call in _trained_calls(record)}
+        calls = [call for call in record.calls if call.ref in trained or call.ref in record.call_rewards]
+        calls.sort(key=lambda call: call.sequence_id)
+        refs += [call.ref for call in calls]
+        of_calls = [record.call_rewards.get(call.ref, 0.0) for call in calls]
+        if group not in emitting:
+            of_calls[-1] = _reward(record, settings)
+        rewards.append(of_calls)
         seen: Counter[str | None] = Counter()
         keys.append([])
-        for call in own:
-            seen[call.agent] += 1
-            is_turn = kind.turn_group == "turn"
-            keys[-1].append((group, call.agent, seen[call.agent]) if is_turn else (group, *call.prompt_token_ids))
-    rewards = [_call_rewards(record, settings, own) for (record, _), own in zip(usable, _emitting(usable), strict=True)]
+        for call in calls:
+            seen[call.agent] += call.ref in trained
+            state = tuple(call.prompt_token_ids) if kind.turn_group == "state" else seen[call.agent]
+            keys[-1].append((group, call.agent, state) if call.ref in trained else None)
     advantages = turn_advantages(
         rewards, keys, gamma=kind.turn_gamma, advantage=kind.advantage, scale_rewards=kind.scales_by
     )
-    pairs = zip((call for own in calls for call in own), (value for own in advantages for value in own), strict=True)
-    return {call.ref: kind.turn_advantage_weight * value for call, value in pairs}
-
-
-def _calls_in_order(record: RolloutRecord) -> list[ModelCall]:
-    return sorted(_trained_calls(record), key=lambda call: call.sequence_id)
-
-
-def _emitting(usable: Sequence[tuple[RolloutRecord, int]]) -> list[bool]:
-    """Return for each rollout whether one of its group emitted a reward for a part of it."""
-    groups = {group for record, group in usable if record.call_rewards}
-    return [group in groups for _, group in usable]
-
-
-def _call_rewards(record: RolloutRecord, settings: TrainingSettings, emitting: bool) -> list[float]:
-    """Return the reward of each call in a row, in order; the rollout's reward for the last one if not `emitting`."""
-    calls = _calls_in_order(record)
-    if emitting:
-        return [record.call_rewards.get(call.ref, 0.0) for call in calls]
-    return [*[0.0] * (len(calls) - 1), _reward(record, settings)]
+    pairs = zip(refs, (value for own in advantages for value in own), strict=True)
+    return {ref: kind.turn_advantage_weight * value for ref, value in pairs}
 
 
 def _groups_without_signal(
@@ -347,17 +340,15 @@ def _groups_without_signal(
     if settings.rewards.multi_objective_aggregation == "normalize_then_sum":
         dimensions = list(settings.rewards.reward_weights or {})
     members: dict[int, list[object]] = {}
-    for (record, group), emitting in zip(usable, _emitting(usable), strict=True):
-        reward: object = (
-            _reward(record, settings) if dimensions is None else tuple(record.dimensions[d] for d in dimensions)
-        )
-        if emitting and settings.rewards.turn_advantage_weight:
-            reward = reward, *_call_rewards(record, settings, emitting)
+    turns = _turn_advantages(usable, settings)
+    differing = {group for record, group in usable if any(turns.get(c.ref, 0.0) for c in _trained_calls(record))}
+    for record, group in usable:
+        reward = _reward(record, settings) if dimensions is None else tuple(record.dimensions[d] for d in dimensions)
         members.setdefault(group if settings.rewards.compares_in_groups else 0, []).append(reward)
     reasons: dict[int, ExclusionReason] = {
         group: "no_group" if len(rewards) < 2 else "equal_rewards"
         for group, rewards in members.items()
-        if len(set(rewards)) == 1
+        if len(set(rewards)) == 1 and group not in differing
     }
     if settings.rewards.compares_in_groups or not reasons:
         return reasons

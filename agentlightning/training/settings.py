@@ -355,7 +355,7 @@ class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
 
     def as_json(self) -> dict[str, object]:
         """Return the settings as JSON data; functions as their import paths."""
-        values = dataclasses.asdict(self)
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         values["output_dir"] = None if self.output_dir is None else str(self.output_dir)
         if callable(values.get("loss")):
             values["loss"] = name_of(values["loss"])

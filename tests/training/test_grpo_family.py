@@ -90,6 +90,12 @@ def test_a_rollout_with_a_cut_reply_is_left_out_of_the_loss_and_stays_in_its_gro
     assert line["calls_captured"] == line["calls_trained"] + sum(line["calls_excluded"].values())
 
 
+def test_tokens_of_low_entropy_are_left_out_of_the_loss_of_a_run(untrained_model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**BASE, "model": untrained_model, "top_entropy_quantile": 0.2}
+    [line] = metrics_of(fit(wants_digits, ["a", "b"], output_dir=tmp_path / "run", **settings))
+    assert 0.7 < line["update"]["masked_fraction"] < 0.85
+
+
 @pytest.mark.parametrize(
     "options",
     [

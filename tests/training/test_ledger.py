@@ -23,6 +23,7 @@ from agentlightning.training.ledger import (
 from agentlightning.types import Attempt, Rollout, Span, Triplet
 from tests.adapter.span_maker import chat, gateway_call, reward, span, spoken_call, with_attributes
 
+TARGET = "agentlightning.reward.0.target"
 LATE = {"agentlightning.stale": True}
 
 
@@ -48,8 +49,7 @@ def reasons(record: RolloutRecord) -> dict[str, str]:
 
 
 def targeted(span: Span, target: str, target_id: str | None = None) -> Span:
-    key = "agentlightning.reward.0"
-    return with_attributes(span, {f"{key}.target": target} | ({f"{key}.target_id": target_id} if target_id else {}))
+    return with_attributes(span, {TARGET: target} | ({f"{TARGET}_id": target_id} if target_id else {}))
 
 
 @pytest.mark.parametrize("adapter", [TracerTraceToTriplet(), LlmProxyTraceToTriplet()])
@@ -63,6 +63,20 @@ def targeted(span: Span, target: str, target_id: str | None = None) -> Span:
         ([reward("r1", None, 1.5, 0.25, sequence_id=2), targeted(final(5.0), "step")], {"c1": 0.25, "c2": 5.0}),
         ([targeted(reward("r1", None, 1.5, 0.25, sequence_id=2), "agent", "planner"), final(5.0)], {"c1": 0.25}),
         ([targeted(reward("r1", None, 1.5, 0.25, sequence_id=2), "agent", "nobody"), final(5.0)], {}),
+        ([targeted(reward("r1", None, 0.5, 0.25, sequence_id=0), "agent", "planner"), final(5.0)], {}),
+        ([targeted(reward("r1", None, 1.5, 0.25, sequence_id=2), "rollout"), final(5.0)], {}),
+        (
+            [reward(f"r{n}", None, 3.7 + n / 10, 0.25 + n, sequence_id=4 + n) for n in range(2)] + [final(5.0)],
+            {"c2": 0.25 + 1.25},
+        ),
+        (
+            [
+                *(targeted(reward(f"r{n}", None, 1.6, 0.5, sequence_id=2), "agent", "planner") for n in range(2)),
+                reward("r3", None, 1.5, 0.25, sequence_id=2),
+                final(5.0),
+            ],
+            {"c1": 0.25 + 0.5 + 0.5},
+        ),
     ],
 )
 def test_every_reward_but_the_outcome_belongs_to_a_call(
@@ -75,6 +89,17 @@ def test_every_reward_but_the_outcome_belongs_to_a_call(
     assert {ref.call_id: value for ref, value in record.call_rewards.items()} == expected
     assert record.reward == 5.0
     assert read_rollout(rollout(), [attempt()], spans, adapter).call_rewards == {}
+    lost = [problem for problem in record.problems if "belongs to no call that is trained" in problem.detail]
+    assert len(lost) == (not expected and rewards[0].attributes.get(TARGET) == "agent")
+
+
+def test_a_reward_of_the_group_replaces_the_outcome_of_the_agent() -> None:
+    early, own, judged = reward("r1", None, 1.5, 0.5, sequence_id=2), final(5.0, 8), final(0.25, 9)
+    spans = [*gateway_call("c1", 1, [1, 2], [3]), *gateway_call("c2", 3, [1, 2, 3, 4], [5, 6]), early, own, judged]
+    record = read_rollout(rollout(), [attempt(outcome_reason="group_reward")], spans, credit=True)
+    assert ({ref.call_id: value for ref, value in record.call_rewards.items()}, record.reward) == ({"c1": 0.5}, 0.25)
+    alone = read_rollout(rollout(), [attempt(outcome_reason="group_reward")], [*spans[:4], judged], credit=True)
+    assert alone.call_rewards == {}
 
 
 def closed(record: RolloutRecord) -> dict[str, int]:

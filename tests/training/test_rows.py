@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pytest
 import torch
 
 from agentlightning.adapter.calls.calls import CallRef, ModelCall
 from agentlightning.adapter.rows.samples import Sample, SampleReading
-from agentlightning.training.ledger import Ledger, RolloutRecord, Trained
+from agentlightning.training.ledger import ExclusionReason, Ledger, RolloutRecord, Trained
 from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.losses.objective import BatchInputs, policy_loss
 from agentlightning.training.losses.weights import token_weights
@@ -115,17 +115,24 @@ def test_a_cut_rollout_counts_in_no_mean_whether_its_group_teaches_or_not() -> N
     assert [(sample.rollout_id, sum(sample.mask)) for sample in rows.without_signal] == [("d", 3)]
 
 
-def _turns(rollout: str, reward: float, emitted: dict[int, float], prompts: str = "pq") -> RolloutRecord:
-    """A rollout of two calls of two tokens each, in one row, with rewards by the number of the call."""
+def _turns(
+    rollout: str, reward: float, emitted: dict[int, float], prompts: str = "pq", agents: str = "  "
+) -> RolloutRecord:
+    """A rollout of two calls of two tokens each, in one row, with rewards by the number of the call; further prompts
+    are those of calls without a row."""
     calls = [
-        ModelCall(CallRef(rollout, "at", f"{n}"), n, None, [ord(prompts[n])], [7, 7], [-1.0] * 2, "stop", 0, "ok")
-        for n in range(2)
+        ModelCall(
+            CallRef(rollout, "at", f"{n}"), n, None, [ord(prompt)], [7, 7], [-1.0] * 2, "stop", 0, "ok", False, agent
+        )
+        for n, (prompt, agent) in enumerate(zip(prompts, agents.ljust(len(prompts)), strict=True))
     ]
     mask = [0, 1, 1, 0, 1, 1]
     sample = Sample(rollout, "at", [7] * 6, mask, [-1.0] * 6, ["0", "1"], [0, 0], turns=[(0, 2), (1, 2)])
     rewards = {calls[n].ref: value for n, value in emitted.items()}
+    left_out = {call.ref: cast("ExclusionReason", "row_limit") for call in calls[2:]}
+    reading = SampleReading([sample], [])
     return RolloutRecord(
-        rollout, "at", "scored", None, reward, {}, SampleReading([sample], []), calls, call_rewards=rewards
+        rollout, "at", "scored", None, reward, {}, reading, calls[::-1], left_out, call_rewards=rewards
     )
 
 
@@ -158,6 +165,36 @@ def test_without_rewards_of_calls_the_last_call_has_that_of_the_rollout() -> Non
     records = [_turns("a", 3.0, {}), _turns("b", 1.0, {})]
     rows = choose_rows(records, [0, 0], Ledger(step=1), settings)
     assert rows.advantages == [[1.0 + 0.5, 1.0 + 1.0], [-1.0 - 0.5, -1.0 - 1.0]]  # returns 1.5 and 3; 0.5 and 1
+
+
+@pytest.mark.parametrize(
+    ("options", "one", "two", "expected"),
+    [
+        # calls of two agents are not compared with each other; returns 2 and 2, 4 and 3
+        ({}, {"agents": "xy"}, {"agents": "yx"}, [[-0.5, -1.0], [1.0, 0.5]]),
+        # the second call of the one and the first of the other have the same prompt; returns 2, 2 and 4, 3
+        ({"turn_group": "state"}, {"prompts": "pq"}, {"prompts": "qr"}, [[0.0, -1.0], [1.0, 0.0]]),
+        # a third call, without a row, earned 1 of the first rollout: returns 3, 3 and 4, 3
+        ({}, {"prompts": "pqr", "emitted": {1: 2.0, 2: 1.0}}, {"prompts": "pq"}, [[-0.5, 0.0], [0.5, 0.0]]),
+    ],
+)
+def test_which_calls_are_compared(options: dict[str, Any], one: Any, two: Any, expected: list[list[float]]) -> None:
+    settings = GRPOSettings(model="m", scale_rewards="none", turn_advantage_weight=1.0, **options)
+    records = [
+        _turns("a", 5.0, **{"emitted": {1: 2.0}, **one}),
+        _turns("b", 5.0, **{"emitted": {0: 1.0, 1: 3.0}, **two}),
+    ]
+    other = [_turns("c", 5.0, {0: 70.0}, "pq"), _turns("d", 5.0, {1: 90.0}, "pq")]  # another task, and a replaced one
+    rows = choose_rows([*records, *other], [0, 0, 1, 1], Ledger(step=1), settings, replaced={1})
+    assert rows.advantages[:2] == [pytest.approx(own) for own in expected]
+
+
+@pytest.mark.parametrize("options", [{}, {"turn_group": "state"}])
+def test_a_group_whose_calls_have_no_advantage_is_excluded(options: dict[str, Any]) -> None:
+    settings = GRPOSettings(model="m", turn_advantage_weight=1.0, **options)
+    records = [_turns("a", 1.0, {0: 1.0}, "pqx"), _turns("b", 1.0, {0: 1.0}, "rs")]
+    rows = choose_rows(records, [0, 0], Ledger(step=1), settings)
+    assert (rows.samples, rows.group_counts["equal_rewards"]) == ([], 1)
 
 
 def test_a_group_with_equal_rewards_is_trained_if_its_calls_differ() -> None:

@@ -73,8 +73,8 @@ def rollout_advantages(
     if advantage == "maxrl":
         if min(rewards, default=0.0) < 0:
             raise BadRequestError(
-                "advantage='maxrl' divides by the mean reward of a group, so rewards must be 0 or more; got "
-                f"{min(rewards)}"
+                f"advantage='maxrl' divides by the mean reward of a group, so rewards must be 0 or more; got "
+                f"{min(rewards)}. Add a constant to the rewards, or use advantage='grpo'"
             )
         return _by_group(rewards, groups, _relative)
     if tokens is None or len(tokens) != len(rewards):
@@ -98,7 +98,8 @@ def turn_advantages(
     same key are compared as `rollout_advantages` compares the rewards of a group (GiGPO, arXiv:2505.10978, equations 6
     and 7, with equal prompts as keys; turn-level GRPO, arXiv:2505.11821, with the numbers of turns).
 
-    Shapes: rewards, turns: (N,) rollouts, with the reward and the key of each call in order; result: the same.
+    Shapes: rewards, turns: (N,) rollouts, with the reward and the key of each call in order; a call with the key None
+        is not compared; result: the same, 0 for these calls.
     """
     returns: list[float] = []
     for own in rewards:
@@ -108,8 +109,10 @@ def turn_advantages(
             of_rollout.append(later)
         returns += reversed(of_rollout)
     keys = [key for own in turns for key in own]
-    flat = iter(rollout_advantages(returns, keys, advantage=advantage, scale_rewards=scale_rewards, eps=eps))
-    return [[next(flat) for _ in own] for own in rewards]
+    pairs = [(value, key) for value, key in zip(returns, keys, strict=True) if key is not None]
+    compared, groups = [value for value, _ in pairs], [key for _, key in pairs]
+    flat = iter(rollout_advantages(compared, groups, advantage=advantage, scale_rewards=scale_rewards, eps=eps))
+    return [[0.0 if key is None else next(flat) for key in own] for own in turns]
 
 
 def several_advantages(

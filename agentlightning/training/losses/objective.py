@@ -19,6 +19,7 @@ Every log-probability is a natural logarithm at the temperature of sampling. The
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -195,7 +196,10 @@ def near_policy(inputs: BatchInputs, logprobs: Tensor, threshold: float) -> Tens
 def highest_entropy(entropy: Tensor, mask: Tensor, share: float) -> Tensor:
     """Return the tokens of the mask whose entropy is at least the quantile 1 - `share` of them: (B, T) bool
     (arXiv:2506.01939, equation 3). Shapes: entropy: (B, T), mask: (B, T) bool."""
-    return mask & (entropy >= entropy[mask].quantile(1 - share))
+    values = entropy[mask].float().sort().values  # torch's own quantile takes at most 2^24 values
+    place = (1 - share) * (len(values) - 1)
+    low = values[math.floor(place)]
+    return mask & (entropy >= low + (values[math.ceil(place)] - low) * (place - math.floor(place)))
 
 
 def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -277,6 +278,14 @@ def test_the_tokens_of_the_highest_entropy_are_kept(share: float) -> None:
     assert torch.equal(entropy_gradient != 0, kept)
 
 
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [({"loss_type": "luspo"}, 1), ({"loss_type": "luspo", "loss_scale_factor": 7}, 7), ({"loss_type": "dr_grpo"}, 99)],
+)
+def test_the_length_by_which_a_constant_aggregation_divides(settings: dict[str, Any], length: int) -> None:
+    assert LossSettings(**settings).constant_length(99) == length
+
+
 def squared(inputs: LossInputs) -> Tensor:
     return (inputs.ratio * inputs.advantages - inputs.settings.epsilon).square()
 
@@ -317,6 +326,11 @@ def test_a_custom_loss_with_a_wrong_result_is_refused(loss: Any, error: str) -> 
         ),
         ({"loss": f"{__name__}:squarred"}, "has no attribute 'squarred'"),
         ({"loss": ":squared"}, "loss=':squared' cannot be imported"),
+        ({"loss": "losses:<lambda>"}, "other programs cannot import. Define it in a module"),
+        ({"loss": "__main__:mine"}, "a function of the program that was started"),
+        ({"loss": partial(squared)}, "Put the parameters of a partial function, of an object or of a method into"),
+        ({"loss_type": "grpo", "vespo_k_pos": 1.0}, "loss_type='grpo' and vespo_k_pos=1.0: this loss does not use it"),
+        ({"sapo_temperature_neg": 2.0}, "loss_type='dapo' and sapo_temperature_neg=2.0"),
         ({"loss": 3}, "loss must be a function of an agl.LossInputs, or its import path; got 3"),
         ({"loss": f"{__name__}:SETTINGS"}, "loss must be a function"),
         ({"loss": squared, "loss_type": "gspo"}, "a custom loss replaces that of loss_type; omit one of them"),

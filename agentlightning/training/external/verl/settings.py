@@ -135,7 +135,7 @@ class VERLSettings:
             num_iterations=actor.ppo_epochs,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
-            top_k=max(0, rollout.top_k),
+            top_k=max(0, rollout.top_k or 0),
             scale_rewards="group" if config.algorithm.norm_adv_by_std_in_grpo else "none",
             eval_steps=max(0, config.trainer.test_freq),
             save_steps=max(0, config.trainer.save_freq),
