@@ -122,7 +122,7 @@ def try_environment(
     dataset: str | None = typer.Option(
         None, help="Tasks for an agent of your own: a .jsonl, .json or .parquet file, or module:object"
     ),
-    harness: str = typer.Option("mini-swe-agent", help="Harness for Harbor's tasks"),
+    harness: str = typer.Option("mini-swe-agent", help="Harness for Harbor's tasks: a name, or module:Class of your own"),
     environment: str = typer.Option("bwrap", help="Sandbox for Harbor's tasks: bwrap, docker, podman, ..."),
     tools: list[str] = typer.Option([], help="Folder that a bwrap sandbox can read; may be repeated"),
     temperature: float | None = typer.Option(None, help="Temperature of replies; that of the server by default"),
@@ -183,7 +183,8 @@ def _agent_and_tasks(
 
         harness, environment, tools = harbor
         folders = task_folders(Path(rest or ".").absolute())
-        return HarborAgent(harness, environment, tools=tools), [str(folder) for folder in folders]
+        harness_fields = {"import_path": harness} if is_target(harness) else {"name": harness}
+        return HarborAgent(harness_fields, environment, tools=tools), [str(folder) for folder in folders]
     if kind in _BY_NAME:
         known = _BY_NAME[kind]
         raise BadRequestError(
@@ -320,7 +321,7 @@ def _run(agent: Any, tasks: Sequence[Any], entry: Any, sampling: dict[str, Any],
             await collect(store, [request], timeout_seconds=2 * ROLLOUT_SECONDS, watcher=Watcher(on_ended=on_ended))
 
     proxy = LLMProxy(model_list=[entry])
-    trainer = Trainer(algorithm=in_order, llm_proxy=proxy, strategy="shm", store=spec_of(store))
+    trainer = Trainer(algorithm=in_order, llm_proxy=proxy, strategy="shm", store=spec_of(store), progress="none")
     try:
         trainer.fit(agent)
     finally:

@@ -16,6 +16,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.trainer.datasets import as_dataset, read_tasks
 from agentlightning.training.tasks import items_of
 from agentlightning.types import LLM, AttemptedRollout, Dataset, NamedResources, PromptTemplate, ProxyLLM, Rollout
+from agentlightning.utils.rewards import USABLE_REWARD, are_dimensions, as_reward
 
 Grade = Callable[[dict[str, Any], str], Any]
 """Returns the reward of an answer to a task, from the task and the text of the answer: a number, a bool, a dict of
@@ -114,7 +115,7 @@ class GradedAgent(LitAgent[Any]):
 
         Raises:
             ChatError: the model call failed.
-            ValueError: no LLM is among the resources, or the task has no question.
+            ValueError: no LLM is among the resources, the task has no question, or the grade is not a reward.
         """
         content = task.get(self.prompt) if self._template is None else self._template.format(**task)
         if not isinstance(content, str | list):
@@ -122,8 +123,12 @@ class GradedAgent(LitAgent[Any]):
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         messages += [{"role": "user", "content": content}] if isinstance(content, str) else content
         grade = self.grade(task, await answer_of("GradedAgent", messages, resources, rollout))
-        reward = await grade if inspect.isawaitable(grade) else grade
-        return float(reward) if isinstance(reward, bool) else reward
+        reward: Any = await grade if inspect.isawaitable(grade) else grade
+        if reward is None or are_dimensions(reward):
+            return reward
+        if (number := as_reward(reward)) is None:
+            raise ValueError(f"grade returned {reward!r:.80}; expected {USABLE_REWARD}, a dict of them, or None")
+        return number
 
 
 async def answer_of(
