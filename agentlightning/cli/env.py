@@ -10,9 +10,8 @@ import shutil
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import typer
 
@@ -35,45 +34,40 @@ _LINES = 12
 _OWN = "FILE.py:OBJECT"
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """An environment in the list."""
 
     name: str
-    """The NAME of `agl env try`; words in capitals stand for a value."""
+    """The NAME of `agl env try`; words in capitals are values."""
     about: str
-    package: str | None
-    """Its distribution on PyPI; None if it needs none."""
-    install: str = ""
-    """The arguments of `pip install`; the package by default."""
+    package: str
+    """Its distribution on PyPI; empty if it needs none."""
+    install: str
+    """The arguments of `pip install`."""
 
     @property
     def version(self) -> str | None:
         """The installed version; None if the package is not installed."""
-        try:
-            return None if self.package is None else importlib.metadata.version(self.package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
+        found = importlib.metadata.distributions(name=self.package) if self.package else ()
+        return next((each.version for each in found), None)
 
     @property
     def state(self) -> str:
         """The version, or the command that installs the package."""
-        if self.package is None:
-            return "part of this package"
-        return self.version or f"not installed: pip install {self.install or self.package}"
+        missing = f"not installed: pip install {self.install}"
+        return (self.version or missing) if self.package else "part of this package"
 
 
+_EXTRA = "'agl-framework[{}]'"
 ENVIRONMENTS = (
-    Environment(
-        "reasoning-gym:DATASET", "generated reasoning tasks", "reasoning-gym", "'agl-framework[reasoning-gym]'"
-    ),
-    Environment("harbor:FOLDER", "tasks in sandboxes, for harnesses", "harbor", "'agl-framework[harbor]'"),
-    Environment(_OWN, "agent and tasks of your own", None),
-    Environment("gymnasium", "text spaces: docs/how-to/gymnasium.md", "gymnasium"),
-    Environment("inspect", "tasks of Inspect: examples/inspect", "inspect-ai"),
-    Environment("openenv", "servers of OpenEnv: examples/openenv", "openenv"),
-    Environment("textworld", "text games: examples/textworld", "textworld"),
-    Environment("verifiers", "environments of verifiers: examples/verifiers", "verifiers"),
+    Environment("reasoning-gym:DATASET", "generated tasks", "reasoning-gym", _EXTRA.format("reasoning-gym")),
+    Environment("harbor:FOLDER", "tasks in sandboxes, for harnesses", "harbor", _EXTRA.format("harbor")),
+    Environment(_OWN, "agent and tasks of your own", "", ""),
+    Environment("gymnasium", "text spaces: docs/how-to/gymnasium.md", "gymnasium", "gymnasium"),
+    Environment("inspect", "tasks of Inspect: examples/inspect", "inspect-ai", "inspect-ai"),
+    Environment("openenv", "servers of OpenEnv: examples/openenv", "openenv", "openenv"),
+    Environment("textworld", "text games: examples/textworld", "textworld", "textworld"),
+    Environment("verifiers", "environments of verifiers: examples/verifiers", "verifiers", "verifiers"),
 )
 _BY_NAME = {each.name.partition(":")[0]: each for each in ENVIRONMENTS if each.name != _OWN}
 
@@ -99,14 +93,12 @@ def list_environments(
         from agentlightning.environments.gym import data_sets
 
         if name != "reasoning-gym":
-            raise BadRequestError(
-                f"Only reasoning-gym has data sets to list; got {name!r}{did_you_mean(name, _BY_NAME)}"
-            )
+            raise BadRequestError(f"Expected reasoning-gym; got {name!r}{did_you_mean(name, _BY_NAME)}")
         names = [f"{name}:{each}" for each in data_sets()]
         show_json(names) if as_json else show_table(("name",), [(each,) for each in names])
         return
     if as_json:
-        show_json([{**vars(each), "version": each.version} for each in ENVIRONMENTS])
+        show_json([{**each._asdict(), "version": each.version} for each in ENVIRONMENTS])
         return
     show_table(("name", "environment", "installed"), [(each.name, each.about, each.state) for each in ENVIRONMENTS])
 
@@ -122,7 +114,7 @@ def try_environment(
     dataset: str | None = typer.Option(
         None, help="Tasks for an agent of your own: a .jsonl, .json or .parquet file, or module:object"
     ),
-    harness: str = typer.Option("mini-swe-agent", help="Harness for Harbor's tasks: a name, or module:Class of your own"),
+    harness: str = typer.Option("mini-swe-agent", help="Harness for Harbor's tasks: a name, or module:Class"),
     environment: str = typer.Option("bwrap", help="Sandbox for Harbor's tasks: bwrap, docker, podman, ..."),
     tools: list[str] = typer.Option([], help="Folder that a bwrap sandbox can read; may be repeated"),
     temperature: float | None = typer.Option(None, help="Temperature of replies; that of the server by default"),
@@ -262,12 +254,10 @@ async def _name_at(url: str, name: str | None, api_key: str | None) -> str:
     key = None if api_key is None else secret(api_key)
     if api_key is not None and not key:
         raise BadRequestError(f"--api-key {api_key}: the environment variable is not set")
-    timeout = aiohttp.ClientTimeout(total=_SECONDS_TO_ANSWER)
+    timeout, headers = aiohttp.ClientTimeout(total=_SECONDS_TO_ANSWER), {"authorization": f"Bearer {key}"}
     try:
         async with (
-            aiohttp.ClientSession(
-                timeout=timeout, headers={"authorization": f"Bearer {key}"} if key else {}
-            ) as session,
+            aiohttp.ClientSession(timeout=timeout, headers=headers if key else {}) as session,
             session.get(f"{url}/models") as response,
         ):
             status = response.status
@@ -276,19 +266,13 @@ async def _name_at(url: str, name: str | None, api_key: str | None) -> str:
         why = f"it did not answer within {_SECONDS_TO_ANSWER:g} s" if isinstance(error, TimeoutError) else error
         raise BadRequestError(f"--model {url}: no model server answers there: {why}") from None
     if status in (401, 403):
-        raise BadRequestError(
-            f"--model {url}: the server requires another key (status {status}). Set --api-key VARIABLE"
-        )
+        raise BadRequestError(f"--model {url}: the server refuses the key (status {status}). Set --api-key VARIABLE")
     models: Any = cast("dict[str, Any]", listed).get("data") if isinstance(listed, dict) else None
     names = [str(each["id"]) for each in cast("list[Any]", models)] if isinstance(models, list) else []
     if name is None and len(names) != 1:
         found = f"lists the models {', '.join(names[:10])}" if names else f"lists no models (status {status})"
         hint = "" if names or url.endswith("/v1") else f", or use --model {url}/v1"
         raise BadRequestError(f"--model {url}: the server {found}. Set --model-name{hint}")
-    if name is not None and names and name not in names:
-        raise BadRequestError(
-            f"--model-name {name!r}: the server has {', '.join(names[:10])}{did_you_mean(name, names)}"
-        )
     return name or names[0]
 
 
@@ -349,14 +333,14 @@ class _Report:
         )
         if self.as_json:
             return
-        say(f"--- task {len(self.records)} of {self.count}: {shortened(task, self.width)}")
+        say(shortened(f"--- task {len(self.records)} of {self.count}: {task}", self.width))
         for call, messages in enumerate(conversation, start=1):
             if call > 1:
                 say(f"--- model call {call}")
             for text in texts_of(messages):
                 say(self._fitted(text), lines=True)
         why = "" if error is None else f" ({error})"
-        say(f"no reward{why}" if reward is None else f"reward: {number(reward)}{why}", lines=True)
+        say(self._fitted(f"no reward{why}" if reward is None else f"reward: {number(reward)}{why}"), lines=True)
 
     def end(self) -> int:
         """Print the last line and return the exit code."""

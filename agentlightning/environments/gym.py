@@ -112,6 +112,8 @@ def _factory() -> Any:
     try:
         return importlib.import_module("reasoning_gym.factory")
     except ModuleNotFoundError as error:
+        if error.name not in ("reasoning_gym", "reasoning_gym.factory"):
+            raise  # it is installed, but one of its own imports is missing
         raise ImportError(
             "agl.environments.reasoning_gym requires the package reasoning-gym, which is not installed. "
             "Run pip install 'agl-framework[reasoning-gym]'",

@@ -112,7 +112,7 @@ def test_the_list_shows_what_is_installed_without_importing_it(tmp_path: Path) -
     found = {each["name"]: each for each in json.loads(listed("--json").stdout)}
     assert found["textworld"]["version"] == "1.7.0"
     for each in ENVIRONMENTS:
-        is_missing = found[each.name]["version"] is None and each.package is not None
+        is_missing = found[each.name]["version"] is None and each.package != ""
         assert ("not installed: pip install" in lines[each.name]) == is_missing
 
 
@@ -279,8 +279,7 @@ def listens(server: ModelServer, models: list[str], status: int = 200) -> str:
 
 SERVERS: list[tuple[Callable[[ModelServer], str], list[str], str]] = [
     (lambda server: listens(server, ["a", "b"]), [], "lists the models a, b. Set --model-name"),
-    (lambda server: listens(server, ["alpha"]), ["--model-name", "alpa"], "did you mean 'alpha'"),
-    (lambda server: listens(server, [], 401), [], r"requires another key \(status 401\). Set --api-key VARIABLE"),
+    (lambda server: listens(server, [], 401), [], r"refuses the key \(status 401\). Set --api-key VARIABLE"),
     (
         lambda server: listens(server, [], 404).removesuffix("/v1"),
         [],

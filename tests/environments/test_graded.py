@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.environments.graded import Grade
 from tests.stubs.model_server import ModelServer
 
 ROWS = [{"question": f"{n} and {n}?", "solution": str(2 * n)} for n in range(4)]
@@ -109,7 +110,7 @@ PROMPTS: list[tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]] = [
 def test_a_prompt_is_a_column_a_template_or_a_list_of_messages(
     row: dict[str, Any], settings: dict[str, Any], messages: list[tuple[str, str]], server: ModelServer
 ) -> None:
-    graded = agl.tasks_from([row], lambda task, answer: 1.0, **settings)
+    graded = agl.tasks_from([row], returns(1.0), **settings)
     assert rewards(server, graded) == [1.0]
     assert [(each["role"], each["content"]) for each in server.calls[0].request["messages"]] == messages
 
@@ -119,6 +120,13 @@ async def slowly(task: Any, answer: str) -> float:
     return 0.5
 
 
+def returns(value: object) -> Grade:
+    def grade(task: Any, answer: str) -> object:
+        return value
+
+    return grade
+
+
 def broken(task: Any, answer: str) -> float:
     return task["solutoin"]
 
@@ -126,9 +134,9 @@ def broken(task: Any, answer: str) -> float:
 GRADES: list[tuple[Any, float | None, str | None]] = [
     (right, 1.0, None),
     (slowly, 0.5, None),
-    (lambda task, answer: {"reward": 0.25, "short": 1}, 0.25, None),
-    (lambda task, answer: None, None, "no_reward"),
-    (lambda task, answer: "good", None, "ValueError"),
+    (returns({"reward": 0.25, "short": 1}), 0.25, None),
+    (returns(None), None, "no_reward"),
+    (returns("good"), None, "ValueError"),
     (broken, None, "KeyError"),
 ]
 
@@ -200,8 +208,8 @@ def test_a_small_model_trains_on_them_with_runner_processes(tmp_path: Path, monk
     from tests.algorithm.parts import SMALL, save_untrained_model
 
     monkeypatch.chdir(tmp_path)
-    model = str(save_untrained_model(tmp_path / "model"))
-    trainer = agl.Trainer(algorithm=agl.GRPO(model=model, **SMALL), runner={"concurrency": 4})
+    settings: dict[str, Any] = {"model": str(save_untrained_model(tmp_path / "model")), **SMALL}
+    trainer = agl.Trainer(algorithm=agl.GRPO(**settings), runner={"concurrency": 4})
     trainer.fit(*agl.tasks_from(ROWS, digits))
     assert [(step.calls_captured, step.calls_excluded) for step in trainer.result.metrics] == [(8, {}), (8, {})]
 

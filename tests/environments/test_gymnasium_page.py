@@ -29,6 +29,11 @@ def halves(request: dict[str, Any]) -> str:
     return f" {(low + high) // 2}\n"
 
 
+def ones(request: dict[str, Any]) -> str:
+    """A model that always guesses 1."""
+    return "1"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the files of the page."""
@@ -53,7 +58,10 @@ def test_the_command_of_the_page_prints_what_the_page_shows(folder: Path) -> Non
     assert done.stdout.splitlines()[-1] == "3 tasks: mean reward 0.867"
 
 
-@pytest.mark.parametrize(("model", "reward", "calls"), [(halves, 0.8, 3), (lambda _: "1", -0.4, 4), (str, -1.0, 1)])
+GAMES: list[tuple[Any, float, int]] = [(halves, 0.8, 3), (ones, -0.4, 4), (str, -1.0, 1)]
+
+
+@pytest.mark.parametrize(("model", "reward", "calls"), GAMES)
 def test_rewards_of_steps_are_emitted_and_their_sum_counts(folder: Path, model: Any, reward: float, calls: int) -> None:
     """A solved game, one that ends by its limit of steps, and one with an invalid action."""
     with ModelServer(model) as server:
