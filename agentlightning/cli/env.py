@@ -213,7 +213,7 @@ def _own(name: str, dataset: str | None) -> tuple[object, Any]:
     else:
         agent, tasks = value, load_dataset("--dataset", dataset)
     found = as_dataset("the dataset", tasks)
-    if not found:
+    if found is None or len(found) == 0:
         raise BadRequestError(f"{name} has no tasks: the dataset is empty")
     return agent, found
 
@@ -227,7 +227,8 @@ def _served(model: str, name: str | None, api_key: str | None) -> Generator[dict
     if model.startswith(("http://", "https://")):
         key = {} if api_key is None else {"api_key": f"os.environ/{api_key}"}
         name = asyncio.run(_name_at(model.rstrip("/"), name, api_key))
-        yield {"model_name": name, "litellm_params": {"model": name, "api_base": model, **key}}
+        # The prefix is removed, so that a name such as openai/gpt-oss-20b keeps its own.
+        yield {"model_name": name, "litellm_params": {"model": f"hosted_vllm/{name}", "api_base": model, **key}}
         return
     if api_key is not None or name is not None:
         raise BadRequestError(f"--api-key and --model-name require the URL of a model server; got --model {model!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -193,8 +194,9 @@ def test_a_seed_selects_the_same_tasks_again(folder: Path, server: ModelServer) 
 
 
 def test_the_server_gets_the_key_and_no_output_has_it(folder: Path, server: ModelServer) -> None:
+    server.models = [{"id": "openai/m"}]  # the name begins as a provider does
     done = tries(folder, server, "mine.py:sums", "--api-key", "MY_KEY", "--json", MY_KEY="s3cret")
-    assert done.returncode == 0
+    assert (done.returncode, {call.request["model"] for call in server.calls}) == (0, {"openai/m"})
     assert server.get_headers["/v1/models"]["authorization"] == "Bearer s3cret"
     assert {call.headers["authorization"] for call in server.calls} == {"Bearer s3cret"}
     assert "s3cret" not in done.stdout + done.stderr
@@ -217,11 +219,14 @@ def test_the_model_of_a_folder_is_run_by_the_embedded_engine(folder: Path) -> No
     assert [(call["state"], call["out"]) for call in json.loads(explained.stdout)["calls"]] == [("ok", "4")]
 
 
-def test_ctrl_c_ends_a_try_and_leaves_nothing(folder: Path, server: ModelServer, terminal: Terminal) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_try_and_leaves_nothing(
+    number: int, code: int, folder: Path, server: ModelServer, terminal: Terminal
+) -> None:
     server.answer = lambda request: (server.hold(), "wait")[1]
     process = terminal(["agl", "env", "try", "mine.py:sums", "--model", server.base_url])
     server.wait_until(lambda calls: len(calls) == 2, timeout=60)
-    assert process.interrupted() == 130
+    assert process.interrupted(number) == code
     assert "Traceback" not in process.said
     assert left(folder) == ["mine.py"]
 
