@@ -263,13 +263,12 @@ async def _name_at(url: str, name: str | None, api_key: str | None) -> str:
         ):
             status = response.status
             listed: Any = await response.json(content_type=None) if status == 200 else {}
-    except (aiohttp.ClientError, OSError, ValueError) as error:  # also a timeout, and a reply that is no JSON
+            names = [str(each["id"]) for each in listed.get("data") or ()]
+    except (aiohttp.ClientError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         why = f"it did not answer within {_SECONDS_TO_ANSWER:g} s" if isinstance(error, TimeoutError) else error
         raise BadRequestError(f"--model {url}: no model server answers there: {why}") from None
     if status in (401, 403):
         raise BadRequestError(f"--model {url}: the server refuses the key (status {status}). Set --api-key VARIABLE")
-    models: Any = cast("dict[str, Any]", listed).get("data") if isinstance(listed, dict) else None
-    names = [str(each["id"]) for each in cast("list[Any]", models)] if isinstance(models, list) else []
     if name is None and len(names) != 1:
         found = f"lists the models {', '.join(names[:10])}" if names else f"lists no models (status {status})"
         hint = "" if names or url.endswith("/v1") else f", or use --model {url}/v1"
@@ -287,23 +286,20 @@ def _run(agent: Any, tasks: Sequence[Any], entry: Any, sampling: dict[str, Any],
     from agentlightning.llm_proxy import LLMProxy
     from agentlightning.store.spec import spec_of
     from agentlightning.trainer import Trainer
-    from agentlightning.training.rollouts import Watcher, collect
+    from agentlightning.training.rollouts import collect
     from agentlightning.types import EnqueueRolloutRequest, RolloutConfig
 
     parameters = {name: value for name, value in sampling.items() if value is not None}
 
     @algo(auto_start_proxy=True)
     async def in_order(*, store: LightningStore, llm_proxy: LLMProxy) -> None:
-        async def on_ended(rollouts: Sequence[Rollout]) -> None:
-            for rollout in rollouts:
-                await report.add(store, rollout)
-
         llm = llm_proxy.as_resource(model=entry["model_name"], sampling_parameters=parameters)
         resources_id = (await store.add_resources({"main_llm": llm})).resources_id
         limits = RolloutConfig(timeout_seconds=ROLLOUT_SECONDS)
         for task in tasks:
             request = EnqueueRolloutRequest(input=task, mode="val", resources_id=resources_id, config=limits)
-            await collect(store, [request], timeout_seconds=2 * ROLLOUT_SECONDS, watcher=Watcher(on_ended=on_ended))
+            [rollout] = await collect(store, [request], timeout_seconds=2 * ROLLOUT_SECONDS)
+            await report.add(store, rollout)
 
     proxy = LLMProxy(model_list=[entry])
     trainer = Trainer(algorithm=in_order, llm_proxy=proxy, strategy="shm", store=spec_of(store), progress="none")
@@ -336,7 +332,7 @@ class _Report:
             return
         say(shortened(f"--- task {len(self.records)} of {self.count}: {task}", self.width))
         for call, messages in enumerate(conversation, start=1):
-            if call > 1:
+            if call > 1 and messages:  # none if a client repeats a failed call
                 say(f"--- model call {call}")
             for text in texts_of(messages):
                 say(self._fitted(text), lines=True)

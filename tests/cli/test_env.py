@@ -182,6 +182,13 @@ def test_json_is_one_document(folder: Path, server: ModelServer) -> None:
     assert good["messages"] == [[{"role": "user", "content": "1 and 1"}, {"role": "assistant", "content": "it is 2"}]]
 
 
+def test_a_call_that_the_client_repeats_is_shown_once(folder: Path, server: ModelServer) -> None:
+    server.faults = [Fault(status=503)]
+    done = tries(folder, server, "mine.py:sums", "--tasks", "1")
+    assert done.stdout.count("user: 0 and 0\n") == 1
+    assert done.stdout.endswith("assistant: it is 0\nreward: 1\n1 task: mean reward 1.000\n")
+
+
 def test_a_seed_selects_the_same_tasks_again(folder: Path, server: ModelServer) -> None:
     def questions(*words: str) -> list[str]:
         server.calls.clear()
@@ -282,6 +289,11 @@ def listens(server: ModelServer, models: list[str], status: int = 200) -> str:
     return server.base_url
 
 
+def odd(server: ModelServer) -> str:
+    server.models = ["m"]  # pyright: ignore[reportAttributeAccessIssue] -- not a list of models
+    return server.base_url
+
+
 SERVERS: list[tuple[Callable[[ModelServer], str], list[str], str]] = [
     (lambda server: listens(server, ["a", "b"]), [], "lists the models a, b. Set --model-name"),
     (lambda server: listens(server, [], 401), [], r"refuses the key \(status 401\). Set --api-key VARIABLE"),
@@ -290,6 +302,7 @@ SERVERS: list[tuple[Callable[[ModelServer], str], list[str], str]] = [
         [],
         r"lists no models \(status 404\). .*or use --model \S+/v1",
     ),
+    (odd, [], "no model server answers there: "),
 ]
 
 
