@@ -113,6 +113,7 @@ from agentlightning.execution import (
     StrandedWorkError as StrandedWorkError,
     ThreadingEvent as ThreadingEvent,
 )
+from agentlightning.environments.graded import tasks_from as tasks_from
 from agentlightning.environments.harbor.agent import HarborAgent as HarborAgent
 from agentlightning.legacy import (
     AgentLightningClient as AgentLightningClient,

@@ -56,6 +56,7 @@ FILES = {
     """,
     "a page of the documents, its programs and its promises": """
         adapter/test_drawn_seam adapter/test_worked_examples cli/test_guides cli/test_pages contrib/test_pages
+        environments/test_gymnasium_page
         chat/test_pages litagent/test_any_program_page llm_proxy/test_gateway_documents prompt_search/test_pages
         store/test_store_documents trainer/test_pages trainer/test_running_promises trainer/test_tutorials
         legacy/v03/test_pages

@@ -40,6 +40,7 @@ COMMANDS: dict[str, Command] = {
     "doctor": Command("doctor:doctor", "Check this machine for missing packages and wrong settings.", _TRY),
     "run": Command("run:app", "Run a Trainer from a file or from Python; stop a run.", _RUN),
     "tasks": Command("tasks:app", "Measure the difficulty of tasks, and select tasks by it.", _RUN),
+    "env": Command("env:app", "List environments for agents; try one with a model.", _RUN),
     "export": Command("export:export", "Export a trained model: merged, as an adapter, or as GGUF.", _RUN),
     "serve": Command("gateway:serve", "Serve a checkpoint as an OpenAI-style endpoint.", _SERVE),
     "runner": Command("run:runner", "Run rollouts of a run on this machine.", _RUN),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import signal
 import sys
@@ -205,29 +204,18 @@ def read_mapping(option: str, path: Path, expected: str = "a mapping") -> dict[s
 
 
 def load_dataset(option: str, value: object) -> Any:
-    """Return a dataset: a list unchanged, the tasks of a `.json` or `.jsonl` file, or the named object.
+    """Return a dataset: a list unchanged, the tasks of a `.json`, `.jsonl` or `.parquet` file, or the named object.
 
     A function is called without arguments.
     """
+    from agentlightning.trainer.datasets import read_tasks
+
     if not isinstance(value, str):
         return value
     if is_target(value) and not Path(value).is_file():
         dataset = load_target(option, value)
         return dataset() if callable(dataset) and not hasattr(dataset, "__getitem__") else dataset
-    path = Path(value)
-    if not path.is_file():
-        raise BadRequestError(f"{option}: file {value!r} not found. Expected a .json or .jsonl file, or module:object")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    if path.suffix == ".jsonl":
-        return [_task(option, value, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    return _task(option, value, 1, "\n".join(lines))
-
-
-def _task(option: str, file: str, number: int, text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise BadRequestError(f"{option} {file}, line {number} is not JSON: {error}") from None
+    return read_tasks(option, value, other=", or module:object")
 
 
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}

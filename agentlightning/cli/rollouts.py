@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -241,7 +241,7 @@ def show(
 
     rollout_data = with_store(store, lambda connection: _evidence(connection, rollout_id, store))
     own = _spans_of(rollout_data, attempt)
-    conversation = _conversation(own)
+    conversation = conversation_of(own)
     if as_json:
         head = {"rollout": rollout_data.rollout, "attempts": rollout_data.attempts, "reward": rollout_data.reward}
         show_json({**head, "messages": conversation, **({"spans": hidden(own)} if spans else {})})
@@ -254,13 +254,8 @@ def show(
     say(f"task: {rollout_data.rollout.input}", lines=True)
     for index, messages in enumerate(conversation, start=1):
         say(f"--- model call {index}", lines=True)
-        for message in messages:
-            content = message.get("content")
-            if content:
-                say(f"{message['role']}: {_text(content)}", lines=True)
-            for call in message.get("tool_calls") or ():
-                calls = f"{call['function']['name']}({call['function']['arguments']})"
-                say(f"{message['role']} calls {calls}", lines=True)
+        for text in texts_of(messages):
+            say(text, lines=True)
     if spans:
         table: list[tuple[str, ...]] = []
         for span in hidden(own):
@@ -333,7 +328,7 @@ def _spans_of(source: Evidence, attempt_id: str | None) -> Sequence[Span]:
     return sorted((s for s in source.spans if s.attempt_id == attempt_id), key=lambda span: span.sequence_id)
 
 
-def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
+def conversation_of(spans: Sequence[Span]) -> list[list[Message]]:
     """Return for each model call, in order, the messages that are not part of earlier calls."""
     from agentlightning.adapter.messages import TraceToMessages
 
@@ -345,6 +340,15 @@ def _conversation(spans: Sequence[Span]) -> list[list[Message]]:
         parts.append(messages[len(shown) :] if goes_on else messages)
         shown = messages
     return parts
+
+
+def texts_of(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield a text for each content and each tool call of the messages, with the role."""
+    for message in messages:
+        if content := message.get("content"):
+            yield f"{message['role']}: {_text(content)}"
+        for call in message.get("tool_calls") or ():
+            yield f"{message['role']} calls {call['function']['name']}({call['function']['arguments']})"
 
 
 def _text(content: str | Sequence[Mapping[str, object]]) -> str:
@@ -380,14 +384,14 @@ def _story(rollout_data: Evidence, reward: float | None) -> list[str]:
     lines = [f"rollout {rollout.rollout_id}: {rollout.status}, mode {rollout.mode or '-'}, reward {number(reward)}"]
     for attempt in rollout_data.attempts:
         error = f", {attempt.error.type}: {attempt.error.message}" if attempt.error else ""
-        lines.append(f"attempt {attempt.attempt_id}: {_end_of(attempt)}{error}")
+        lines.append(f"attempt {attempt.attempt_id}: {end_of(attempt)}{error}")
         if missing := spans_left_out([span for span in rollout_data.spans if span.attempt_id == attempt.attempt_id]):
             missed = counted(missing, "span")
             lines.append(f"  {missed} not kept: an attempt keeps at most 20,000 spans, and its rewards")
     return lines
 
 
-def _end_of(attempt: Attempt) -> str:
+def end_of(attempt: Attempt) -> str:
     """Return the status, outcome and reason of an attempt."""
     return " ".join(filter(None, (attempt.status, attempt.outcome, attempt.outcome_reason)))
 
@@ -402,7 +406,7 @@ def _line(rollout: AttemptedRollout | Rollout) -> tuple[str, ...]:
         rollout.rollout_id,
         rollout.status,
         rollout.mode or "-",
-        "-" if attempt is None else _end_of(attempt),
+        "-" if attempt is None else end_of(attempt),
         number(reward),
         rollout.run_id or "-",
         moment(rollout.start_time),

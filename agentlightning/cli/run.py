@@ -44,7 +44,7 @@ def start(
         metavar="TARGET", help="YAML or JSON file, or module:object of a Trainer or a function"
     ),
     agent: str | None = typer.Option(None, help="Agent: module:object or file.py:object"),
-    train: str | None = typer.Option(None, help="Training tasks: a .jsonl or .json file, or module:object"),
+    train: str | None = typer.Option(None, help="Training tasks: a .jsonl, .json or .parquet file, or module:object"),
     val: str | None = typer.Option(None, help="Validation tasks, in the same forms as --train"),
     settings: list[str] = typer.Option([], "--set", help="KEY=VALUE that overrides a key of the file; may be repeated"),
     dev: bool = typer.Option(False, "--dev", help="Call Trainer.dev for a short trial with a fast algorithm"),

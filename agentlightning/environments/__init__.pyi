@@ -1,3 +1,8 @@
+from agentlightning.environments.graded import (
+    GradedAgent as GradedAgent,
+    GradedTasks as GradedTasks,
+    tasks_from as tasks_from,
+)
 from agentlightning.environments.gym import (
     ReasoningGymAgent as ReasoningGymAgent,
     reasoning_gym as reasoning_gym,

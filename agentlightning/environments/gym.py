@@ -12,9 +12,9 @@ from typing import Any, cast
 
 from typing_extensions import override
 
-from agentlightning.chat.chat import Chat
+from agentlightning.environments.graded import answer_of
 from agentlightning.litagent.litagent import LitAgent
-from agentlightning.types import LLM, AttemptedRollout, NamedResources, ProxyLLM, Rollout
+from agentlightning.types import NamedResources, Rollout
 from agentlightning.utils.setting_checks import check_count
 
 INSTRUCTION = "Solve the task. Write the final answer, and nothing else, between <answer> and </answer>."
@@ -93,28 +93,36 @@ class ReasoningGymAgent(LitAgent[Any]):
             ChatError: the model call failed.
             ValueError: no LLM is among the resources, or the task is not one of `reasoning_gym`.
         """
-        llm = next((value for value in resources.values() if isinstance(value, LLM)), None)
-        if llm is None:
-            raise ValueError(
-                f"ReasoningGymAgent needs an LLM among the resources; got {', '.join(resources) or 'none'}"
-            )
-        if isinstance(llm, ProxyLLM):
-            llm = llm.with_attempted_rollout(cast("AttemptedRollout", rollout))
         messages = [{"role": "system", "content": self.instruction}, {"role": "user", "content": task["question"]}]
-        reply = await Chat(llm).ask(messages, settings=llm.sampling_parameters)
-        found = re.findall(r"<answer>(.*?)</answer>", reply.text, re.DOTALL)
+        reply = await answer_of("ReasoningGymAgent", messages, resources, rollout)
+        found = re.findall(r"<answer>(.*?)</answer>", reply, re.DOTALL)
         return score_reasoning_gym(found[-1].strip() if found else None, task)
 
 
-def _data_set(name: str, size: int, seed: int, config: Mapping[str, Any]) -> Any:
+def data_sets() -> list[str]:
+    """Return the names of the data sets of reasoning-gym.
+
+    Raises:
+        ImportError: reasoning-gym is not installed.
+    """
+    return sorted(set(_factory().DATASETS) - {"composite"})
+
+
+def _factory() -> Any:
     try:
-        factory: Any = importlib.import_module("reasoning_gym.factory")
+        return importlib.import_module("reasoning_gym.factory")
     except ModuleNotFoundError as error:
+        if error.name not in ("reasoning_gym", "reasoning_gym.factory"):
+            raise  # it is installed, but one of its own imports is missing
         raise ImportError(
             "agl.environments.reasoning_gym requires the package reasoning-gym, which is not installed. "
             "Run pip install 'agl-framework[reasoning-gym]'",
             name=error.name,
         ) from error
+
+
+def _data_set(name: str, size: int, seed: int, config: Mapping[str, Any]) -> Any:
+    factory = _factory()
     names = sorted(cast("dict[str, Any]", factory.DATASETS))
     if name not in names:
         near = difflib.get_close_matches(name, names, 3) or names[:3]

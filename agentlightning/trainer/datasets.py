@@ -1,4 +1,4 @@
-"""Conversion of datasets of all supported kinds into a sequence of tasks.
+"""Conversion of datasets of all supported kinds into a sequence of tasks, and of files into lists of tasks.
 
 Lists, arrays, Hugging Face datasets and anything else with a length and items by index are used unchanged. Data frames
 become lists of rows. Iterators and generators are read to their end before the run, up to a limit, because algorithms
@@ -7,12 +7,16 @@ shuffle, repeat and count tasks. No library is imported; kinds are recognised by
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any, cast
 
+from agentlightning.errors import BadRequestError
 from agentlightning.types import Dataset
 
 logger = logging.getLogger(__name__)
@@ -76,3 +80,56 @@ def _read(name: str, items: Iterable[object], most: int) -> list[object]:
 
 
 _END = object()
+
+
+def read_tasks(name: str, file: str | Path, *, other: str = "") -> Any:
+    """Return the content of a `.json` file, or the tasks of a `.jsonl` or `.parquet` file, or of a folder of `.parquet`
+    files in the order of their names. `other` are further kinds of values, for the error message.
+
+    Raises:
+        BadRequestError: the file does not exist or is damaged; the message has the number of the line.
+        ImportError: pyarrow, which reads `.parquet` files, is not installed.
+    """
+    path = Path(file)
+    if path.suffix == ".parquet" or path.is_dir():
+        return _parquet_rows(name, path)
+    if not path.is_file():
+        expected = f"a .json, .jsonl or .parquet file{other}"
+        raise BadRequestError(f"{name}: file {str(file)!r} not found. Expected {expected}")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadRequestError(f"{name} {file} is not UTF-8: {error}") from None
+    if path.suffix != ".jsonl":
+        return _json_value(name, path, 1, text)
+    lines = enumerate(text.split("\n"), start=1)  # a JSON text may contain the other line ends of str.splitlines
+    return [_json_value(name, path, number, line) for number, line in lines if line.strip()]
+
+
+def _json_value(name: str, path: Path, number: int, text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"{name} {path}, line {number} is not JSON: {error}") from None
+
+
+def _parquet_rows(name: str, path: Path) -> list[Any]:
+    files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise BadRequestError(f"{name}: the folder {str(path)!r} contains no .parquet file")
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{name} {path}: a .parquet file requires the package pyarrow, which is not installed. "
+            "Run pip install pyarrow",
+            name=error.name,
+        ) from error
+    rows: list[Any] = []
+    for file in files:
+        try:
+            with parquet.ParquetFile(file) as opened:
+                rows += opened.read().to_pylist()
+        except (OSError, ValueError) as error:  # pyarrow's errors are subclasses
+            raise BadRequestError(f"{name} {file} cannot be read as Parquet: {error}") from error
+    return rows

@@ -203,7 +203,11 @@ def test_settings_go_before_the_file_and_may_be_new(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "text", "tasks"),
-    [("t.jsonl", '{"a": 1}\n\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ("t.json", "[1, 2]", [1, 2])],
+    [
+        ("t.jsonl", '{"a": 1}\n\n{"a": 2}\n', [{"a": 1}, {"a": 2}]),
+        ("t.json", "[1, 2]", [1, 2]),
+        ("t.jsonl", '"a\u2028b"', ["a\u2028b"]),
+    ],
 )
 def test_tasks_come_out_of_a_file(folder: Path, name: str, text: str, tasks: list[Any]) -> None:
     Path(name).write_text(text)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.cli.main import main
 from agentlightning.environments import ReasoningGymAgent, reasoning_gym, score_reasoning_gym
 from tests.algorithm.parts import save_untrained_model
 from tests.examples.shown import EXAMPLES, ROOT
@@ -113,3 +114,19 @@ def test_a_small_model_trains_on_its_tasks(tmp_path: Any, monkeypatch: pytest.Mo
     steps = trainer.result.metrics
     assert [step.calls_captured for step in steps] == [4, 4]
     assert all(step.calls_captured == step.calls_trained + sum(step.calls_excluded.values()) for step in steps)
+
+
+def test_the_command_lists_its_data_sets_and_tries_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "list", "reasoning-gym", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [f"reasoning-gym:{name}" for name in data_sets()]
+    with ModelServer(adds) as server:
+        server.models = [{"id": "m"}]
+        words = ("reasoning-gym:chain_sum", "--model", server.base_url, "--seed", "7")
+        assert main(["env", "try", *words, "--tasks", "2", "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)["rollouts"]
+        assert main(["env", "try", "reasoning-gym:chain_sums", "--model", server.base_url]) == 2
+    assert "no data set 'chain_sums'; it has" in capsys.readouterr().err
+    assert [(each["task"], each["reward"]) for each in shown] == [
+        (task, 1.0) for task in reasoning_gym("chain_sum", size=2, seed=7)
+    ]
+    assert [message["role"] for message in shown[0]["messages"][0]] == ["system", "user", "assistant"]

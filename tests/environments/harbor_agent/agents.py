@@ -39,3 +39,10 @@ class Script(BaseAgent):
         result = await environment.exec(self.script, env=env)
         if result.return_code != 0:
             raise RuntimeError(f"ended with {result.return_code}: {result.stderr}")
+
+
+class AskOnce(Script):
+    """Calls the model once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, script=ASK, **kwargs)

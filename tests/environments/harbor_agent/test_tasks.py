@@ -9,6 +9,7 @@ import pytest
 
 from agentlightning.cli.main import main
 from tests.environments.harbor_agent.tasks import FILES, TOML, make_task
+from tests.stubs.model_server import ModelServer
 
 ALWAYS = "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n"
 
@@ -99,3 +100,18 @@ storage_mb = 10240
     [checked] = json.loads(capsys.readouterr().out)
     assert (checked["verdict"], checked["problem"]) == ("ready", None)
     assert TOML in FILES.values()
+
+
+def test_a_try_runs_a_harness_on_tasks_and_shows_its_conversation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_task(tmp_path / "always", {"tests/test.sh": ALWAYS})
+    make_task(tmp_path / "silent", {"tests/test.sh": "#!/bin/bash\n"})
+    harness = ("--harness", "tests.environments.harbor_agent.agents:AskOnce")
+    with ModelServer(lambda request: "It is 42") as server:
+        server.models = [{"id": "m"}]
+        assert main(["env", "try", f"harbor:{tmp_path}", *harness, "--model", server.base_url]) == 1
+    shown = capsys.readouterr().out
+    assert "user: What is 6 times 7?\nassistant: It is 42\nreward: 1\n" in shown
+    assert "assistant: It is 42\nno reward (failed infrastructure_fault trial_failed: " in shown
+    assert shown.endswith("2 tasks: mean reward 1.000, 1 without a reward\n")
