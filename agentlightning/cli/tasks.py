@@ -106,7 +106,7 @@ def select(
 ) -> None:
     """Write the tasks whose solve rate is between two limits.
 
-    Tasks without a reward have no solve rate and are left out.
+    Tasks without a reward have no solve rate and are excluded.
 
     Example: agl tasks select tasks.jsonl --rates rates.jsonl --low 0.1 --out selected.jsonl
     """

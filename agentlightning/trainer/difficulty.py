@@ -155,7 +155,7 @@ def tasks_between(
 ) -> list[T]:
     """Return the tasks whose solve rate is at least `low` and at most `high`, in their order, for `Trainer.fit`.
 
-    Tasks without a reward have no rate and are left out. `rates` are those of `task_rates` or the path of its cache;
+    Tasks without a reward have no rate and are excluded. `rates` are those of `task_rates` or the path of its cache;
     `solved_above` is for a path, as in `task_rates`.
 
     Raises:

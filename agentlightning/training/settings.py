@@ -226,8 +226,8 @@ class TrainingSettings(ScheduleSettings, OptimizerSettings, VLLMSettings):
     `bitsandbytes`. The model that a run writes has its adapters added to the weights as they are in `model`. In TRL it
     is a setting of `ModelConfig`. [none]"""
     bnb_4bit_quant_type: Literal["nf4", "fp4"] = "nf4"
-    """Numbers that 4 bits stand for, with `load_in_4bit`: those of a normal distribution, or floating-point numbers.
-    [none]"""
+    """The numbers that 4 bits represent, with `load_in_4bit`: those of a normal distribution, or floating-point
+    numbers. [none]"""
     eval_steps: CountOrZero = 0
     """Steps between evaluations on the validation set; 0 evaluates only before and after training.
     [`trainer.test_freq`]"""

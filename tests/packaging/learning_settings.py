@@ -51,7 +51,7 @@ OWNERS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "LLMProxy": ("LLMProxy({}=)", agl.LLMProxy),
     "TRL": ("agl.TRL({}=)", agl.TRL),
 }
-"""What may stand before a name of ours: how it is shown, and what has a field or argument of the name."""
+"""The prefixes of our names: how it is shown, and what has a field or argument of the name."""
 
 
 @dataclass(frozen=True)
