@@ -282,9 +282,9 @@ $(FOR_TRL_STAMP): pyproject.toml constraints.txt tests/training/external/trl/req
 	$(FOR_TRL)/bin/python -m pip install --quiet -c constraints.txt -r tests/training/external/trl/requirements.txt --editable '.[demo,trl]'
 	@touch $@
 
-# Test agl.TRL with the real trl on a CPU
+# Test agl.TRL with the real trl on a CPU, and the learner with bitsandbytes
 test-trl: $(FOR_TRL_STAMP)
-	$(FOR_TRL)/bin/$(PYTEST) tests/training/external/trl tests/training/test_preferences.py $(ARGS)
+	$(FOR_TRL)/bin/$(PYTEST) tests/training/external/trl tests/training/test_preferences.py tests/training/learner $(ARGS)
 	$(FOR_TRL)/bin/$(PYTEST) tests/training/conformance -k TRL
 
 $(FOR_VERL_STAMP): pyproject.toml tests/training/external/verl/requirements.txt
