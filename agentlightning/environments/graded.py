@@ -90,7 +90,10 @@ def tasks_from(
 
 
 class GradedAgent(LitAgent[Any]):
-    """Asks the model once, and returns the grade of its answer; see `tasks_from` for the arguments.
+    """Asks the model once, and returns the grade of its answer.
+
+    Args:
+        grade, prompt, system: see `tasks_from`.
 
     Raises:
         ValueError: the template `prompt` is invalid.

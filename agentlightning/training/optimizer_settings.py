@@ -108,7 +108,7 @@ class ScheduleSettings:
     """The learning rate and its schedule, which is a function of the step alone."""
 
     learning_rate: Positive = 1e-5
-    """Learning rate that the schedule scales. [`actor.optim.lr`]"""
+    """Learning rate of the optimizer, which the schedule scales. [`actor.optim.lr`]"""
     lr_scheduler_type: LRSchedulerType = "constant"
     """Schedule of the learning rate over the steps of the run, as transformers' `get_scheduler` computes it: `linear`
     lowers it with each step, to 0 after the last step. [`actor.optim.lr_scheduler_type`]"""

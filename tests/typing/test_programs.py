@@ -116,7 +116,7 @@ def test_an_editor_completes_public_names_alone(editor: Editor) -> None:
     ("text", "shown"),
     [
         ("agl.GRPO", ("learning_rate: Positive = 0.00001", "Train the weights of a transformers model")),
-        ("settings.learning_rate", ("Positive", "Learning rate of AdamW")),
+        ("settings.learning_rate", ("Positive", "Learning rate of the optimizer")),
         ("settings.step_timeout_seconds", ("Positive", "Seconds")),
         ("settings.max_completion_length", ("Count", "tokens")),
         (".fit", ("train_dataset", "Run the algorithm")),
