@@ -2,6 +2,7 @@
 
 `--only async` compares synchronous with asynchronous collection, `--only curriculum` passes over the tasks with
 `curriculum="solve_rate"`, which must help where most tasks teach nothing, and change nothing where all tasks are alike.
+`--only credit` compares rewards of calls with the reward of the rollout alone, which must learn more slowly.
 
 Targets of the demo, each seed: held-out accuracy sampled from below 40 % and greedily from below 30 % to 90 % or more,
 better at p < 0.01; on two quiet cores a median of at most 60 s of training and of three minutes in all. Of the game:
@@ -21,9 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.learning.asynchronous import AGENTS, compare_speed, learn, ratio_of
-from bench.learning.curriculum import SETS, compare, difference
+from bench.learning.credit import KINDS
+from bench.learning.credit import compare as compare_credit
+from bench.learning.curriculum import SETS, compare
 from bench.learning.game import best_deaf_value, best_value, random_value
 from bench.learning.game_run import train_player
+from bench.learning.pairs import difference
 from bench.learning.speed import measure_speed
 from bench.learning.two_roles import train_two
 
@@ -64,7 +68,9 @@ def learned(outcome: dict[str, Any]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds, from 0")
-    parser.add_argument("--only", choices=["demo", "game", "roles", "speed", "async", "curriculum"], action="append")
+    parser.add_argument(
+        "--only", choices=["demo", "game", "roles", "speed", "async", "curriculum", "credit"], action="append"
+    )
     options = parser.parse_args()
     only, seeds = options.only or ["demo", "game", "roles", "speed"], range(options.seeds)
     good = True
@@ -111,9 +117,16 @@ def main() -> int:
             for seed, pair in zip(seeds, pairs, strict=True):
                 (plain, drawn), (few, many) = pair.value, pair.useful
                 print(f"{seed:>6}  {task_set}: {plain:.3f} and {drawn:.3f}, groups with a signal {few} and {many}")
-            change = difference(pairs)
+            change = difference([pair.value for pair in pairs])
             print(f"{task_set}: difference with the curriculum {change.text(signed=True)}", flush=True)
             good &= change.low > 0 if task_set == "mixed" else change.low <= 0 <= change.high
+    if "credit" in only:
+        for kind in KINDS:
+            values = [compare_credit(kind, seed) for seed in seeds]
+            each = ", ".join(f"{alone:.3f} and {with_calls:.3f}" for alone, with_calls in values)
+            change = difference(values)
+            print(f"{kind}: {each}; difference with rewards of calls {change.text(signed=True)}", flush=True)
+            good &= change.low > 0
     if "speed" in only:
         speed = measure_speed()
         print(f"update: {speed.update_tokens:,.0f} tokens per CPU second")
