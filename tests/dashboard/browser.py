@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -65,6 +66,11 @@ def no_violations(page: Page) -> None:
         [list(RULES), _NOT_A_SKIP_LINK],
     )
     assert not violations, "\n".join(f"{rule}: {help}\n  " + "\n  ".join(nodes) for rule, help, nodes in violations)
+
+
+def everything_loaded(page: Page) -> None:
+    """Wait until no part of the page says that it loads; names of settings may contain the word."""
+    expect(page.get_by_text(re.compile("^Loading "))).to_have_count(0)
 
 
 def nothing_cut_off(page: Page) -> None:

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.browser import no_violations, nothing_cut_off
+from tests.dashboard.browser import everything_loaded, no_violations, nothing_cut_off
 from tests.dashboard.conftest import OpenView
 from tests.dashboard.facts import summaries, the_run, trained_rollout
 from tests.dashboard.server import ROOT, StoreProcess
@@ -30,7 +30,7 @@ def test_axe_finds_nothing_and_nothing_is_cut_off(
         view = re.sub(rf"\b{word}\b", find(store_address), view) if word in view else view
     page = open_view(view, theme=theme, width=400)
     expect(page.locator("[data-connection=live]")).to_be_visible()
-    expect(page.get_by_text("Loading")).to_have_count(0)
+    everything_loaded(page)
     nothing_cut_off(page)
     no_violations(page)
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.dashboard.browser import nothing_cut_off
+from tests.dashboard.browser import everything_loaded, nothing_cut_off
 from tests.dashboard.conftest import OpenView
 from tests.dashboard.hostile import NAME, RUN, TASK
 
@@ -75,7 +75,7 @@ def test_hostile_texts_are_harmless_in_a_narrow_window(
     address, rollout_id = hostile
     page = open_view(VIEWS[name].replace("ROLLOUT", rollout_id), address=address, width=400)
     expect(page.locator("[data-connection=live]")).to_be_visible()
-    expect(page.get_by_text("Loading")).to_have_count(0)
+    everything_loaded(page)
     expect(page.locator("[data-state=error], [data-state=empty]")).to_have_count(0)
     is_harmless(page)
     nothing_cut_off(page)

@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import RunRecord
+from tests.dashboard.browser import everything_loaded
 from tests.dashboard.conftest import OpenView, Serve
 from tests.dashboard.facts import ask, records, summaries, the_run
 from tests.dashboard.server import ROOT
@@ -30,7 +31,7 @@ def rows_of(page: Page, chart: str) -> dict[str, list[str]]:
 def loaded(page: Page) -> Page:
     """Return the overview of a run when all of it is there."""
     expect(page.locator("[data-verdict]")).to_be_visible()
-    expect(page.get_by_text("Loading")).to_have_count(0)
+    everything_loaded(page)
     return page
 
 

@@ -11,7 +11,7 @@ from playwright.sync_api import Response, expect
 
 from agentlightning.store.sqlite import SQLiteLightningStore
 from agentlightning.types import LLM, PromptTemplate
-from tests.dashboard.browser import no_violations, nothing_cut_off
+from tests.dashboard.browser import everything_loaded, no_violations, nothing_cut_off
 from tests.dashboard.conftest import TOKEN, OpenView, Serve
 from tests.dashboard.facts import ask, the_run
 from tests.dashboard.server import StoreProcess
@@ -210,7 +210,7 @@ def test_the_views_of_one_rollout_and_of_one_resource_get_no_secret(
         if "details" in view:
             expect(shown).to_contain_text("What is 1 + 1?")
             expect(shown).to_contain_text("[hidden]")
-        expect(page.get_by_text("Loading")).to_have_count(0)
+        everything_loaded(page)
         assert SECRET not in page.content(), view
         addresses = [each.url for each in answers if "/v1/agl/events" not in each.url and SECRET in each.text()]
         assert not addresses, view
