@@ -67,6 +67,8 @@ def difficulty(
         from agentlightning.trainer import Trainer
         from agentlightning.trainer.difficulty import task_rates
 
+        if api_key is not None and store != "memory":
+            raise ValueError("--api-key and --store cannot be combined: the store would contain the key in plain text")
         source = _source(model, model_name, api_key, {"temperature": temperature, "max_tokens": max_completion_length})
         target = load_target("--agent", agent)
         rates = task_rates(
@@ -91,6 +93,8 @@ def difficulty(
             show_json([rate.as_json() for rate in rates])
         else:
             _show(rates, out)
+        if not any(rate.rewards for rate in rates):
+            raise typer.Exit(1)
 
     return in_foreground(work)
 
@@ -124,6 +128,8 @@ def select(
     with open_private(out, "w") as file:
         file.writelines(json.dumps(to_json(task)) + "\n" for task in selected)
     say(f"{len(selected)} of {counted(len(every), 'task')} written to {out}")
+    if not selected:
+        raise typer.Exit(1)
 
 
 def _source(model: str, name: str | None, api_key: str | None, sampling: dict[str, object]) -> str | LLM:

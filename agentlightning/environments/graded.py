@@ -16,6 +16,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.trainer.datasets import as_dataset, read_tasks
 from agentlightning.training.tasks import items_of
 from agentlightning.types import LLM, AttemptedRollout, Dataset, NamedResources, PromptTemplate, ProxyLLM, Rollout
+from agentlightning.types.templates.fstring import fill
 from agentlightning.utils.rewards import USABLE_REWARD, are_dimensions, as_reward
 
 Grade = Callable[[dict[str, Any], str], Any]
@@ -85,6 +86,10 @@ def tasks_from(
                 f"{', '.join(repr(name) for name, value in task.items() if value is not None) or 'no values'}. Set "
                 "prompt= and answer= to names of columns"
             )
+        try:
+            agent.question(task)
+        except (ValueError, KeyError) as error:
+            raise BadRequestError(f"source: row {number} of {place}: {error}") from None
         tasks.append(task)
     return GradedTasks(agent, tasks)
 
@@ -106,11 +111,21 @@ class GradedAgent(LitAgent[Any]):
         self.grade, self.prompt, self.system = grade, prompt, system
         self.columns = [prompt]
         """Columns of the prompt."""
-        self._template: PromptTemplate | None = None
         if "{" in prompt:
-            self._template = PromptTemplate(template=prompt, engine="f-string")
+            PromptTemplate(template=prompt, engine="f-string")
             names = [name for _, name, _, _ in Formatter().parse(prompt) if name is not None]
             self.columns = list(dict.fromkeys(name.partition("[")[0] for name in names))
+
+    def question(self, task: Mapping[str, Any]) -> str | list[Any]:
+        """Return the question of a task, a text or a list of chat messages.
+
+        Raises:
+            ValueError: it is neither, or the template cannot be filled.
+        """
+        content = task.get(self.prompt) if "{" not in self.prompt else fill(self.prompt, task)
+        if not isinstance(content, str | list):
+            raise BadRequestError(f"{self.prompt!r} must be a text or a list of messages; got {content!r:.80}")
+        return cast("str | list[Any]", content)
 
     @override
     async def rollout_async(self, task: dict[str, Any], resources: NamedResources, rollout: Rollout) -> Any:
@@ -120,9 +135,7 @@ class GradedAgent(LitAgent[Any]):
             ChatError: the model call failed.
             ValueError: no LLM is among the resources, the task has no question, or the grade is not a reward.
         """
-        content = task.get(self.prompt) if self._template is None else self._template.format(**task)
-        if not isinstance(content, str | list):
-            raise BadRequestError(f"{self.prompt!r} must be a text or a list of messages; got {content!r:.80}")
+        content = self.question(task)
         messages = [] if self.system is None else [{"role": "system", "content": self.system}]
         messages += [{"role": "user", "content": content}] if isinstance(content, str) else content
         grade = self.grade(task, await answer_of("GradedAgent", messages, resources, rollout))

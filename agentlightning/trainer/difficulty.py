@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from agentlightning.base.field_help import explain_fields
 from agentlightning.base.private_files import open_private
 from agentlightning.base.terminal import counted
-from agentlightning.errors import BadRequestError
+from agentlightning.errors import BadRequestError, NotFoundError
 from agentlightning.evaluation.result import SUCCESS, EvaluatedRollout
 from agentlightning.evaluation.statistics import Interval, interval_of
 from agentlightning.evaluation.tasks import tasks_of
@@ -125,7 +126,7 @@ def task_rates(
     place, name = None if cache is None else Path(cache), name_of_agent(agent)
     samples = _Samples({} if place is None else read_samples(place))
     if place is not None:
-        samples.write(place)  # without the truncated line of a killed process
+        samples.write(place, solved_above)  # without the truncated line of a killed process
     missing = [
         item
         for digest, item in dict(zip(digests, items, strict=True)).items()
@@ -165,6 +166,8 @@ def tasks_between(
     if not 0 <= low <= high <= 1:
         raise BadRequestError(f"low={low} and high={high} must be between 0 and 1, the lower one first")
     if isinstance(rates, (str, Path)):
+        if not Path(rates).is_file():
+            raise NotFoundError(f"The file of task rates {str(rates)!r} does not exist; agl.task_rates writes it")
         samples = _Samples(read_samples(Path(rates)))
         if len(makers := {key[1:] for key in samples.by_key}) != 1:
             raise BadRequestError(
@@ -186,11 +189,24 @@ def tasks_between(
 
 
 def name_of_agent(agent: LitAgent[Any]) -> str:
-    """Return the name of an agent and a digest of the file that defines it, which changes with its code."""
+    """Return the name of an agent and a digest of the files that define it and its functions, and of the values it was
+    made with, which change with them."""
     named: Any = agent if hasattr(agent, "__qualname__") else type(agent)
+    values: dict[str, object] = {} if named is agent else vars(agent)
+    functions = [value for _, value in sorted(values.items()) if inspect.isfunction(value)]
+    plain = {
+        name: str(cast("object", value))
+        for name, value in values.items()
+        if isinstance(value, (str, int, float, list, dict))
+    }
+    digest = hashlib.sha256()
+    for each in (named, *functions):
+        file = getattr(sys.modules.get(each.__module__), "__file__", None)
+        digest.update(f"{each.__qualname__} ".encode())
+        digest.update(Path(file).read_bytes() if file and Path(file).is_file() else b"-")
+    digest.update(repr(sorted(plain.items())).encode())
     file = getattr(sys.modules.get(named.__module__), "__file__", None)
-    digest = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file and Path(file).is_file() else "-"
-    return f"{Path(file).stem if file else named.__module__}:{named.__qualname__} {digest}"
+    return f"{Path(file).stem if file else named.__module__}:{named.__qualname__} {digest.hexdigest()[:12]}"
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -216,7 +232,7 @@ def read_samples(path: Path) -> dict[_Key, tuple[list[float], Counter[str]]]:
             rewards = [float(reward) for reward in data["rewards"]]
             failures = {str(reason): int(count) for reason, count in data.get("failures", {}).items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if number == len(lines):
+            if number == len(lines) and line.startswith(b'{"task":'):
                 continue
             raise BadRequestError(f"{str(path)!r}, line {number} is not a line of task rates: {error!r}") from None
         own = samples.setdefault(key, ([], Counter()))

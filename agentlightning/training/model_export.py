@@ -57,7 +57,12 @@ class TrainedModel:
                 f"The adapter in {str(self.path)!r} was trained on model={settings['model']!r}, whose files are "
                 "missing or have changed"
             )
-        policy = Policy.load(model_in(self.path, settings["model"]), lora=settings["lora"], seed=settings["seed"])
+        policy = Policy.load(
+            model_in(self.path, settings["model"]),
+            lora=settings["lora"],
+            seed=settings["seed"],
+            bf16=settings.get("bf16", False),
+        )
         version, digest = self.facts["weight_version"], self.facts["digest"]
         restore_policy(policy, self.path, weight_version=version, digest=digest, serves_only=True)
         return policy

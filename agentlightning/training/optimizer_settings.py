@@ -37,16 +37,10 @@ OptimizerName = Literal[
     "rmsprop",
     "adamw_8bit",
     "adamw_bnb_8bit",
-    "paged_adamw_8bit",
-    "paged_adamw_32bit",
     "lion_8bit",
     "lion_32bit",
-    "paged_lion_8bit",
-    "paged_lion_32bit",
     "ademamix",
     "ademamix_8bit",
-    "paged_ademamix_8bit",
-    "paged_ademamix_32bit",
     "rmsprop_bnb",
     "rmsprop_bnb_8bit",
     "rmsprop_bnb_32bit",
@@ -65,7 +59,7 @@ class OptimizerSettings:
 
     optim: OptimizerName = DEFAULT_OPTIM
     """Optimizer, by its name in transformers' `OptimizerNames`; in addition `muon`, for the matrices of the hidden
-    layers, with AdamW for all other weights. Names with `8bit`, `paged`, `lion`, `ademamix` or `bnb` require the
+    layers, with AdamW for all other weights. Names with `8bit`, `lion`, `ademamix` or `bnb` require the
     package `bitsandbytes`. [`actor.optim.optimizer`]"""
     optim_args: Mapping[str, object] | None = None
     """Further arguments of the optimizer's class, such as `{"momentum": 0.9}` with `sgd`. In TRL it is a string.

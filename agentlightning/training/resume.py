@@ -64,7 +64,11 @@ _MAY_CHANGE: Final = frozenset(
 )
 """Settings that a later start may change, because they do not affect the result of a step. The path of the model may
 change, because its files are compared."""
-_DEFAULTS: Final[Mapping[str, Any]] = {each.name: each.default for each in dataclasses.fields(GRPOSettings)}
+_DEFAULTS: Final[Mapping[str, Any]] = {
+    each.name: to_json(each.default)
+    for each in dataclasses.fields(GRPOSettings)
+    if each.default is not dataclasses.MISSING
+}
 """Defaults of the settings, which runs of earlier versions had if their records do not contain a setting."""
 _FACTS: Final = frozenset(("run_id", "settings", "model_files", "tasks", "held_out", "folder"))
 

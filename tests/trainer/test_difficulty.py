@@ -54,6 +54,40 @@ def test_a_rate_is_the_share_of_solved_samples_and_a_failure_is_no_unsolved_one(
     assert (silent.solve_rate, silent.failures) == (None, {"no_reward": 4})
 
 
+def test_a_second_call_keeps_the_solve_rates_of_graded_rewards(trainer: agl.Trainer[Any], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"cache": tmp_path / "rates.jsonl", "solved_above": 0.2}
+    for _ in range(2):
+        measure(trainer, [{"name": "graded"}], **settings)
+        assert json.loads(settings["cache"].read_text())["solve_rate"] == 0.5
+
+
+def right(task: dict[str, Any], answer: str) -> float:
+    return 1.0
+
+
+def wrong(task: dict[str, Any], answer: str) -> float:
+    return 0.0
+
+
+def test_agents_with_other_functions_or_values_are_other_agents() -> None:
+    def agent(grade: Any, **more: Any) -> str:
+        return name_of_agent(agl.tasks_from([{"question": "a"}], grade, **more).agent)
+
+    names = [agent(right), agent(wrong), agent(right, system="b"), agent(right, prompt="{question}")]
+    assert len(set(names)) == 4
+    assert names[0] == agent(right)
+
+
+@pytest.mark.parametrize("text", ['{"question": "precious"}', "no JSON"])
+def test_a_file_of_something_else_is_kept(trainer: agl.Trainer[Any], tmp_path: Path, text: str) -> None:
+    (tmp_path / "tasks.jsonl").write_text(text)
+    with pytest.raises(agl.BadRequestError, match="line 1 is not a line of task rates"):
+        measure(trainer, cache=tmp_path / "tasks.jsonl")
+    assert (tmp_path / "tasks.jsonl").read_text() == text
+    with pytest.raises(agl.NotFoundError, match=r"none.jsonl' does not exist"):
+        agl.tasks_between(TASKS, tmp_path / "none.jsonl", 0.1, 0.9)
+
+
 def test_a_second_call_runs_only_what_is_missing(trainer: agl.Trainer[Any], tmp_path: Path) -> None:
     cache = tmp_path / "rates.jsonl"
     first = measure(trainer, TASKS[:3], n_samples=2, cache=cache)

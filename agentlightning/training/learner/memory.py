@@ -107,8 +107,8 @@ def needed_memory(settings: TrainingSettings) -> list[Part]:
     # four numbers a weight, and the hidden states of a forward in float32
     of_head = 0 if settings.critic is None else 4 * (4 * (config.hidden_size + 1) + tokens * config.hidden_size)
     reference = weights if settings.loss_settings.needs_reference and adapted is None else 0
-    if settings.loss_settings.sync_ref_model and adapted is not None:
-        reference = 4 * count
+    if settings.loss_settings.sync_ref_model:
+        reference += 4 * count if adapted is not None or settings.bf16 else 0
     checkpointing = "" if settings.gradient_checkpointing else "gradient_checkpointing=True, or "
     if settings.device != "cpu" and not settings.activation_offloading:
         checkpointing += "activation_offloading=True, or "

@@ -7,7 +7,8 @@ optimizer keeps the state of embeddings in 32 bits, as transformers' `Trainer` d
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -88,13 +89,20 @@ def make_optimizers(
             }
             for (of_head, decays), members in groups.items()
         ]
-        try:
+        with _accepted(settings):
             optimizers.append(part.make(as_groups))
-        except (TypeError, ValueError) as error:
-            raise BadRequestError(
-                f"optim={settings.optim!r} does not accept optim_args={settings.optim_args!r}: {error}"
-            ) from None
     return optimizers
+
+
+@contextmanager
+def _accepted(settings: OptimizerSettings) -> Generator[None]:
+    """Name the setting if an optimizer refuses its arguments."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise BadRequestError(
+            f"optim={settings.optim!r} does not accept optim_args={settings.optim_args!r}: {error}"
+        ) from None
 
 
 def state_of(optimizers: Iterable[torch.optim.Optimizer], weights: Mapping[str, nn.Parameter]) -> dict[str, Any]:
@@ -152,8 +160,9 @@ def state_bytes(settings: OptimizerSettings, model: PreTrainedModel, counts: Map
     for part in parts_of(settings, model, counts):
         probe = nn.Parameter(torch.zeros(_PROBED, _PROBED))
         probe.grad = torch.zeros_like(probe)
-        optimizer = part.make([{"params": [probe], "lr": 0.0}])
-        optimizer.step()
+        with _accepted(settings):
+            optimizer = part.make([{"params": [probe], "lr": 0.0}])
+            optimizer.step()
         tensors = [value for value in optimizer.state[probe].values() if isinstance(value, Tensor)]
         size = sum(tensor.nbytes for tensor in tensors if tensor.numel() >= probe.numel())
         total += size * sum(counts[name] for name in part.names) // probe.numel()
@@ -177,7 +186,7 @@ def _bitsandbytes(settings: OptimizerSettings, bits: int) -> Callable[..., torch
     their = bitsandbytes_for(f"optim={name!r}").optim
     if "rmsprop" in name:
         return _maker(their.RMSprop, settings, optim_bits=bits)
-    options: dict[str, Any] = {"optim_bits": bits, "is_paged": name.startswith("paged")}
+    options: dict[str, Any] = {"optim_bits": bits}
     if "lion" in name:
         return _maker(their.Lion, settings, betas=_adam(settings)["betas"], **options)
     if "ademamix" in name:

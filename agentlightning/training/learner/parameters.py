@@ -129,10 +129,12 @@ class Reference:
         self._live: dict[str, nn.Parameter] = {
             name: weight for name, weight in model.named_parameters() if weight.requires_grad
         }
-        frozen = self._live if self._copy is None else dict(self._copy.named_parameters())
-        own = {name: frozen[name].detach() for name in self._live} if moves else {}
-        self.weights: dict[str, Tensor] = {name: each.clone() if has_adapters else each for name, each in own.items()}
-        """The weights that move, by name; empty without `moves`."""
+        self._frozen = self._live if self._copy is None else dict(self._copy.named_parameters())
+        own = {name: self._frozen[name].detach() for name in self._live} if moves else {}
+        self.weights: dict[str, Tensor] = {
+            name: each.float().clone() if has_adapters else each.float() for name, each in own.items()
+        }
+        """The weights that move, by name, in float32; empty without `moves`."""
 
     @contextmanager
     def __call__(self) -> Generator[PreTrainedModel]:
@@ -153,12 +155,20 @@ class Reference:
             for name, weight in self._live.items():
                 weight.data = own[name]
 
-    def mix(self, alpha: float) -> None:
+    def mix(self, alpha: float, policy: Mapping[str, Tensor]) -> None:
         """Add `alpha` times the policy's weights to 1 - `alpha` times those of the reference (TR-DPO, arXiv:2404.09656,
-        equation 5)."""
+        equation 5). `policy`: the master copies of the weights by name."""
         with torch.no_grad():
             for name, weight in self.weights.items():
-                weight.mul_(1 - alpha).add_(self._live[name], alpha=alpha)
+                weight.mul_(1 - alpha).add_(policy[name], alpha=alpha)
+        self.publish()
+
+    def publish(self) -> None:
+        """Round the weights that move into the copy of the model."""
+        with torch.no_grad():
+            for name, weight in self.weights.items() if self._copy is not None else ():
+                if self._frozen[name].dtype != torch.float32:
+                    self._frozen[name].copy_(weight)
 
 
 PREFIX: Final = "value_head."

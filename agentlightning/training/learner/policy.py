@@ -22,7 +22,7 @@ from agentlightning.training.batch import Batch
 from agentlightning.training.learner.figures import UpdateResult
 from agentlightning.training.learner.forward import score
 from agentlightning.training.learner.optimizers import restore_state, state_of
-from agentlightning.training.learner.parameters import with_lora
+from agentlightning.training.learner.parameters import PREFIX, with_lora
 from agentlightning.training.learner.update import Optimizer, UpdateSettings
 
 if TYPE_CHECKING:
@@ -115,7 +115,8 @@ class Policy(ServedModel):
         whole: Any = self._whole()
         with torch.no_grad():
             for name, weight in self.state().weights.items():
-                whole.get_parameter(name).copy_(weight)
+                if not name.startswith(PREFIX):
+                    whole.get_parameter(name).copy_(weight)
         return whole.merge_and_unload()
 
     def logprobs(self, batch: Batch, *, temperature: float = 1.0) -> Tensor:
@@ -209,6 +210,8 @@ class Policy(ServedModel):
                 weight.copy_(state.weights[name])
             for name, weight in own.reference.items():
                 weight.copy_(state.reference[name])
+            if learner.reference is not None:
+                learner.reference.publish()
             learner.steps_taken = state.steps_taken
             restore_state(learner.optimizers, learner.learned, state.optimizer)
             learner.weights.publish()

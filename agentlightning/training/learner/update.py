@@ -149,7 +149,9 @@ class Optimizer:
             for rows in self._minibatches(batch, settings.minibatch_rollouts):
                 part = batch.rows(rows)
                 with self._checkpointing(), self._offloading():
-                    step, figures = self.micro_batches.retry(lambda part=part: self._descend(part, settings))
+                    step, figures = self.micro_batches.retry(lambda part=part: self._gradient(part, settings))
+                if step["taken"]:
+                    self._take_step(settings.loss)
                 first_step = first_step or (part, figures)
                 steps.append(step)
                 if iteration == 0:
@@ -271,9 +273,9 @@ class Optimizer:
 
     # --- one optimizer step ------------------------------------------------------------------------------------------
 
-    def _descend(self, batch: Batch, settings: UpdateSettings) -> tuple[dict[str, float], list[RowFigures]]:
-        """Make one optimizer step on the batch, with the gradient summed over its micro-batches; return its figures,
-        and those of each row."""
+    def _gradient(self, batch: Batch, settings: UpdateSettings) -> tuple[dict[str, float], list[RowFigures]]:
+        """Compute the gradient of the batch, summed over its micro-batches; return the figures of the step, and those
+        of each row."""
         self._forget_gradients()
         weights = token_weights(
             batch.mask,
@@ -308,15 +310,29 @@ class Optimizer:
         figures["max_ratio_error"] = max(part["max_ratio_error"] for part in parts)
         figures["padding_share"] = padding / passed
         is_step = math.isfinite(figures["loss"]) and is_finite(grad_norm)
-        if is_step:
-            self.steps_taken += 1
+        return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
+
+    def _take_step(self, loss: LossSettings) -> None:
+        """Change the weights by the gradient, and the reference if it is time.
+
+        Raises:
+            OutOfMemoryError: a step of the optimizer ran out of memory; some weights may have changed.
+        """
+        self.steps_taken += 1
+        try:
             for optimizer in self.optimizers:
                 optimizer.step()
-            self.weights.publish()
-            loss = settings.loss
-            if loss.sync_ref_model and self.reference and self.steps_taken % loss.ref_model_sync_steps == 0:
-                self.reference.mix(loss.ref_model_mixup_alpha)
-        return {**figures, "taken": is_step, "grad_norm": float(grad_norm)}, [of_rows[row] for row in sorted(of_rows)]
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemoryError(
+                f"A step of the optimizer ran out of memory of {self._model.device} ({short_cause(error)}), and some "
+                "weights may have changed. Start the run again with its run_id, which resumes it from its last "
+                "checkpoint, and with less other use of the memory, such as a smaller engine_batch"
+            ) from error
+        self.weights.publish()
+        if loss.sync_ref_model and self.reference and self.steps_taken % loss.ref_model_sync_steps == 0:
+            self.reference.mix(loss.ref_model_mixup_alpha, self.weights.masters)
 
     def _loss(
         self, batch: Batch, weights: Tensor, counts: tuple[int, int], settings: UpdateSettings

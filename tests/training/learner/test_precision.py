@@ -18,8 +18,10 @@ from agentlightning.training.learner.memory import needed_memory
 from agentlightning.training.learner.parameters import Offloading
 from agentlightning.training.learner.policy import Policy
 from agentlightning.training.learner.update import UpdateSettings
+from agentlightning.training.loss_settings import LossSettings
 from agentlightning.training.policy_files import digest_of, load_policy, restore_policy, save_policy
-from agentlightning.training.settings import GRPOSettings
+from agentlightning.training.ppo_settings import PPOSettings
+from agentlightning.training.settings import GRPOSettings, TrainingSettings
 from tests.algorithm.parts import needs_bfloat16
 from tests.training.learner.rows import make_advantages, make_rows
 
@@ -163,6 +165,19 @@ FOUR_BITS: dict[str, Any] = {
 needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
 
 
+@needs_bfloat16
+def test_a_reference_in_bfloat16_moves_by_the_float32_weights_of_the_policy(model_folder: Path) -> None:
+    policy = half_policy(model_folder, "cpu", keeps_reference=True, moves_reference=True)
+    before = {name: weight.clone() for name, weight in policy.state().reference.items()}
+    loss = LossSettings(beta=0.1, sync_ref_model=True, ref_model_mixup_alpha=0.1, ref_model_sync_steps=1)
+    policy.update(make_rows(8, 80), make_advantages(8), UpdateSettings(loss=loss, temperature=0.9))
+    state = policy.state()
+    for name, weight in state.reference.items():
+        assert weight.dtype == torch.float32
+        assert torch.allclose(weight, before[name] + 0.1 * (state.weights[name] - before[name]), rtol=0, atol=1e-8)
+    assert any(not torch.equal(before[name], weight) for name, weight in state.reference.items())
+
+
 @needs_bitsandbytes
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 def test_adapters_learn_on_weights_of_four_bits_and_resume_bit_for_bit(
@@ -183,10 +198,11 @@ def test_adapters_learn_on_weights_of_four_bits_and_resume_bit_for_bit(
 
 
 @needs_bitsandbytes
+@pytest.mark.parametrize("kind", [GRPOSettings, PPOSettings])
 def test_the_written_model_has_the_adapters_and_the_weights_before_they_had_four_bits(
-    model_folder: Path, tmp_path: Path
+    model_folder: Path, tmp_path: Path, kind: type[TrainingSettings]
 ) -> None:
-    policy = load_policy(GRPOSettings(model=str(model_folder), **FOUR_BITS), None)
+    policy = load_policy(kind(model=str(model_folder), **FOUR_BITS), None)
     learn(policy, 2)
     policy.save(tmp_path)
     whole, written = (AutoModelForCausalLM.from_pretrained(place) for place in (model_folder, tmp_path))

@@ -100,14 +100,14 @@ def test_a_state_of_another_model_is_refused_and_changes_nothing(policy: Policy,
 def test_an_update_that_fails_leaves_another_version_if_a_step_was_taken_before(
     policy: Policy, monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    before, descend, counter = digest(policy), Optimizer._descend, itertools.count()
+    before, descend, counter = digest(policy), Optimizer._gradient, itertools.count()
 
     def fails_after(self: Optimizer, *arguments: Any) -> Any:
         if next(counter) < steps:
             return descend(self, *arguments)
         raise RuntimeError("here")
 
-    monkeypatch.setattr(Optimizer, "_descend", fails_after)
+    monkeypatch.setattr(Optimizer, "_gradient", fails_after)
     with pytest.raises(RuntimeError, match="here"):
         learn(policy)
     assert (digest(policy) != before, policy.weight_version) == (steps > 0, steps)
