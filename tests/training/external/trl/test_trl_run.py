@@ -185,7 +185,7 @@ def test_a_moving_reference_of_our_learner_is_that_of_trls_callback(untrained_mo
     policy._optimizer.optimizers[0].register_step_post_hook(follow)
     for seed in (0, 1):
         rows = make_rows(8, policy.model.config.vocab_size, seed=seed)
-        policy.update(rows, make_advantages(8), UpdateSettings(loss=settings.loss, minibatch_rollouts=1))
+        policy.update(rows, make_advantages(8), UpdateSettings(loss=settings.loss_settings, minibatch_rollouts=1))
     assert len(taken) == 8
     for name, weight in theirs.named_parameters():
         assert torch.allclose(policy.state().reference[name], weight, rtol=0, atol=1e-6)
