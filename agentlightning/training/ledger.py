@@ -316,6 +316,8 @@ class _Rules:
                 name = get_reward_target(span).target_id
                 own = [call for call in selected.values() if call.agent == name and call.sequence_id < span.sequence_id]
                 calls = [max(own, key=lambda call: call.sequence_id, default=None)]
+            elif target == "call":  # its id is that of the reply: no need to build the tree
+                calls = [by_name.get(get_reward_target(span).target_id or "")]
             else:
                 reading = self._adapter.read(sorted([*rest, span], key=lambda each: each.sequence_id))
                 calls = [by_name.get(call_id_of(each) or "") for each in reading.triplets if each.reward is not None]

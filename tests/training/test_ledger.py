@@ -66,6 +66,14 @@ def targeted(span: Span, target: str, target_id: str | None = None) -> Span:
         ([targeted(reward("r1", None, 0.5, 0.25, sequence_id=0), "agent", "planner"), final(5.0)], {}),
         ([targeted(reward("r1", None, 1.5, 0.25, sequence_id=2), "rollout"), final(5.0)], {}),
         (
+            [
+                *(targeted(reward(f"r{n}", None, 9.0, 0.5, sequence_id=7), "call", "reply-1") for n in range(2)),
+                final(5.0),
+            ],
+            {"c1": 0.5 + 0.5},
+        ),
+        ([targeted(reward("r1", None, 9.0, 0.5, sequence_id=7), "call", "of nobody"), final(5.0)], {}),
+        (
             [reward(f"r{n}", None, 3.7 + n / 10, 0.25 + n, sequence_id=4 + n) for n in range(2)] + [final(5.0)],
             {"c2": 0.25 + 1.25},
         ),
@@ -83,14 +91,14 @@ def test_every_reward_but_the_outcome_belongs_to_a_call(
     adapter: TraceToTripletBase, rewards: list[Span], expected: dict[str, float]
 ) -> None:
     planner = {"agentlightning.call.role": "planner"}
-    first = [with_attributes(span, planner) for span in gateway_call("c1", 1, [1, 2], [3])]
+    first = [with_attributes(span, planner) for span in gateway_call("c1", 1, [1, 2], [3], response_id="reply-1")]
     spans = [*first, *gateway_call("c2", 3, [1, 2, 3, 4], [5, 6]), *rewards]
     record = read_rollout(rollout(), [attempt()], spans, adapter, credit=True)
     assert {ref.call_id: value for ref, value in record.call_rewards.items()} == expected
     assert record.reward == 5.0
     assert read_rollout(rollout(), [attempt()], spans, adapter).call_rewards == {}
     lost = [problem for problem in record.problems if "belongs to no call that is trained" in problem.detail]
-    assert len(lost) == (not expected and rewards[0].attributes.get(TARGET) == "agent")
+    assert len(lost) == (not expected and rewards[0].attributes.get(TARGET) in ("agent", "call"))
 
 
 def test_a_reward_of_the_group_replaces_the_outcome_of_the_agent() -> None:
